@@ -1,0 +1,94 @@
+# Every command of the project. `make` alone lists them.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# uv brings the locked versions into .venv. What it may use of this machine stands in pyproject.toml, [tool.uv].
+UV := .tools/bin/uv
+RUN := $(UV) run --no-sync
+STAMP := .venv/.moorings-setup
+export UV_PROJECT_ENVIRONMENT := .venv
+unexport VIRTUAL_ENV
+# Its cache is shared by all checkouts, unless HOME is missing or may not be written.
+ifndef UV_CACHE_DIR
+export UV_CACHE_DIR := $(shell d="$${XDG_CACHE_HOME:-$${HOME:+$$HOME/.cache}}"; p="$${d:-/nowhere}/uv"; \
+	while [ ! -e "$$p" ]; do p=$$(dirname "$$p"); done; \
+	if [ -n "$$d" ] && [ -w "$$p" ]; then echo "$$d/uv"; else echo "$(CURDIR)/.tools/uv-cache"; fi)
+endif
+
+# Where generated files live, among files written by hand.
+GENERATED := docs deploy
+fingerprint = find $(GENERATED) -type f -exec sha256sum {} + 2>/dev/null | sort -k 2
+
+##@ Use
+
+.PHONY: help
+help: ## list the commands
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup ## a tour on simulated accelerators, on this machine alone
+	@$(RUN) python -m examples.demo
+
+##@ Work
+
+.PHONY: check
+check: setup ## format, lint, types, who imports whom (what a commit must pass; under a minute)
+	$(RUN) ruff format --check --quiet --diff .
+	$(RUN) ruff check --quiet .
+	$(RUN) mypy
+	$(RUN) lint-imports --no-logo
+
+.PHONY: fix
+fix: setup ## let ruff format and mend what it can; shows what is left
+	$(RUN) ruff check --fix-only --quiet .
+	$(RUN) ruff format --quiet .
+	$(RUN) ruff check --quiet .
+
+.PHONY: test
+test: setup docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
+	$(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=ci
+
+.PHONY: bench
+bench: setup ## our figures beside the anchors'
+	@$(RUN) python -m benchmarks
+
+##@ Documents
+
+.PHONY: docs
+docs: setup ## write the generated reference pages
+	$(RUN) python -m moorings.app.docs
+
+.PHONY: docs-check
+docs-check: setup ## fail if a generated page is not what the source says (and write it anew)
+	@before=$$($(fingerprint) || true); $(RUN) python -m moorings.app.docs; after=$$($(fingerprint) || true); \
+	if ! diff <(echo "$$before") <(echo "$$after") > /dev/null; then \
+		echo "error: these generated files did not match the source. They are right now: commit them." >&2; \
+		diff <(echo "$$before") <(echo "$$after") | awk '/^[<>]/ { print "  " $$3 }' | sort -u >&2; \
+		exit 1; \
+	fi
+
+##@ House
+
+.PHONY: clean
+clean: ## remove what can be made again, except the downloaded tools
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name .tools -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Quick when nothing has changed: the stamp is newer than what it was made from.
+.PHONY: setup
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml uv.lock $(UV)
+	$(UV) sync --locked --all-extras --quiet
+	@touch $@
+
+# A link to the uv on PATH, or to a private one: its age is the link's own (-L), and where the uv has gone, so does the link.
+MAKEFLAGS += --check-symlink-times
+$(shell [ -x $(UV) ] || rm -f $(UV))
+$(UV): scripts/bootstrap-uv.sh
+	@scripts/bootstrap-uv.sh $@

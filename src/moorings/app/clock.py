@@ -1,0 +1,34 @@
+"""The real clock and real randomness."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from moorings.core.instants import Instant
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+_PREFIXES = {"claim": "claim", "run": "run"}
+ID_CHARS = 12  # 60 bits: a billion ids before a collision is worth a thought; the database refuses one anyway
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> Instant:
+        """Microseconds since 1970 UTC."""
+        return Instant(time.time_ns() // 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that long."""
+        await asyncio.sleep(seconds)
+
+
+class RandomIds:
+    """Identifiers from the operating system's randomness."""
+
+    def new(self, kind: str) -> str:
+        """``<kind>-`` and twelve characters of a-z2-7."""
+        bits = secrets.randbits(5 * ID_CHARS)
+        return f"{_PREFIXES[kind]}-" + "".join(_ALPHABET[bits >> 5 * place & 31] for place in range(ID_CHARS))

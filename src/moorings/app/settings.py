@@ -1,0 +1,130 @@
+"""Settings of the controller: flag, then environment, then file, then default.
+
+An own loader of 60 lines rather than pydantic-settings: seven packages more, and messages that name the file and line
+are wanted (``core.tables``).
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.core.tables import Table
+
+DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything an admin can set about one controller."""
+
+    data: Path = field(metadata={"flag": "--data", "environment": "MOORINGS_DATA"})
+    """Folder of the database, the runs and the simulated hardware; made 0700. Default: ``$XDG_STATE_HOME/moorings``
+    (``~/.local/state/moorings``), or ``/var/lib/moorings`` under systemd, which sets ``STATE_DIRECTORY``."""
+
+    host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
+    """Address to listen on. Default: only this machine, because there is no TLS yet."""
+
+    port: int = field(default=8090, metadata={"flag": "--port"})
+    """TCP port, 0 to 65535 (0: any free one; it stands in ``controller.json``). Default 8090, the port V-IPU users
+    know."""
+
+    pools: Path | None = field(default=None, metadata={"flag": "--pools"})
+    """Pools file. Default: ``pools.toml`` in the data folder, made with a simulated ``pod64`` at the first start."""
+
+    credentials: Path | None = field(default=None, metadata={"flag": "--credentials"})
+    """File (0600) that gets an admin's access key if it names none for this controller. Default: none is written."""
+
+    context: str = field(default="default", metadata={"flag": "--context"})
+    """Name under which the access key is written. Default ``default``, what ``moor`` looks for first."""
+
+    reserve: bool = field(default=True, metadata={})
+    """Keep a block for the first claim that must wait (law 7). Off, small claims may starve a large one."""
+
+    log_level: str = field(default="info", metadata={"flag": "--log-level", "environment": "MOORINGS_LOG_LEVEL"})
+    """``debug``, ``info``, ``warning`` or ``error``. Default ``info``: a line for each thing an admin may look for."""
+
+    log_format: str = field(default="logfmt", metadata={"flag": "--log-format"})
+    """``logfmt`` (one readable line an event) or ``json``. Default ``logfmt``."""
+
+
+def default_data(environment: Mapping[str, str]) -> Path:
+    """The data folder if none is set."""
+    if environment.get("STATE_DIRECTORY"):
+        return Path(environment["STATE_DIRECTORY"].split(":")[0])
+    state = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", "/root")) / ".local" / "state")
+    return Path(state) / "moorings"
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings that flags, environment and file make.
+
+    Raises:
+        MooringsError: ``config.invalid``, naming the file and line, or the flag.
+    """
+    environment = os.environ if environment is None else environment
+    parser = ArgumentParser(prog="moorings-controller", description="The Moorings controller, in the foreground.")
+    parser.add_argument("--config", help=f"settings file (default {DEFAULT_CONFIG}, if it is there)")
+    for item in fields(Settings):
+        if "flag" in item.metadata:
+            parser.add_argument(item.metadata["flag"], dest=item.name)
+    flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
+    values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
+    config = flags.pop("config", None)
+    if config is not None or DEFAULT_CONFIG.exists():
+        values |= _read_file(Path(config) if config is not None else DEFAULT_CONFIG)
+    for item in fields(Settings):
+        value = environment.get(str(item.metadata.get("environment", "")))
+        if value:
+            values[item.name] = value
+    return _settings(values | flags)
+
+
+def _read_file(path: Path) -> dict[str, str | int | bool]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MooringsError("config.invalid", f"{path}: {error}") from error
+    table = Table.parse(text, source=str(path), code="config.invalid")
+    found: dict[str, str | int | bool] = {}
+    for item in fields(Settings):
+        if not table.has(item.name):
+            continue
+        if item.name == "port":
+            found[item.name] = table.integer(item.name)
+        elif item.name == "reserve":
+            found[item.name] = table.boolean(item.name)
+        else:
+            found[item.name] = table.text(item.name)
+    for known in fields(Settings):  # so that a complaint lists every key there is
+        table.has(known.name)
+    table.finish()
+    return found
+
+
+def _settings(values: Mapping[str, str | int | bool]) -> Settings:
+    text = {name: str(value) for name, value in values.items()}
+    port = text.get("port", "8090")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise MooringsError("config.invalid", f"port {port!r} is not 0 to 65535")
+    level, style = text.get("log_level", "info"), text.get("log_format", "logfmt")
+    if level not in LOG_LEVELS:
+        raise MooringsError("config.invalid", f"log level {level!r} is not known", hint=f"use {', '.join(LOG_LEVELS)}")
+    if style not in ("logfmt", "json"):
+        raise MooringsError("config.invalid", f"log format {style!r} is not known", hint="use logfmt or json")
+    return Settings(
+        data=Path(text["data"]).expanduser().absolute(),
+        host=text.get("host", "127.0.0.1"),
+        port=int(port),
+        pools=Path(text["pools"]).expanduser().absolute() if "pools" in text else None,
+        credentials=Path(text["credentials"]).expanduser().absolute() if "credentials" in text else None,
+        context=text.get("context", "default"),
+        reserve=bool(values.get("reserve", True)),
+        log_level=level,
+        log_format=style,
+    )

@@ -1,0 +1,106 @@
+"""Which implementation stands behind each port, joined into one controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorings.app.clock import RandomIds
+from moorings.controller.hardware import Hardware
+from moorings.controller.keys import Keys
+from moorings.controller.loop import Loop
+from moorings.controller.running import Running
+from moorings.controller.service import Controller
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.core.pools import PoolEntry, parse_pools
+from moorings.core.queue import Policy
+from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.local.engine import LocalEngine
+from moorings.ports.clock import Clock
+from moorings.ports.driver import Driver
+from moorings.ports.store import Store
+
+
+def read_pools(path: Path) -> tuple[PoolEntry, ...]:
+    """The pools of a pools file.
+
+    Raises:
+        MooringsError: ``pools.invalid``, naming file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MooringsError("pools.invalid", f"{path}: {error}", hint="give a readable TOML file in UTF-8") from error
+    return parse_pools(text, source=str(path))
+
+
+def _simulated(entry: PoolEntry, data: Path, clock: Clock) -> Driver:
+    settings = SimulatedSettings.read(entry.settings)
+    return SimulatedDriver(entry.pool, settings, data / "simulated" / entry.pool.name, clock)
+
+
+DRIVERS: dict[str, Callable[[PoolEntry, Path, Clock], Driver]] = {"simulated": _simulated}
+
+
+def make_drivers(entries: Sequence[PoolEntry], data: Path, clock: Clock) -> dict[PoolName, Driver]:
+    """A driver for each pool.
+
+    Raises:
+        MooringsError: ``driver.unknown``, ``pools.invalid``.
+    """
+    drivers: dict[PoolName, Driver] = {}
+    for entry in entries:
+        make = DRIVERS.get(entry.pool.driver)
+        if make is None:
+            raise MooringsError(
+                "driver.unknown",
+                f"{entry.settings.where()}: pool {entry.pool.name}: there is no driver {entry.pool.driver[:40]!r}",
+                hint=f"drivers: {', '.join(DRIVERS)}",
+            )
+        drivers[entry.pool.name] = make(entry, data, clock)
+    return drivers
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of one controller, joined."""
+
+    loop: Loop
+    hardware: Hardware
+    running: Running
+    keys: Keys
+    controller: Controller
+
+
+def assemble(
+    *, store: Store, entries: Sequence[PoolEntry], data: Path, pepper: bytes, policy: Policy, clock: Clock, holder: str
+) -> Assembly:
+    """One controller over these pools, leading from now on. Needs a running event loop.
+
+    Raises:
+        MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
+    """
+    drivers = make_drivers(entries, data, clock)
+    epoch = store.lead(holder, Instant(clock.now()))
+    installation = store.installation()
+    loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
+    hardware = Hardware(loop, drivers, clock, installation)
+    engine = LocalEngine(data / "runs", clock)
+    engines = {engine.name: engine}
+    running = Running(loop, engines, hardware, clock, installation)
+    keys = Keys(store, clock, pepper)
+    controller = Controller(
+        loop=loop,
+        store=store,
+        drivers=drivers,
+        engines=engines,
+        keys=keys,
+        clock=clock,
+        ids=RandomIds(),
+        installation=installation,
+    )
+    return Assembly(loop, hardware, running, keys, controller)

@@ -1,0 +1,246 @@
+"""Acts on drivers: gives each partition the order its state stands for, and brings back what drivers say.
+
+Level-triggered: what is to be done follows from the partitions' states alone, so after a crash the first look starts
+every unfinished order again (orders are idempotent). At most one order a partition is under way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from moorings.controller.loop import Change, Loop
+from moorings.core.claims import PartitionId
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import Answer, PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.inputs import DriverAnswered, ForeignSeen, PoolAnswers, RetryRemoval
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.reconcile import Memory, judge, mark_of
+from moorings.ports.clock import Clock
+from moorings.ports.driver import Driver
+
+log = logging.getLogger("moorings.controller")
+
+ORDER_TIMEOUT_S = 60.0  # an order that has not been answered by then counts as unavailable
+LISTING_TIMEOUT_S = 30.0
+POLL_BUSY_S = 0.1  # while a partition is on its way
+POLL_IDLE_S = 3.0
+RETRY_S, RETRY_S_MAX = 0.25, 15.0
+REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that nobody holds
+
+_ORDERED = {
+    PartitionState.PROVISIONING: "create",
+    PartitionState.RESETTING: "reset",
+    PartitionState.REMOVING: "remove",
+}
+_DONE = {
+    PartitionState.PROVISIONING: Seen.ACTIVE,
+    PartitionState.RESETTING: Seen.ACTIVE,
+    PartitionState.REMOVING: Seen.ABSENT,
+}
+
+
+def order_of(partition: Partition, installation: str) -> PartitionOrder:
+    """The order by which a driver makes, or knows, a partition."""
+    return PartitionOrder(
+        name=partition.name,
+        block=partition.block,
+        gcds=partition.gcds,
+        replicas_per_gcd=partition.replicas_per_gcd,
+        mark=mark_of(installation, partition.id),
+    )
+
+
+@dataclass(slots=True)
+class _PoolWatch:
+    driver: Driver
+    memory: Memory = field(default_factory=Memory)
+    nudged: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Hardware:
+    """Keeps drivers doing what the partitions' states ask."""
+
+    def __init__(self, loop: Loop, drivers: Mapping[PoolName, Driver], clock: Clock, installation: str) -> None:
+        self.drivers = drivers
+        self._loop = loop
+        self._clock = clock
+        self._installation = installation
+        self._watches = {pool: _PoolWatch(driver) for pool, driver in drivers.items()}
+        self._orders: dict[PartitionId, asyncio.Task[None]] = {}
+        self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
+        loop.listen(self._follow)
+
+    async def serve(self) -> None:
+        """Watch every pool until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pool in self._watches:
+                    group.create_task(self._watch(pool), name=f"watch-{pool}")
+                group.create_task(self._retry_removals(), name="retry-removals")
+        finally:
+            orders = list(self._orders.values())
+            for task in orders:
+                task.cancel()
+            await asyncio.gather(*orders, return_exceptions=True)
+
+    def _follow(self, change: Change) -> None:
+        for partition in change.partitions:
+            self._give(partition)
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def _give(self, partition: Partition) -> None:
+        """Give the driver the order this state stands for, unless one is under way for the partition."""
+        if partition.state in _ORDERED and partition.id not in self._orders and partition.pool in self._watches:
+            task = asyncio.create_task(self._carry_out(partition.id), name=f"order-{partition.name}")
+            self._orders[partition.id] = task
+            task.add_done_callback(lambda _: self._finished(partition.id))
+
+    def _finished(self, ident: PartitionId) -> None:
+        self._orders.pop(ident, None)
+        partition = self._loop.fleet.partitions.get(ident)
+        if partition is None:
+            self._ordered.pop(ident, None)
+        elif self._ordered.get(ident) != partition.version:
+            self._give(partition)  # its state moved on while the last order was under way
+
+    async def _carry_out(self, ident: PartitionId) -> None:
+        pause_s = RETRY_S
+        while True:
+            partition = self._loop.fleet.partitions.get(ident)
+            if partition is None or partition.state not in _ORDERED:
+                return
+            order = _ORDERED[partition.state]
+            answer = await self._ask(partition, order)
+            if answer.verdict is not Verdict.UNAVAILABLE:
+                self._ordered[ident] = partition.version
+                await self._pass_on(partition, order, answer)
+                return
+            log.info("driver.unavailable", extra={"partition": partition.name, "order": order, "detail": answer.detail})
+            await self._clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+    async def _pass_on(self, partition: Partition, order: str, answer: Answer) -> None:
+        """Tell the loop what matters; for the rest the pool is polled until it is done."""
+        if answer.verdict is Verdict.OK and answer.seen not in (_DONE[partition.state], Seen.ERROR):
+            self._watches[partition.pool].nudged.set()
+            return
+        try:
+            await self._loop.post(DriverAnswered(partition.id, order, answer))
+        except MooringsError as error:  # it was not saved: the order stays open and is given again
+            self._ordered.pop(partition.id, None)
+            log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
+
+    async def _ask(self, partition: Partition, order: str) -> Answer:
+        driver = self.drivers[partition.pool]
+        calls: dict[str, Callable[[], Awaitable[Answer]]] = {
+            "create": lambda: driver.create(order_of(partition, self._installation)),
+            "reset": lambda: driver.reset(partition.name),
+            "remove": lambda: driver.remove(partition.name),
+        }
+        try:
+            async with asyncio.timeout(ORDER_TIMEOUT_S):
+                return await calls[order]()
+        except TimeoutError:
+            return Answer(Verdict.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
+        except MooringsError as error:
+            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+        except Exception as error:
+            log.warning("driver.fault", exc_info=True, extra={"partition": partition.name, "order": order})
+            return Answer(Verdict.UNAVAILABLE, detail=f"the driver failed: {error!r}")
+
+    # -- listings ----------------------------------------------------------------------------------------------------
+
+    async def _watch(self, pool: PoolName) -> None:
+        watch = self._watches[pool]
+        failures = 0
+        while True:
+            watch.nudged.clear()
+            problem = await self._look(pool, watch)
+            failures = failures + 1 if problem else 0
+            state = self._loop.fleet.pools[pool]
+            if (not problem and state.problem) or (failures >= 2 and state.problem != problem):
+                self._loop.tell(PoolAnswers(pool, problem))
+            pause_s = POLL_BUSY_S if self._on_their_way(pool) else POLL_IDLE_S
+            if problem:
+                pause_s = min(RETRY_S * 2**failures, RETRY_S_MAX)
+            await self._pause(watch, pause_s)
+
+    async def _pause(self, watch: _PoolWatch, pause_s: float) -> None:
+        """Sleep, but not past a nudge (which still leaves the driver its ``POLL_BUSY_S``)."""
+        if pause_s <= POLL_BUSY_S:
+            await self._clock.sleep(pause_s)
+            return
+        nudge = asyncio.create_task(watch.nudged.wait())
+        nap = asyncio.create_task(self._clock.sleep(pause_s))
+        await asyncio.wait((nudge, nap), return_when=asyncio.FIRST_COMPLETED)
+        for task in (nudge, nap):
+            task.cancel()
+
+    def _on_their_way(self, pool: PoolName) -> bool:
+        return any(p.pool == pool and p.state in _ORDERED for p in self._loop.fleet.partitions.values())
+
+    async def _look(self, pool: PoolName, watch: _PoolWatch) -> str:
+        """Take one listing and pass on what follows from it; the problem, if the driver gave none."""
+        before = {p.id: p.version for p in self._loop.fleet.partitions.values() if p.pool == pool}
+        ordered = dict(self._ordered)
+        try:
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                sightings = await watch.driver.list_partitions()
+        except TimeoutError:
+            return f"no listing within {LISTING_TIMEOUT_S:g} s"
+        except MooringsError as error:
+            return error.detail
+        except Exception as error:
+            log.warning("driver.fault", exc_info=True, extra={"pool": pool})
+            return f"the driver failed: {error!r}"
+        self._judge(pool, watch, before, ordered, list(sightings))
+        return ""
+
+    def _judge(
+        self,
+        pool: PoolName,
+        watch: _PoolWatch,
+        before: Mapping[PartitionId, int],
+        ordered: Mapping[PartitionId, int],
+        sightings: list[Sighting],
+    ) -> None:
+        unmoved = [
+            partition
+            for partition in self._loop.fleet.partitions.values()
+            if partition.pool == pool and before.get(partition.id) == partition.version
+        ]
+        taken = frozenset(p.id for p in unmoved if ordered.get(p.id) == p.version)
+        moved = {mark_of(self._installation, p.id) for p in self._loop.fleet.partitions.values()}
+        moved -= {mark_of(self._installation, p.id) for p in unmoved}
+        seen = [sighting for sighting in sightings if sighting.mark not in moved]
+        judged = judge(unmoved, taken, seen, watch.memory, self._installation)
+        watch.memory = judged.memory
+        for ident, answer in judged.answers:
+            self._loop.tell(DriverAnswered(ident, "list", answer))
+        for ident in judged.again:
+            self._ordered.pop(ident, None)
+            self._give(self._loop.fleet.partitions[ident])
+        if judged.foreign != self._loop.fleet.pools[pool].foreign:
+            self._loop.tell(ForeignSeen(pool, judged.foreign))
+        for name in judged.strays:
+            if name not in self._loop.fleet.partition_names:
+                asyncio.create_task(self._remove_stray(pool, name), name=f"stray-{name}")  # noqa: RUF006
+
+    async def _remove_stray(self, pool: PoolName, name: str) -> None:
+        log.warning("partition.stray_found", extra={"pool": pool, "partition": name})
+        try:
+            await self.drivers[pool].remove(name)
+        except Exception as error:
+            log.warning("driver.fault", extra={"pool": pool, "partition": name, "detail": repr(error)})
+
+    async def _retry_removals(self) -> None:
+        while True:
+            await self._clock.sleep(REMOVAL_RETRY_S)
+            for partition in list(self._loop.fleet.partitions.values()):
+                if partition.state is PartitionState.ERROR:
+                    self._loop.tell(RetryRemoval(partition.id))

@@ -1,0 +1,281 @@
+"""The loop: one turn at a time, each saved before anybody hears of it.
+
+Inputs gather while a turn is being saved, so the next turn takes them all and one fsync serves them all (group commit);
+no timer is needed for it. Memory changes only after the commit. When the database's answer is lost or another writer
+got in between, memory is thrown away and read again: the database is the arbiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from moorings.controller.turns import AnyInput, AnyReply, Demanded, Outcome, decide
+from moorings.core.claims import Claim
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet
+from moorings.core.partitions import Partition
+from moorings.core.queue import Policy
+from moorings.core.topology import Pool
+from moorings.ports.clock import Clock
+from moorings.ports.store import Epoch, KeyUse, Saved, Seq, Store
+from moorings.workloads.runs import Run
+from moorings.workloads.turn import Runs
+
+T = TypeVar("T")
+
+log = logging.getLogger("moorings.controller")
+
+INPUTS_A_TURN_MAX = 256
+IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
+TRIES_MAX = 5
+RETRY_S, RETRY_S_MAX = 0.1, 5.0
+
+
+@dataclass(slots=True)
+class _Letter:
+    demanded: Demanded
+    reply: asyncio.Future[AnyReply] | None
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a committed turn changed, for those who act on it."""
+
+    claims: Sequence[Claim]
+    partitions: Sequence[Partition]
+    runs: Sequence[Run]
+
+
+class Loop:
+    """Owns the fleet and the runs in memory; ``post`` puts an input in, ``serve`` runs turns until it is stopped."""
+
+    def __init__(self, store: Store, pools: Sequence[Pool], policy: Policy, clock: Clock, epoch: Epoch) -> None:
+        self.store = store
+        self.policy = policy
+        self.clock = clock
+        self.fleet = Fleet(pools)
+        self.runs = Runs()
+        self.seq = Seq(0)
+        self.problem = ""
+        self._pools = pools
+        self._epoch = epoch
+        self._mail: list[_Letter] = []
+        self._wake = asyncio.Event()
+        self._listeners: list[Callable[[Change], None]] = []
+        self._changed: asyncio.Future[None] | None = None
+        self._stale = True
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
+
+    # -- for those who ask -------------------------------------------------------------------------------------------
+
+    async def post(self, given: AnyInput, key: KeyUse | None = None) -> AnyReply:
+        """Put an input in; its reply, once the database holds what follows from it.
+
+        Raises:
+            MooringsError: what core answers, or ``store.*``.
+        """
+        reply: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
+        self._mail.append(_Letter(Demanded(given, key), reply))
+        self._wake.set()
+        answer = await reply
+        if isinstance(answer, MooringsError):
+            raise answer
+        return answer
+
+    def tell(self, given: AnyInput) -> None:
+        """Put an input in that nobody waits for."""
+        self._mail.append(_Letter(Demanded(given), None))
+        self._wake.set()
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Call ``listener`` after every committed turn, in the loop's thread; it must not wait."""
+        self._listeners.append(listener)
+
+    async def changed(self, after: Seq, timeout_s: float) -> None:
+        """Returns once the log has gone beyond ``after``, or after ``timeout_s``."""
+        if self.seq > after:
+            return
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._changed], timeout=timeout_s)
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Read everything from the database.
+
+        Raises:
+            MooringsError: ``store.unavailable``, or ``pools.invalid`` if the pools file no longer holds what is in use.
+        """
+        saved = await self._in_writer(self.store.load)
+        _check_pools(self._pools, saved)
+        fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices)
+        for name, state in self.fleet.pools.items():  # what only drivers know is not in the database
+            fleet.pools[name].problem = state.problem
+        fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
+        self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
+        self._stale = False
+        self._announce(Change(saved.claims, saved.partitions, saved.runs))
+
+    async def serve(self) -> None:
+        """Run turns until cancelled.
+
+        Raises:
+            MooringsError: ``store.fenced``: another controller leads; this one must end.
+        """
+        pause_s = RETRY_S
+        while True:
+            try:
+                if self._stale:
+                    await self.load()
+                await self.turn()
+            except MooringsError as error:
+                if error.code == "store.fenced":
+                    raise
+                self._stale = True
+                self.problem = error.detail
+                log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
+                await self.clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_S_MAX)
+                continue
+            self.problem, pause_s = "", RETRY_S
+            if not self._mail:
+                await self._wait_for_mail()
+
+    async def _wait_for_mail(self) -> None:
+        self._wake.clear()
+        if self._mail:
+            return
+        try:
+            async with asyncio.timeout(IDLE_TURN_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def turn(self) -> None:
+        """Take what has gathered, decide, save, apply, answer.
+
+        Raises:
+            MooringsError: ``store.*``: nothing of the turn is in memory; its callers have been answered or will be by
+                the next turn.
+        """
+        letters, self._mail = self._mail[:INPUTS_A_TURN_MAX], self._mail[INPUTS_A_TURN_MAX:]
+        try:
+            letters = await self._without_known(letters)
+            outcome = decide(
+                self.fleet, self.runs, [letter.demanded for letter in letters], self.policy, self.clock.now()
+            )
+            if outcome.changes:
+                self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)
+        except MooringsError as error:
+            self._give_up(letters, error)
+            raise
+        except Exception as error:
+            log.exception("turn.failed")
+            self._give_up(letters, MooringsError("internal.error", "a turn failed; the log of the controller says why"))
+            raise MooringsError("internal.error", f"a turn failed: {error!r}") from error
+        self._apply(outcome)
+        for letter, reply in zip(letters, outcome.replies, strict=True):
+            _answer(letter, reply)
+
+    async def _without_known(self, letters: list[_Letter]) -> list[_Letter]:
+        """The letters whose idempotency key is new; the others are answered with what their key made before."""
+        keyed: dict[tuple[str, str], _Letter] = {}
+        fresh: list[_Letter] = []
+        for letter in letters:
+            key = letter.demanded.key
+            if key is None:
+                fresh.append(letter)
+            elif (key.subject, key.key) in keyed:
+                self._mail.append(letter)  # the same key twice at once: the next turn knows the first
+            else:
+                keyed[key.subject, key.key] = letter
+                fresh.append(letter)
+        if not keyed:
+            return fresh
+        known = await self._in_writer(self.store.keys_used, list(keyed))
+        for pair, use in known.items():
+            letter = keyed[pair]
+            fresh.remove(letter)
+            _answer(letter, await self._known(letter, use))
+        return fresh
+
+    async def _known(self, letter: _Letter, use: KeyUse) -> AnyReply:
+        key = letter.demanded.key
+        if key is not None and key.digest != use.digest:
+            return MooringsError(
+                "key.conflict",
+                f"idempotency key {use.key[:80]!r} was used with another request",
+                hint="use a new key for a new request",
+            )
+        if use.run is not None:
+            return self.runs.by_id.get(use.run) or await self._in_writer(self.store.run, use.run)
+        if use.claim is not None:
+            return self.fleet.claims.get(use.claim) or await self._in_writer(self.store.claim, use.claim)
+        return None
+
+    def _give_up(self, letters: Sequence[_Letter], error: MooringsError) -> None:
+        """After a failed save: try again what conflicted, answer the others.
+
+        What drivers and engines said is dropped: they are asked anew.
+        """
+        for letter in letters:
+            if letter.reply is None or letter.reply.done():
+                continue
+            if error.code == "store.conflict" and letter.tries < TRIES_MAX:
+                self._mail.append(replace(letter, tries=letter.tries + 1))
+            else:
+                letter.reply.set_result(error)
+
+    def _apply(self, outcome: Outcome) -> None:
+        self.fleet.apply(outcome.fleet)
+        self.runs.apply(outcome.runs)
+        if outcome.changes:
+            claims = [claim for claim, _ in outcome.changes.claims]
+            partitions = [partition for partition, _ in outcome.changes.partitions]
+            self._announce(Change(claims, partitions, outcome.runs))
+
+    def _announce(self, change: Change) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        for listener in self._listeners:
+            listener(change)
+
+    async def _in_writer(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
+
+    def close(self) -> None:
+        """Answer everybody who still waits, and let the writer go."""
+        gone = MooringsError("controller.unreachable", "the controller is going down", retryable=True)
+        self._give_up(self._mail, gone)
+        self._mail = []
+        self._writer.shutdown(wait=True)
+
+
+def _answer(letter: _Letter, reply: AnyReply) -> None:
+    if letter.reply is not None and not letter.reply.done():
+        letter.reply.set_result(reply)
+
+
+def _check_pools(pools: Sequence[Pool], saved: Saved) -> None:
+    """Refuse a pools file that no longer holds a partition that exists.
+
+    Raises:
+        MooringsError: ``pools.invalid``.
+    """
+    known = {pool.name: pool for pool in pools}
+    for partition in saved.partitions:
+        pool = known.get(partition.pool)
+        if pool is None or not pool.topology.is_block(partition.block):
+            raise MooringsError(
+                "pools.invalid",
+                f"partition {partition.name} holds devices {partition.block} of pool {partition.pool}, "
+                "which the pools file no longer has as a block",
+                hint="put the pool back as it was, release the claim, then change the pool",
+            )

@@ -1,0 +1,157 @@
+"""Acts on engines: starts runs whose partition is ACTIVE, stops those that are to stop, brings back what engines see.
+
+Level-triggered like ``hardware``: the runs' states say what is to be done, one thing a run at a time, again and again
+until the engine's sightings say it is done. Starting is exactly-once because engines make it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from moorings.controller.hardware import Hardware, order_of
+from moorings.controller.loop import Change, Loop
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import ReleaseClaim
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.reconcile import orphans
+from moorings.ports.clock import Clock
+from moorings.ports.engine import Engine, StartOrder
+from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.turn import StartRefused
+
+log = logging.getLogger("moorings.controller")
+
+RETRY_S, RETRY_S_MAX = 0.25, 10.0
+STOP_AGAIN_S = 5.0
+ORPHANS_S = 10.0
+
+_OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+
+
+class Running:
+    """Keeps engines doing what the runs' states ask."""
+
+    def __init__(
+        self, loop: Loop, engines: Mapping[str, Engine], hardware: Hardware, clock: Clock, installation: str
+    ) -> None:
+        self.engines = engines
+        self._loop = loop
+        self._hardware = hardware
+        self._clock = clock
+        self._installation = installation
+        self._acts: dict[RunId, asyncio.Task[None]] = {}
+        loop.listen(self._follow)
+
+    async def serve(self) -> None:
+        """Watch every engine until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for engine in self.engines.values():
+                    group.create_task(self._watch(engine), name=f"watch-{engine.name}")
+                group.create_task(self._sweep_orphans(), name="orphans")
+        finally:
+            acts = list(self._acts.values())
+            for task in acts:
+                task.cancel()
+            await asyncio.gather(*acts, return_exceptions=True)
+
+    def _follow(self, change: Change) -> None:
+        for run in change.runs:
+            self._act(run)
+
+    def _act(self, run: Run) -> None:
+        if run.state in (RunState.STARTING, RunState.STOPPING) and run.id not in self._acts:
+            task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
+            self._acts[run.id] = task
+            task.add_done_callback(lambda _: self._acts.pop(run.id, None))
+
+    async def _carry_out(self, ident: RunId) -> None:
+        """Start or stop it, until the state asks for nothing more."""
+        pause_s = RETRY_S
+        submitted = False
+        while True:
+            run = self._loop.runs.by_id.get(ident)
+            if run is None or run.state not in (RunState.STARTING, RunState.STOPPING):
+                return
+            engine = self.engines[run.engine]
+            try:
+                if run.state is RunState.STOPPING:
+                    await engine.cancel(ident, run.stop_reason)
+                    await self._clock.sleep(STOP_AGAIN_S)
+                elif submitted:
+                    return  # the engine has it; its sightings tell how it goes on
+                else:
+                    submitted = await self._start(engine, run)
+                    continue
+            except MooringsError as error:
+                if error.code == "engine.rejected":
+                    self._loop.tell(StartRefused(ident, error.detail))
+                    return
+                log.warning("engine.unavailable", extra={"run": ident, "code": error.code, "detail": error.detail})
+            except Exception as error:
+                log.warning("engine.fault", exc_info=True, extra={"run": ident, "detail": repr(error)})
+            await self._clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+    async def _start(self, engine: Engine, run: Run) -> bool:
+        """Start it, if its partition is ACTIVE at this moment (law 4); whether the engine has taken it."""
+        partition = self._partition(run)
+        if partition is None or partition.state is not PartitionState.ACTIVE:
+            await self._clock.sleep(RETRY_S)
+            return False
+        order = order_of(partition, self._installation)
+        binding = await self._hardware.drivers[partition.pool].binding(order)
+        await engine.submit(StartOrder(run.id, run.attempt, run.job, binding))
+        return True
+
+    def _partition(self, run: Run) -> Partition | None:
+        claim = self._loop.fleet.claims.get(run.claim)
+        return self._loop.fleet.partitions.get(claim.partition) if claim is not None and claim.partition else None
+
+    # -- sightings ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            try:
+                await self._look(engine)
+                await engine.changed()
+            except MooringsError as error:
+                log.warning("engine.unavailable", extra={"engine": engine.name, "code": error.code})
+                await self._clock.sleep(1.0)
+            except Exception:  # an engine's fault must not end the controller
+                log.exception("engine.fault", extra={"engine": engine.name})
+                await self._clock.sleep(1.0)
+
+    async def _look(self, engine: Engine) -> None:
+        watched = [
+            run for run in self._loop.runs.by_id.values() if run.engine == engine.name and run.state in _OBSERVED
+        ]
+        if not watched:
+            return
+        for seen in await engine.observe([run.id for run in watched]):
+            run = self._loop.runs.by_id.get(seen.run)
+            if run is None or (seen.run in self._acts and seen.phase is Phase.ABSENT):
+                continue  # it is being started or stopped at this moment
+            if seen.phase is Phase.ABSENT and run.state is RunState.STARTING:
+                self._act(run)
+            elif _tells(run, seen):
+                self._loop.tell(seen)
+
+    async def _sweep_orphans(self) -> None:
+        """Release claims of runs that no record knows: a net under the transactions that make both together."""
+        alive: list[frozenset[str]] = []
+        while True:
+            await self._clock.sleep(ORPHANS_S)
+            alive = [*alive[-4:], frozenset(f"local/{run}" for run in self._loop.runs.by_id)]
+            for claim in orphans(self._loop.fleet.claims.values(), "local/", alive):
+                log.warning("claim.orphaned", extra={"claim": claim})
+                self._loop.tell(ReleaseClaim(claim, "no run holds it"))
+
+
+def _tells(run: Run, seen: RunSighting) -> bool:
+    """Whether a sighting changes anything."""
+    if seen.phase is Phase.RUNNING:
+        return run.state is RunState.STARTING
+    return seen.phase in (Phase.ENDED, Phase.ABSENT)

@@ -1,0 +1,686 @@
+"""What can be asked of the controller: one method a use case; every door (HTTP, and later others) calls these.
+
+Each checks the demand's form and who asks (before anything is queued), puts an input into the loop, and answers with a
+view. Nothing is decided here and nothing is written but through the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from moorings.controller.hardware import order_of
+from moorings.controller.keys import Keys
+from moorings.controller.loop import Change, Loop
+from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.core.access import Caller, Role, check_admin, check_may_act
+from moorings.core.bindings import Binding
+from moorings.core.claims import (
+    ENDED,
+    KEY_CHARS_MAX,
+    Claim,
+    ClaimId,
+    ClaimSpec,
+    ClaimState,
+    PartitionId,
+    check_name,
+    check_owner,
+    check_spec,
+)
+from moorings.core.devices import Device, DeviceState, PoolName, parse_device_id
+from moorings.core.errors import MooringsError
+from moorings.core.events import canonical
+from moorings.core.fleet import PoolState
+from moorings.core.inputs import CreateClaim, DrainDevice, ReleaseClaim, RenewClaim, ResetPartition, ResumeDevice
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition
+from moorings.core.queue import Wait, explain
+from moorings.core.reasons import Reason
+from moorings.core.topology import AnySubset
+from moorings.core.turn import spec_data
+from moorings.ports.clock import Clock, Ids
+from moorings.ports.driver import Driver
+from moorings.ports.engine import Engine
+from moorings.ports.store import AccessKey, KeyUse, Page, Row, Seq, Store
+from moorings.workloads.jobs import JobSpec, check_job
+from moorings.workloads.runs import Run, RunId, RunState
+from moorings.workloads.turn import CancelRun, CreateRun
+
+I = TypeVar("I", bound=str)
+R = TypeVar("R")
+
+UNTIL: Mapping[str, frozenset[ClaimState]] = {
+    "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
+    "READY": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING, ClaimState.GRANTED},
+    "ENDED": ENDED,
+}
+DRAIN_REASON_CHARS_MAX = 500
+ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Controller:
+    """The use cases of one controller."""
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        store: Store,
+        drivers: Mapping[PoolName, Driver],
+        engines: Mapping[str, Engine],
+        keys: Keys,
+        clock: Clock,
+        ids: Ids,
+        installation: str,
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._drivers = drivers
+        self._engines = engines
+        self._keys = keys
+        self._clock = clock
+        self._ids = ids
+        self.installation = installation
+        self._claim_waits: dict[ClaimId, list[asyncio.Future[Claim]]] = {}
+        self._run_waits: dict[RunId, list[asyncio.Future[Run]]] = {}
+        loop.listen(self._tell_waiting)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _tell_waiting(self, change: Change) -> None:
+        for claim in change.claims:
+            for future in self._claim_waits.pop(claim.id, ()):
+                if not future.done():
+                    future.set_result(claim)
+        for run in change.runs:
+            for waiter in self._run_waits.pop(run.id, ()):
+                if not waiter.done():
+                    waiter.set_result(run)
+
+    async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
+        """The claim once it is in one of ``states``, or as it is when the time is up."""
+        try:
+            async with asyncio.timeout(max(wait_s, 0)):
+                while claim.state not in states and not claim.ended:
+                    claim = await self._claim_now(claim) or await _next(self._claim_waits, claim.id)
+        except TimeoutError:
+            pass
+        return claim
+
+    async def _claim_now(self, claim: Claim) -> Claim | None:
+        """The claim, if it has moved on since ``claim`` was read."""
+        held = self._loop.fleet.claims.get(claim.id)
+        if held is None:
+            held = await asyncio.to_thread(self._store.claim, claim.id)
+        return held if held is not None and held.version > claim.version else None
+
+    # -- identity ----------------------------------------------------------------------------------------------------
+
+    async def authenticate(self, secret: str) -> Caller:
+        """Who holds this access key.
+
+        Raises:
+            MooringsError: ``auth.invalid``.
+        """
+        return await self._keys.authenticate(secret)
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    async def create_claim(
+        self,
+        caller: Caller,
+        spec: ClaimSpec,
+        *,
+        name: str | None,
+        owner: str | None,
+        key: str | None,
+        wait_s: float = 0,
+        until: str = "READY",
+    ) -> ClaimView:
+        """A new claim, or the one this caller's ``key`` made before; waits up to ``wait_s`` for the state ``until``.
+
+        Raises:
+            MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``.
+        """
+        check_spec(spec)
+        owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
+        check_may_act(caller, owner, "", "claim devices")
+        if owner.startswith("local/"):
+            raise MooringsError("owner.denied", "claims of local runs are made by the controller", hint="moor run …")
+        ident = ClaimId(self._ids.new("claim"))
+        given = CreateClaim(
+            id=ident,
+            name=check_name(name) if name is not None else ident,
+            owner=owner,
+            subject=caller.subject,
+            spec=spec,
+        )
+        use = None
+        if key is not None:
+            digest = _digest({"name": name, "owner": owner, **spec_data(spec)})
+            use = KeyUse(caller.subject, _check_key(key), digest, claim=ident)
+        claim = await self._loop.post(given, use)
+        assert isinstance(claim, Claim)
+        return self._claim_view(await self._claim_until(claim, UNTIL[until], wait_s))
+
+    async def release_claim(self, caller: Caller, ident: str, *, wait_s: float = 0) -> ClaimView:
+        """The claim once its release is durable; waits up to ``wait_s`` until nothing is left of it.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``.
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "release a claim")
+        run = self._loop.runs.by_claim.get(claim.id)
+        if run is not None:
+            raise MooringsError(
+                "claim.held_by_run", f"claim {claim.id} belongs to run {run}", hint=f"moor cancel {run}"
+            )
+        if not claim.ended:
+            released = await self._loop.post(ReleaseClaim(claim.id, f"released by {caller.subject}"))
+            claim = released if isinstance(released, Claim) else await self._find_claim(claim.id)
+        return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
+
+    async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
+        """The claim with its lease renewed.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``claim.no_lease``, ``owner.denied``.
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "renew a lease")
+        if claim.ended:
+            raise MooringsError("claim.no_lease", f"claim {claim.id} is {claim.state}; there is nothing to renew")
+        renewed = await self._loop.post(RenewClaim(claim.id))
+        assert isinstance(renewed, Claim)
+        return self._claim_view(renewed)
+
+    async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
+        """The claim with that id or name; waits up to ``wait_s`` for the state ``until``.
+
+        Raises:
+            MooringsError: ``claim.unknown``.
+        """
+        claim = await self._find_claim(ident)
+        if wait_s > 0:
+            claim = await self._claim_until(claim, UNTIL[until], wait_s)
+        return self._claim_view(claim)
+
+    async def list_claims(
+        self,
+        page: Page,
+        *,
+        states: frozenset[ClaimState] | None = None,
+        owner_prefix: str | None = None,
+        pool: str | None = None,
+    ) -> Sequence[ClaimView]:
+        """Claims by arrival."""
+        found = await asyncio.to_thread(self._store.claims, page, states=states, owner_prefix=owner_prefix, pool=pool)
+        return [self._claim_view(self._newer(claim)) for claim in found]
+
+    async def explain_claim(self, ident: str) -> Explanation:
+        """Why a claim is where it is.
+
+        Raises:
+            MooringsError: ``claim.unknown``.
+        """
+        claim = await self._find_claim(ident)
+        if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
+            wait = explain(self._loop.fleet, claim, self._clock.now())
+            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
+        reasons = (claim.reason,) if claim.reason is not None else ()
+        return Explanation(claim, _summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
+
+    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
+        """What the claim's job is given; only its owner and admins may see it.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``driver.unavailable``.
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        partition = self._loop.fleet.partitions.get(_partition_of(claim))
+        if claim.state is not ClaimState.READY or partition is None:
+            raise MooringsError(
+                "claim.not_ready",
+                f"claim {claim.id} is {claim.state}",
+                hint="wait until it is READY",
+                retryable=not claim.ended,
+            )
+        return await self._drivers[partition.pool].binding(order_of(partition, self.installation))
+
+    async def _find_claim(self, ident: str) -> Claim:
+        fleet = self._loop.fleet
+        claim = fleet.claims.get(ClaimId(ident)) or fleet.claims.get(fleet.names.get(ident, ClaimId("")))
+        if claim is None:
+            claim = await asyncio.to_thread(self._store.claim, ident[:200])
+        if claim is None:
+            raise MooringsError("claim.unknown", f"there is no claim {ident[:80]!r}", hint="moor get claims --all")
+        return self._newer(claim)
+
+    def _newer(self, claim: Claim) -> Claim:
+        """The claim as memory has it, if that is newer than what was read."""
+        held = self._loop.fleet.claims.get(claim.id)
+        return held if held is not None and held.version > claim.version else claim
+
+    def _claim_view(self, claim: Claim) -> ClaimView:
+        wait = self._wait(claim)
+        reason = wait.reasons[0] if wait is not None else claim.reason
+        return ClaimView(
+            claim,
+            self._loop.fleet.partitions.get(_partition_of(claim)),
+            wait.position if wait is not None else None,
+            reason,
+        )
+
+    def _wait(self, claim: Claim) -> Wait | None:
+        if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
+            return None
+        return explain(self._loop.fleet, claim, self._clock.now())
+
+    # -- partitions, pools, devices ----------------------------------------------------------------------------------
+
+    def list_partitions(self) -> Sequence[PartitionView]:
+        """Partitions that exist, by pool and address."""
+        found = sorted(self._loop.fleet.partitions.values(), key=lambda p: (p.pool, p.block.start, p.id))
+        return [self._partition_view(partition) for partition in found]
+
+    def get_partition(self, ident: str) -> PartitionView:
+        """The partition with that id or name.
+
+        Raises:
+            MooringsError: ``partition.unknown``.
+        """
+        return self._partition_view(self._find_partition(ident))
+
+    async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
+        """The partition, being reset.
+
+        Raises:
+            MooringsError: ``partition.unknown``, ``partition.not_active``, ``owner.denied``, ``claim.held_by_run``.
+        """
+        partition = self._find_partition(ident)
+        claim = self._loop.fleet.claims.get(partition.claim)
+        if claim is not None:
+            check_may_act(caller, claim.owner, claim.subject, "reset a partition")
+        else:
+            check_admin(caller, "reset a partition that nobody holds")
+        run = self._loop.runs.by_claim.get(partition.claim)
+        if run is not None:
+            raise MooringsError(
+                "claim.held_by_run", f"run {run} uses partition {partition.name}", hint=f"moor cancel {run}"
+            )
+        changed = await self._loop.post(ResetPartition(partition.id))
+        assert isinstance(changed, Partition)
+        return self._partition_view(changed)
+
+    def _find_partition(self, ident: str) -> Partition:
+        fleet = self._loop.fleet
+        partition = fleet.partitions.get(PartitionId(ident)) or fleet.partitions.get(
+            fleet.partition_names.get(ident, _NO_PARTITION)
+        )
+        if partition is None:
+            raise MooringsError(
+                "partition.unknown", f"there is no partition {ident[:80]!r}", hint="moor get partitions"
+            )
+        return partition
+
+    def _partition_view(self, partition: Partition) -> PartitionView:
+        claim = self._loop.fleet.claims.get(partition.claim)
+        return PartitionView(
+            partition, claim.owner if claim is not None else "", self._loop.fleet.pools[partition.pool].pool.kind
+        )
+
+    def list_pools(self) -> Sequence[PoolView]:
+        """Pools, in the order of the pools file."""
+        return [self._pool_view(state) for state in self._loop.fleet.pools.values()]
+
+    def get_pool(self, name: str) -> PoolView:
+        """The pool with that name.
+
+        Raises:
+            MooringsError: ``pool.unknown``.
+        """
+        return self._pool_view(self._find_pool(name))
+
+    def capacity(self, pool: str, size: int) -> int:
+        """How many partitions of ``size`` could be formed now, exactly.
+
+        Raises:
+            MooringsError: ``pool.unknown``, ``claim.*`` if the pool has no partitions of that size.
+        """
+        state = self._find_pool(pool)
+        never = state.pool.topology.why_not(size, max(size, 1))
+        if never is not None:
+            raise MooringsError(never.code, f"pool {pool}: {never.message}", hint=never.hint)
+        return state.free.count(size)
+
+    def _find_pool(self, name: str) -> PoolState:
+        state = self._loop.fleet.pools.get(PoolName(name))
+        if state is None:
+            known = ", ".join(self._loop.fleet.pools)
+            raise MooringsError("pool.unknown", f"there is no pool {name[:80]!r}", hint=f"pools: {known}")
+        return state
+
+    def _pool_view(self, state: PoolState) -> PoolView:
+        pool, fleet = state.pool, self._loop.fleet
+        topology = pool.topology
+        sizes = (
+            [size for size in ANY_SUBSET_SIZES_SHOWN if size <= topology.max_block]
+            if isinstance(topology, AnySubset)
+            else topology.sizes
+        )
+        return PoolView(
+            pool=pool,
+            free=state.free.free,
+            out_of_service=len(state.out),
+            largest=state.free.largest(),
+            waiting=sum(
+                claim.spec.pool == pool.name or (claim.spec.pool is None and claim.spec.kind == pool.kind)
+                for claim in fleet.waiting()
+            ),
+            partitions=sum(partition.pool == pool.name for partition in fleet.partitions.values()),
+            available={size: state.free.count(size) for size in sizes},
+            reachable=not state.problem,
+            problem=state.problem,
+        )
+
+    def list_devices(self, page: Page, *, pool: str | None = None) -> Sequence[DeviceView]:
+        """Devices by pool (in the order of the pools file) and index.
+
+        Raises:
+            MooringsError: ``pool.unknown``, ``device.unknown`` (of ``page.after``).
+        """
+        states = [self._find_pool(pool)] if pool is not None else list(self._loop.fleet.pools.values())
+        first = 0
+        if page.after is not None:
+            name, index = parse_device_id(page.after)
+            names = [state.pool.name for state in states]
+            if name not in names:
+                raise MooringsError("device.unknown", f"there is no device {page.after[:80]!r}")
+            states, first = states[names.index(name) :], index + 1
+        found: list[DeviceView] = []
+        for state in states:
+            holders = self._holders(state)
+            last = min(state.pool.topology.n_devices, first + page.limit - len(found))
+            found += [self._device_view(state, index, holders.get(index)) for index in range(first, last)]
+            first = 0
+            if len(found) >= page.limit:
+                break
+        return found
+
+    def get_device(self, ident: str) -> DeviceView:
+        """The device with that id.
+
+        Raises:
+            MooringsError: ``device.unknown``.
+        """
+        state, index = self._find_device(ident)
+        return self._device_view(state, index, self._holders(state).get(index))
+
+    async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
+        """The device, out of service once the partition it is in (if any) has gone.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``device.unknown``, ``body.invalid`` (no reason).
+        """
+        check_admin(caller, "drain a device")
+        state, index = self._find_device(ident)
+        if not reason.strip() or len(reason) > DRAIN_REASON_CHARS_MAX:
+            raise MooringsError("body.invalid", "a reason is needed", hint="say why, for the admins after you")
+        await self._loop.post(DrainDevice(state.pool.name, index, f"{reason.strip()} ({caller.subject})"))
+        return self.get_device(ident)
+
+    async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
+        """The device, back in service.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``device.unknown``, ``state.illegal_move`` (it is in service).
+        """
+        check_admin(caller, "resume a device")
+        state, index = self._find_device(ident)
+        await self._loop.post(ResumeDevice(state.pool.name, index))
+        return self.get_device(ident)
+
+    def _find_device(self, ident: str) -> tuple[PoolState, int]:
+        name, index = parse_device_id(ident)
+        state = self._loop.fleet.pools.get(name)
+        if state is None or index >= state.pool.topology.n_devices:
+            raise MooringsError("device.unknown", f"there is no device {ident!r}", hint="moor get devices")
+        return state, index
+
+    def _holders(self, state: PoolState) -> dict[int, Partition]:
+        return {
+            index: partition
+            for partition in self._loop.fleet.partitions.values()
+            if partition.pool == state.pool.name
+            for index in partition.block
+        }
+
+    def _device_view(self, state: PoolState, index: int, partition: Partition | None) -> DeviceView:
+        pool = state.pool
+        device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Instant(0))
+        claim = self._loop.fleet.claims.get(partition.claim) if partition is not None else None
+        foreign = next((name for name, block in state.foreign.items() if index in block), None)
+        if foreign is not None and device.state is DeviceState.IN_SERVICE:
+            device = replace(device, reason=f"used by partition {foreign!r}, made outside Moorings")
+        return DeviceView(
+            device=device,
+            kind=pool.kind,
+            domain=pool.topology.domain_of(index),
+            in_service=device.state is DeviceState.IN_SERVICE,
+            partition=partition.name if partition is not None else foreign,
+            claim=partition.claim if partition is not None else None,
+            owner=claim.owner if claim is not None else None,
+        )
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    async def create_run(
+        self, caller: Caller, job: JobSpec, *, engine: str = "local", key: str | None = None
+    ) -> RunView:
+        """A new run, or the one this caller's ``key`` made before.
+
+        Raises:
+            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``auth.denied``, ``key.*``.
+        """
+        if caller.role not in (Role.ADMIN, Role.USER):
+            raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not start jobs")
+        if engine not in self._engines:
+            raise MooringsError(
+                "engine.unknown", f"there is no engine {engine[:40]!r}", hint=f"engines: {', '.join(self._engines)}"
+            )
+        check_job(job)
+        ident = RunId(self._ids.new("run"))
+        claim = ClaimId(self._ids.new("claim"))
+        use = None
+        if key is not None:
+            use = KeyUse(caller.subject, _check_key(key), _digest({"job": repr(job), "engine": engine}), run=ident)
+        given = CreateRun(id=ident, claim=claim, job=job, engine=engine, subject=caller.subject)
+        run = await self._loop.post(given, use)
+        assert isinstance(run, Run)
+        return await self._run_view(run)
+
+    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
+        """The run with that id or job name; waits up to ``wait_s`` for its end.
+
+        Raises:
+            MooringsError: ``run.unknown``.
+        """
+        return await self._run_view(await self._run_until_ended(await self._find_run(ident), wait_s))
+
+    async def list_runs(
+        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+    ) -> Sequence[RunView]:
+        """Runs by creation."""
+        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject)
+        return [await self._run_view(run) for run in found]
+
+    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+        """The run, asked to stop; waits up to ``wait_s`` for its end. A run that has ended stays as it is.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``owner.denied``.
+        """
+        run = await self._find_run(ident)
+        check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
+        if not run.ended:
+            changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
+            run = changed if isinstance(changed, Run) else await self._find_run(run.id)
+        return await self._run_view(await self._run_until_ended(run, wait_s))
+
+    async def run_logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """The output of a run's tasks, in chunks.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``owner.denied``, ``page.invalid`` (no such task).
+        """
+        run = await self._find_run(ident)
+        check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
+        if task is not None and not 0 <= task < run.job.tasks:
+            raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
+        return self._logs(run, task, follow)
+
+    async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        waiting = (RunState.WAITING, RunState.STARTING)
+        while follow and run.state in waiting and not run.ended:
+            run = await self._run_change(run)
+        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follow and not run.ended):
+            yield chunk
+
+    async def _run_change(self, run: Run) -> Run:
+        """The run once it has moved on since ``run`` was read."""
+        held = self._loop.runs.by_id.get(run.id)
+        if held is None:
+            held = await asyncio.to_thread(self._store.run, run.id)
+        return held if held is not None and held.version > run.version else await _next(self._run_waits, run.id)
+
+    async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
+        try:
+            async with asyncio.timeout(max(wait_s, 0)):
+                while not run.ended:
+                    run = await self._run_change(run)
+        except TimeoutError:
+            pass
+        return run
+
+    async def _find_run(self, ident: str) -> Run:
+        run = self._loop.runs.by_id.get(RunId(ident)) or await asyncio.to_thread(self._store.run, ident[:200])
+        if run is None:
+            raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
+        return self._loop.runs.by_id.get(run.id, run)
+
+    async def _run_view(self, run: Run) -> RunView:
+        claim = self._loop.fleet.claims.get(run.claim)
+        wait = self._wait(claim) if claim is not None and run.state is RunState.WAITING else None
+        reason = wait.reasons[0] if wait is not None else claim.reason if claim is not None else None
+        partition = self._loop.fleet.partitions.get(_partition_of(claim)) if claim is not None else None
+        return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def list_events(
+        self,
+        after: Seq,
+        limit: int,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        names: Sequence[str] = (),
+    ) -> Sequence[Row]:
+        """Rows of the event log after a sequence number."""
+        return await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
+
+    async def wait_events(self, after: Seq, timeout_s: float) -> None:
+        """Returns when the log may have gone beyond ``after``, or the time is up."""
+        await self._loop.changed(after, timeout_s)
+
+    def last_seq(self) -> Seq:
+        """The last sequence number of the log."""
+        return self._loop.seq
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    async def create_key(
+        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None
+    ) -> tuple[AccessKey, str]:
+        """A new access key, and its secret.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``key.invalid``.
+        """
+        check_admin(caller, "make access keys")
+        return await asyncio.to_thread(self._keys.create, subject, role, owner_prefix, caller.subject)
+
+    async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
+        """All access keys, oldest first.
+
+        Raises:
+            MooringsError: ``auth.denied``.
+        """
+        check_admin(caller, "list access keys")
+        return await asyncio.to_thread(self._store.access_keys)
+
+    async def revoke_key(self, caller: Caller, ident: str) -> None:
+        """Make a key worth nothing.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``key.unknown``.
+        """
+        check_admin(caller, "revoke access keys")
+        await asyncio.to_thread(self._keys.revoke, ident, caller.subject)
+
+    # -- health ------------------------------------------------------------------------------------------------------
+
+    def readiness(self) -> Reason | None:
+        """Why requests that change something would fail now; None if they would not."""
+        if self._loop.problem:
+            return Reason("store.unavailable", f"the database cannot be used: {self._loop.problem}")
+        return None
+
+
+_NO_PARTITION = PartitionId("")  # never an id
+
+
+async def _next(waits: dict[I, list[asyncio.Future[R]]], ident: I) -> R:
+    """The record, the next time a turn changes it."""
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    waits.setdefault(ident, []).append(future)
+    try:
+        return await future
+    finally:
+        if ident in waits:  # cancelled: whoever waits long and often must not pile up
+            waits[ident].remove(future)
+            if not waits[ident]:
+                del waits[ident]
+
+
+def _partition_of(claim: Claim) -> PartitionId:
+    return claim.partition or _NO_PARTITION
+
+
+def _check_key(key: str) -> str:
+    if not 1 <= len(key) <= KEY_CHARS_MAX or not key.isprintable() or not key.isascii():
+        raise MooringsError(
+            "key.invalid",
+            "the idempotency key is not allowed",
+            hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters",
+        )
+    return key
+
+
+def _digest(asked: Mapping[str, object]) -> str:
+    return hashlib.sha256(canonical(asked).encode()).hexdigest()
+
+
+def _summary(claim: Claim, partition: Partition | None) -> str:
+    if partition is not None:
+        return (
+            f"claim {claim.name} is {claim.state}: partition {partition.name} ({partition.state}), "
+            f"devices {partition.block} of {partition.pool}"
+        )
+    told = f": {claim.reason.message}" if claim.reason is not None else ""
+    return f"claim {claim.name} is {claim.state}{told}"

@@ -1,0 +1,117 @@
+"""One turn of the controller as a function: inputs, fleet and runs in; changes to save and replies out.
+
+Joins core's turn (claims, partitions) and workloads' (runs) so that both are saved in one transaction. It decides
+nothing itself, waits for nothing, and leaves fleet and runs as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moorings.core.claims import Claim, ClaimId
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event
+from moorings.core.fleet import Fleet, FleetChanges
+from moorings.core.inputs import CreateClaim, Input
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition
+from moorings.core.queue import Policy
+from moorings.core.turn import Reply, Turn
+from moorings.ports.store import Changes, KeyUse, Save
+from moorings.workloads.runs import Run, RunSighting
+from moorings.workloads.turn import CancelRun, CreateRun, RunInput, Runs, RunTurn, StartRefused
+
+AnyInput = Input | RunInput
+AnyReply = Reply | Run
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """An input, and the idempotency key its caller sent with it."""
+
+    given: AnyInput
+    key: KeyUse | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a turn decided: ``changes`` go to the database, the rest to memory once they are there.
+
+    ``replies`` answers each input, in order.
+    """
+
+    changes: Changes
+    fleet: FleetChanges
+    runs: list[Run] = field(default_factory=list)
+    replies: list[AnyReply] = field(default_factory=list)
+
+
+def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], policy: Policy, now: Instant) -> Outcome:
+    """The outcome of a turn over ``inputs`` at ``now``."""
+    with Turn(fleet, policy, now) as turn:
+        run_turn = RunTurn(runs, now)
+        replies: list[AnyReply] = []
+        created: dict[ClaimId, int] = {}
+        for position, demanded in enumerate(inputs):
+            replies.append(_take(turn, run_turn, demanded.given))
+            claim = _claim_made(demanded.given)
+            if claim is not None:
+                created[claim] = position
+        turn.lapse()
+        for claim, refusal in turn.schedule():
+            replies[created[claim]] = refusal
+        run_turn.follow([claim for claim, _ in turn.changes.claims.values()])
+        replies = [_latest(turn, run_turn, reply) for reply in replies]
+        return Outcome(
+            changes=_changes(turn.changes, run_turn, turn.events, inputs, replies),
+            fleet=turn.changes,
+            runs=[run for run, _ in run_turn.changed.values()],
+            replies=replies,
+        )
+
+
+def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
+    if not isinstance(given, CreateRun | CancelRun | StartRefused | RunSighting):
+        return turn.take(given)
+    for demand in run_turn.take(given):
+        reply = turn.take(demand)
+        if isinstance(reply, MooringsError) and isinstance(given, CreateRun):
+            run_turn.forget(given.id)
+            return reply
+    return run_turn.run(given.id if isinstance(given, CreateRun) else given.run)
+
+
+def _claim_made(given: AnyInput) -> ClaimId | None:
+    if isinstance(given, CreateClaim):
+        return given.id
+    return given.claim if isinstance(given, CreateRun) else None
+
+
+def _latest(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:
+    """The reply as the end of the turn has it: a claim may have been granted after it was created."""
+    if isinstance(reply, Run):
+        return run_turn.run(reply.id)
+    if isinstance(reply, Claim):
+        return turn.claim(reply.id) or reply
+    if isinstance(reply, Partition):
+        return turn.partition(reply.id) or reply
+    return reply
+
+
+def _changes(
+    fleet: FleetChanges, run_turn: RunTurn, events: list[Event], inputs: Sequence[Demanded], replies: Sequence[AnyReply]
+) -> Changes:
+    return Changes(
+        claims=[(claim, Save(expected)) for claim, expected in fleet.claims.values()],
+        partitions=[(partition, Save(expected)) for partition, expected in fleet.partitions.values()],
+        removed=list(fleet.removed.items()),
+        devices=list(fleet.devices.values()),
+        runs=[(run, Save(expected)) for run, expected in run_turn.changed.values()],
+        keys=[
+            demanded.key
+            for demanded, reply in zip(inputs, replies, strict=True)
+            if demanded.key is not None and not isinstance(reply, MooringsError)
+        ],
+        events=[*events, *run_turn.events],
+    )

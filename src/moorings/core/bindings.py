@@ -1,0 +1,87 @@
+"""Bindings: what a job is given so that it reaches its partition and nothing else.
+
+A driver says what its hardware needs (``Binding``); ``task_environment`` turns that into one task's variables. File
+form if a folder for files is given, else API form, never half of both: a PopTorch program that finds
+``IPUOF_VIPU_API_HOST`` beside a config file fails (facts: vipu section 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.devices import DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class GcdBinding:
+    """What one GCD (one task) is given.
+
+    Attributes:
+        gcd: its number in the partition.
+        devices: its devices, in order.
+        file_name: ``<partition>_gcd<N>_ipuof.conf`` for IPUs; empty if the hardware needs no file.
+        file_text: the whole content of that file.
+        environment: variables of this GCD needed in every form (``CUDA_VISIBLE_DEVICES``).
+    """
+
+    gcd: int
+    devices: tuple[DeviceId, ...]
+    file_name: str = ""
+    file_text: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a whole partition's job is given.
+
+    Attributes:
+        partition: the partition's name.
+        api: variables that name the *vendor's* controller and the partition, without the GCD; empty if it has no API.
+        gcds: by number.
+    """
+
+    partition: str
+    api: Mapping[str, str]
+    gcds: tuple[GcdBinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the tasks of a job find each other."""
+
+    address: str
+    port: int
+
+
+def task_environment(
+    binding: Binding, rank: int, meeting: Rendezvous, *, run: str, folder: str | None = None
+) -> dict[str, str]:
+    """The binding's variables for the task ``rank`` (its GCD has the same number).
+
+    Args:
+        binding: what the driver gave.
+        rank: the task.
+        meeting: where task 0 listens.
+        run: the run's id (or the job id of another scheduler).
+        folder: where the files of the binding were written; None for API form.
+    """
+    gcd = binding.gcds[rank]
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(len(binding.gcds)),
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.port),
+        "MOORINGS_RUN_ID": run,
+        "MOORINGS_JOB_ID": run,
+        "MOORINGS_PARTITION_ID": binding.partition,
+        "MOORINGS_DEVICES": ",".join(gcd.devices),
+        **gcd.environment,
+    }
+    if folder is not None and gcd.file_name:
+        variables["IPUOF_CONFIG_PATH"] = f"{folder}/{gcd.file_name}"
+    elif binding.api:
+        variables |= {**binding.api, "IPUOF_VIPU_API_GCD_ID": str(gcd.gcd)}
+    return variables

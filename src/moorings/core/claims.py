@@ -1,0 +1,333 @@
+"""Claims: somebody's wish for a partition, and then their lease on it.
+
+The claim is the unit of queueing, quota and ownership; it outlives the partitions made for it (an attempt each). This
+file holds what may be asked (``ClaimSpec`` and its limits), the record (``Claim``) and the one table of its states.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NewType
+
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.core.machines import advance, ends
+from moorings.core.reasons import Reason
+
+ClaimId = NewType("ClaimId", str)
+PartitionId = NewType("PartitionId", str)
+
+NAME_CHARS_MAX = 36  # facts: V-IPU partition names over 36 characters fail with a misleading device error
+SIZE_MAX = 1 << 20  # no pool is larger; keeps arithmetic and messages sane for hostile sizes
+PRIORITY_MAX = 1_000_000
+TIME_LIMIT_S_MAX = 366 * 86_400
+LEASE_S_MIN, LEASE_S_MAX = 5, 7 * 86_400
+BROKEN_BLOCKS_MAX = 3  # so many blocks may break under one claim before it is failed
+OWNER_CHARS_MAX = 200
+KEY_CHARS_MAX = 200
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,34}[a-z0-9])?")
+_OWNER = re.compile(r"[a-z]+(/[A-Za-z0-9._@+-]{1,120}){1,6}")
+OWNER_KINDS = ("user", "local", "slurm", "kubernetes", "appliance")
+
+
+class ClaimState(StrEnum):
+    """Where a claim stands."""
+
+    ANNOUNCED = "ANNOUNCED"  # demand another queue holds; counted everywhere, never granted by itself
+    PENDING = "PENDING"  # waits in our queue; holds nothing
+    GRANTED = "GRANTED"  # a block is its own; the partition is being made
+    READY = "READY"  # the partition is ACTIVE; the job may run
+    RECLAIMING = "RECLAIMING"  # its holder was asked to checkpoint and give back; still holds the partition
+    YIELDING = "YIELDING"  # the job has stopped for a reclaim; the partition is being removed
+    MIGRATING = "MIGRATING"  # its job moves to another block; holds both
+    LOST = "LOST"  # the partition vanished under it; the block stays its own until the job ends
+    RELEASING = "RELEASING"  # its owner is done; the partition is being removed
+    RELEASED = "RELEASED"  # ended: held a block, holds nothing now
+    CANCELLED = "CANCELLED"  # ended: never held anything
+    FAILED = "FAILED"  # ended: could not be served (rejected, or too many blocks broke)
+
+
+class ClaimEvent(StrEnum):
+    """What can happen to a claim."""
+
+    STARTED = "started"  # its scheduler starts the announced job
+    GRANT = "grant"
+    READY = "ready"
+    BROKE = "broke"
+    REJECT = "reject"
+    RELEASE = "release"
+    RECLAIM = "reclaim"
+    YIELD = "yield"
+    REQUEUE = "requeue"
+    ANNOUNCE = "announce"
+    MOVE = "move"
+    LOSE = "lose"
+    FREED = "freed"
+
+
+NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
+    ClaimState.ANNOUNCED: {
+        ClaimEvent.STARTED: ClaimState.PENDING,
+        ClaimEvent.RELEASE: ClaimState.CANCELLED,
+    },
+    ClaimState.PENDING: {
+        ClaimEvent.GRANT: ClaimState.GRANTED,
+        ClaimEvent.RELEASE: ClaimState.CANCELLED,
+        ClaimEvent.REJECT: ClaimState.FAILED,  # no pool can serve it any more
+    },
+    ClaimState.GRANTED: {
+        ClaimEvent.READY: ClaimState.READY,
+        ClaimEvent.BROKE: ClaimState.PENDING,  # the block is quarantined; the claim keeps its place
+        ClaimEvent.REJECT: ClaimState.FAILED,
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.READY: {
+        ClaimEvent.RECLAIM: ClaimState.RECLAIMING,
+        ClaimEvent.MOVE: ClaimState.MIGRATING,
+        ClaimEvent.LOSE: ClaimState.LOST,
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.RECLAIMING: {
+        ClaimEvent.YIELD: ClaimState.YIELDING,
+        ClaimEvent.LOSE: ClaimState.LOST,
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.YIELDING: {
+        ClaimEvent.REQUEUE: ClaimState.PENDING,
+        ClaimEvent.ANNOUNCE: ClaimState.ANNOUNCED,
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.MIGRATING: {
+        ClaimEvent.READY: ClaimState.READY,
+        ClaimEvent.LOSE: ClaimState.LOST,
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.LOST: {
+        ClaimEvent.RELEASE: ClaimState.RELEASING,
+    },
+    ClaimState.RELEASING: {
+        ClaimEvent.FREED: ClaimState.RELEASED,
+    },
+    ClaimState.RELEASED: {},
+    ClaimState.CANCELLED: {},
+    ClaimState.FAILED: {},
+}
+
+ENDED = ends(NEXT)
+WAITING = frozenset({ClaimState.ANNOUNCED, ClaimState.PENDING})
+
+
+class QueueMode(StrEnum):
+    """What to do when there is no room now."""
+
+    WAIT = "wait"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContract:
+    """What the job promises about stopping and going on.
+
+    Attributes:
+        resumable: a new attempt continues from the newest whole checkpoint.
+        warn_signal: signal name (without SIG) sent before a stop.
+        warn_s: seconds between the warning and the time limit.
+        grace_s: seconds between TERM and KILL.
+    """
+
+    resumable: bool = False
+    warn_signal: str = "USR1"
+    warn_s: float = 120.0
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimSpec:
+    """What is asked for.
+
+    Attributes:
+        kind: kind of accelerator (``ipu``, ``gpu``, ``csx``), as in the pools file.
+        size: devices wanted; 0 only with ``resources``.
+        gcds: graph compilation domains the partition is cut into; divides ``size``.
+        replicas_per_gcd: model replicas inside one GCD; divides the devices of one GCD.
+        pool: only this pool, or any pool of the kind.
+        resources: secondary resources by name, in base units (``memory`` in bytes).
+        project: who pays.
+        priority: higher is first.
+        time_limit_s: how long it may hold, or None: endless.
+        preemptible: may be asked to yield.
+        checkpoint: what its job promises.
+        lease_s: its owner renews within this time, or the claim is released; None: no lease.
+        queue: wait, or be refused at once.
+    """
+
+    kind: str
+    size: int
+    gcds: int = 1
+    replicas_per_gcd: int = 1
+    pool: PoolName | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    project: str = "default"
+    priority: int = 0
+    time_limit_s: float | None = None
+    preemptible: bool = False
+    checkpoint: CheckpointContract = CheckpointContract()
+    lease_s: float | None = None
+    queue: QueueMode = QueueMode.WAIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One claim, as it stands.
+
+    ``version`` counts its saves (optimistic locking); ``arrival`` orders equals in the queue and is strictly
+    increasing; ``attempt`` counts earlier grants that ended in a requeue; ``broken`` counts blocks that broke under it.
+    """
+
+    id: ClaimId
+    name: str
+    owner: str
+    subject: str
+    spec: ClaimSpec
+    state: ClaimState
+    arrival: Instant
+    version: int = 1
+    attempt: int = 0
+    broken: int = 0
+    pool: PoolName | None = None
+    partition: PartitionId | None = None
+    reason: Reason | None = None
+    granted_at: Instant | None = None
+    ready_at: Instant | None = None
+    ended_at: Instant | None = None
+    lease_until: Instant | None = None
+
+    @property
+    def order(self) -> tuple[int, Instant, ClaimId]:
+        """Its place in the queue: priority, then arrival; the id breaks ties."""
+        return (-self.spec.priority, self.arrival, self.id)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self.state in ENDED
+
+
+def step(claim: Claim, event: ClaimEvent, now: Instant, reason: Reason | None = None) -> Claim:
+    """The claim after ``event``.
+
+    Raises:
+        IllegalMoveError: the table has no such move.
+    """
+    state = advance(NEXT, "claim", claim.id, claim.state, event, _story(claim))
+    changed = replace(claim, state=state, reason=reason, version=claim.version + 1)
+    if state is ClaimState.GRANTED:
+        return replace(changed, granted_at=now)
+    if state is ClaimState.READY and claim.state is ClaimState.GRANTED:
+        return replace(changed, ready_at=now)
+    if state in WAITING and claim.state not in WAITING:
+        return replace(changed, attempt=claim.attempt + 1, pool=None, partition=None, granted_at=None, ready_at=None)
+    if state in ENDED:
+        return replace(changed, ended_at=now)
+    return changed
+
+
+def _story(claim: Claim) -> tuple[str, ...]:
+    told = [f"asked for {claim.spec.size} {claim.spec.kind} by {claim.owner}", f"attempt {claim.attempt}"]
+    if claim.partition is not None:
+        told.append(f"partition {claim.partition} in pool {claim.pool}")
+    if claim.reason is not None:
+        told.append(claim.reason.message)
+    return tuple(told)
+
+
+def check_name(name: str, *, what: str = "claim") -> str:
+    """``name`` if a vendor's controller would take it.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    if len(name) > NAME_CHARS_MAX:
+        raise MooringsError(
+            "name.invalid",
+            f"{what} name {name[:48]!r} has {len(name)} characters; at most {NAME_CHARS_MAX} are allowed",
+            hint="longer names make the vendor's library fail later with a misleading device error",
+        )
+    if not _NAME.fullmatch(name):
+        raise MooringsError(
+            "name.invalid",
+            f"{what} name {name!r} is not allowed",
+            hint="use lower-case letters, digits, '-', '.' and '_'; begin and end with a letter or digit",
+        )
+    return name
+
+
+def check_owner(owner: str) -> str:
+    """``owner`` if it has the form ``<kind>/<part>[/<part>...]``.
+
+    Raises:
+        MooringsError: ``owner.invalid``.
+    """
+    if len(owner) > OWNER_CHARS_MAX or not _OWNER.fullmatch(owner) or owner.split("/", 1)[0] not in OWNER_KINDS:
+        raise MooringsError(
+            "owner.invalid",
+            f"owner {owner[:80]!r} is not allowed",
+            hint=f"an owner is KIND/NAME[/...] with KIND one of {', '.join(OWNER_KINDS)}",
+        )
+    return owner
+
+
+def check_spec(spec: ClaimSpec) -> ClaimSpec:
+    """``spec`` if it makes sense whatever the pools are; whether a pool can serve it is asked of its topology.
+
+    Raises:
+        MooringsError: ``claim.size_invalid``, ``claim.gcds_invalid``, ``claim.replicas_invalid``, ``claim.invalid``.
+    """
+    if spec.size < 0 or spec.size > SIZE_MAX:
+        raise MooringsError(
+            "claim.size_invalid", f"size {spec.size} is out of range", hint=f"ask for 1 to {SIZE_MAX} devices"
+        )
+    if spec.size == 0 and not spec.resources:
+        raise MooringsError(
+            "claim.size_invalid", "size 0 asks for nothing", hint="ask for at least one device, or for resources"
+        )
+    _check_split(spec)
+    for name, amount in spec.resources.items():
+        if not name or len(name) > NAME_CHARS_MAX or amount < 0:
+            raise MooringsError("claim.invalid", f"resource {name[:48]!r}: {amount} is not allowed")
+    if abs(spec.priority) > PRIORITY_MAX:
+        raise MooringsError(
+            "claim.invalid", f"priority {spec.priority} is out of range", hint=f"use -{PRIORITY_MAX} to {PRIORITY_MAX}"
+        )
+    if spec.time_limit_s is not None and not 1 <= spec.time_limit_s <= TIME_LIMIT_S_MAX:
+        raise MooringsError(
+            "claim.invalid", f"time limit {spec.time_limit_s:g} s is out of range", hint="use one second to 366 days"
+        )
+    if spec.lease_s is not None and not LEASE_S_MIN <= spec.lease_s <= LEASE_S_MAX:
+        raise MooringsError(
+            "claim.invalid",
+            f"lease {spec.lease_s:g} s is out of range",
+            hint=f"use {LEASE_S_MIN} to {LEASE_S_MAX} seconds",
+        )
+    return spec
+
+
+def _check_split(spec: ClaimSpec) -> None:
+    if spec.gcds < 1 or (spec.size and spec.size % spec.gcds) or (not spec.size and spec.gcds != 1):
+        raise MooringsError(
+            "claim.gcds_invalid",
+            f"{spec.gcds} GCDs do not divide a partition of {spec.size} devices",
+            hint="the number of GCDs (tasks) must divide the number of devices",
+        )
+    per_gcd = spec.size // spec.gcds
+    if spec.replicas_per_gcd < 1 or (spec.size and per_gcd % spec.replicas_per_gcd):
+        raise MooringsError(
+            "claim.replicas_invalid",
+            f"{spec.replicas_per_gcd} replicas do not divide the {per_gcd} devices of one GCD",
+            hint="the number of replicas must divide the devices of each GCD",
+        )

@@ -1,0 +1,69 @@
+"""Events: one row for every state change and for every input of a decision.
+
+They are the audit trail, the watch stream and the replay log at once. Names are ``noun.verb_past`` and all stand in
+``EVENTS``. ``data`` is canonical JSON (sorted keys, no spaces), so equal decisions are equal bytes (law 9).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moorings.core.instants import Instant
+
+EVENT_VERSION = 1
+
+EVENTS: dict[str, str] = {
+    "claim.created": "somebody asked for a partition; data holds the whole request",
+    "claim.granted": "a block was chosen and reserved in the database; the partition is being made",
+    "claim.ready": "the partition is ACTIVE",
+    "claim.broken": "the block broke before it was ready; it is quarantined and the claim waits again",
+    "claim.failed": "the claim ended: it could not be served",
+    "claim.cancelled": "the claim ended before it held anything",
+    "claim.releasing": "its owner is done; the partition is being removed",
+    "claim.released": "the claim ended and nothing is left of its partition",
+    "claim.renewed": "its owner renewed the lease",
+    "claim.lapsed": "its lease ran out",
+    "claim.lost": "its partition vanished under it",
+    "partition.reset": "a reset was asked for",
+    "partition.active": "the driver reported it usable",
+    "partition.broken": "the driver reported it broken, or it could not be removed",
+    "partition.removed": "the driver reported that nothing is left",
+    "partition.stray_found": "the driver has a partition with our mark that nobody holds; it is being removed",
+    "partition.foreign_seen": "somebody outside Moorings made a partition; its devices are not given out",
+    "partition.foreign_gone": "a partition made outside Moorings has gone",
+    "device.quarantined": "a partition broke on it",
+    "device.drained": "it was taken out of service",
+    "device.resumed": "it was put back into service",
+    "pool.unreachable": "its driver does not answer; nothing new is placed there",
+    "pool.reachable": "its driver answers again",
+    "run.created": "somebody started a job; data holds the whole job",
+    "run.starting": "its partition is ACTIVE; the engine was asked to start it",
+    "run.started": "its processes run",
+    "run.stopping": "it was asked to stop",
+    "run.ended": "it ended; data tells how",
+    "turn.decided": "the scheduler decided something; data holds its time, policy and decisions",
+    "key.created": "an access key was made",
+    "key.revoked": "an access key was revoked",
+    "controller.led": "a controller began to lead",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened, before it has a sequence number."""
+
+    name: str
+    at: Instant
+    claim: str | None = None
+    partition: str | None = None
+    run: str | None = None
+    pool: str | None = None
+    device: str | None = None
+    data: str = "{}"
+
+
+def canonical(data: Mapping[str, object]) -> str:
+    """``data`` as canonical JSON: equal values give equal bytes."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""What can come into a turn, as values: demands of people, words of drivers, decisions of admins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moorings.core.claims import ClaimId, ClaimSpec, PartitionId
+from moorings.core.devices import PoolName
+from moorings.core.hardware import Answer
+from moorings.core.topology import Block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateClaim:
+    """Somebody asks for a partition; the id is fresh, everything else was checked for form."""
+
+    id: ClaimId
+    name: str
+    owner: str
+    subject: str
+    spec: ClaimSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    """Its owner is done, or it is cancelled; ``why`` is for the log."""
+
+    claim: ClaimId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewClaim:
+    """Its owner is alive."""
+
+    claim: ClaimId
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPartition:
+    """Its owner wants it in a clean state."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAnswered:
+    """What a driver said of a partition: in answer to an order, or in a listing (``order`` is ``list``)."""
+
+    partition: PartitionId
+    order: str
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRemoval:
+    """A partition in ERROR that nobody may use any more is to be removed again."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSeen:
+    """The partitions of a pool that were made outside Moorings: all of them, by name."""
+
+    pool: PoolName
+    blocks: Mapping[str, Block]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAnswers:
+    """Whether a pool's driver answers; ``problem`` is empty if it does."""
+
+    pool: PoolName
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainDevice:
+    """An admin takes a device out of service (after the partition it is in, if any)."""
+
+    pool: PoolName
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeDevice:
+    """An admin puts a device back into service."""
+
+    pool: PoolName
+    index: int
+
+
+Input = (
+    CreateClaim
+    | ReleaseClaim
+    | RenewClaim
+    | ResetPartition
+    | DriverAnswered
+    | RetryRemoval
+    | ForeignSeen
+    | PoolAnswers
+    | DrainDevice
+    | ResumeDevice
+)

@@ -1,0 +1,112 @@
+"""The laws, as a check of a fleet: what must be true after every turn, whoever decided it.
+
+Run after every step of the property tests and the simulator, and by ``moor doctor`` on a live controller. A finding
+names the law (design section 5) and the objects, so that a human can act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moorings.core.claims import Claim, ClaimState
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.partitions import PartitionState
+from moorings.core.placement import free_map_of
+from moorings.core.topology import Block
+
+_HOLDING = {
+    ClaimState.GRANTED: (PartitionState.PROVISIONING,),
+    ClaimState.READY: (PartitionState.ACTIVE, PartitionState.RESETTING),
+    ClaimState.RECLAIMING: (PartitionState.ACTIVE, PartitionState.RESETTING),
+    ClaimState.LOST: (PartitionState.ERROR,),
+    ClaimState.RELEASING: (PartitionState.REMOVING,),
+    ClaimState.YIELDING: (PartitionState.REMOVING,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken law: its number, and a sentence with the objects."""
+
+    law: int
+    message: str
+
+
+def check(fleet: Fleet) -> list[Finding]:
+    """Every way in which ``fleet`` breaks a law; empty if it breaks none."""
+    return [
+        *_one_holder_a_device(fleet),
+        *_partitions_have_claims(fleet),
+        *_claims_have_partitions(fleet),
+        *_names(fleet),
+        *_queue(fleet),
+        *(finding for state in fleet.pools.values() for finding in _free_map(fleet, state)),
+    ]
+
+
+def _one_holder_a_device(fleet: Fleet) -> Iterator[Finding]:
+    holders: dict[tuple[str, int], str] = {}
+    for partition in fleet.partitions.values():
+        state = fleet.pools.get(partition.pool)
+        if state is None or not state.pool.topology.is_block(partition.block):
+            yield Finding(1, f"partition {partition.id}: {partition.block} is no block of pool {partition.pool}")
+        for index in partition.block:
+            other = holders.setdefault((partition.pool, index), partition.id)
+            if other != partition.id:
+                yield Finding(1, f"device {partition.pool}:{index} is in partitions {other} and {partition.id}")
+
+
+def _partitions_have_claims(fleet: Fleet) -> Iterator[Finding]:
+    for partition in fleet.partitions.values():
+        claim = fleet.claims.get(partition.claim)
+        held = claim is not None and claim.partition == partition.id
+        if not held and partition.state not in (PartitionState.REMOVING, PartitionState.ERROR):
+            yield Finding(2, f"partition {partition.id} is {partition.state} and no unended claim holds it")
+
+
+def _claims_have_partitions(fleet: Fleet) -> Iterator[Finding]:
+    for claim in fleet.claims.values():
+        partition = fleet.partitions.get(claim.partition) if claim.partition is not None else None
+        if claim.state in (ClaimState.PENDING, ClaimState.ANNOUNCED):
+            if claim.partition is not None:
+                yield Finding(2, f"claim {claim.id} waits and holds partition {claim.partition}")
+        elif claim.spec.size and partition is None:
+            yield Finding(2, f"claim {claim.id} is {claim.state} and its partition {claim.partition} does not exist")
+        elif partition is not None and partition.state not in _HOLDING.get(claim.state, tuple(PartitionState)):
+            yield Finding(4, f"claim {claim.id} is {claim.state} but its partition is {partition.state}")
+        if claim.ended:
+            yield Finding(2, f"claim {claim.id} has ended ({claim.state}) and is still in the fleet")
+
+
+def _names(fleet: Fleet) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for partition in fleet.partitions.values():
+        if len(partition.name) > 36:
+            yield Finding(5, f"partition name {partition.name!r} is longer than 36 characters")
+        other = seen.setdefault(partition.name, partition.id)
+        if other != partition.id:
+            yield Finding(5, f"partitions {other} and {partition.id} are both called {partition.name!r}")
+
+
+def _queue(fleet: Fleet) -> Iterator[Finding]:
+    pending: list[Claim] = sorted(
+        (claim for claim in fleet.claims.values() if claim.state is ClaimState.PENDING), key=lambda claim: claim.order
+    )
+    if [claim.order for claim in pending] != fleet.queue:
+        yield Finding(7, "the queue is not the pending claims in order")
+
+
+def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
+    """The free map is what the records say, however it came about."""
+    fresh = free_map_of(state.pool.topology)
+    taken = {i for p in fleet.partitions.values() if p.pool == state.pool.name for i in p.block}
+    taken |= set(state.out) | {index for block in state.foreign.values() for index in block}
+    for index in sorted(taken):
+        fresh.take(Block(range(index, index + 1)))
+    for size in state.pool.topology.sizes:
+        if state.free.count(size) != fresh.count(size) or state.free.find(size) != fresh.find(size):
+            yield Finding(1, f"pool {state.pool.name}: the free map is not what its partitions and devices say")
+            return
+    if state.free.free != fresh.free:
+        yield Finding(1, f"pool {state.pool.name}: {state.free.free} devices are called free, {fresh.free} are")

@@ -1,0 +1,119 @@
+"""Partitions: blocks a driver has configured and isolated. They exist in hardware and have a state.
+
+A record exists from the moment a claim is granted until the driver has said that nothing is left; removed partitions
+have no record (their story is in the event log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from moorings.core.claims import NAME_CHARS_MAX, ClaimId, PartitionId
+from moorings.core.devices import PoolName
+from moorings.core.instants import Instant
+from moorings.core.machines import advance
+from moorings.core.topology import Block
+
+
+class PartitionState(StrEnum):
+    """Where a partition stands, as far as we know."""
+
+    PROVISIONING = "PROVISIONING"  # wanted; the driver may or may not know of it yet
+    ACTIVE = "ACTIVE"  # isolated and usable: the only state in which a job may run on it
+    RESETTING = "RESETTING"  # being reset; not usable
+    ERROR = "ERROR"  # broken, vanished, or not removable; its devices are out of service
+    REMOVING = "REMOVING"  # nobody wants it; the driver may still have it, so its devices are not free
+    REMOVED = "REMOVED"  # the driver has said that nothing is left
+
+
+class PartitionEvent(StrEnum):
+    """What can happen to a partition."""
+
+    ACTIVE = "active"
+    RESET = "reset"
+    BREAK = "break"
+    REMOVE = "remove"
+    GONE = "gone"
+
+
+NEXT: dict[PartitionState, dict[PartitionEvent, PartitionState]] = {
+    PartitionState.PROVISIONING: {
+        PartitionEvent.ACTIVE: PartitionState.ACTIVE,
+        PartitionEvent.BREAK: PartitionState.ERROR,
+        PartitionEvent.REMOVE: PartitionState.REMOVING,
+    },
+    PartitionState.ACTIVE: {
+        PartitionEvent.RESET: PartitionState.RESETTING,
+        PartitionEvent.BREAK: PartitionState.ERROR,
+        PartitionEvent.REMOVE: PartitionState.REMOVING,
+    },
+    PartitionState.RESETTING: {
+        PartitionEvent.ACTIVE: PartitionState.ACTIVE,
+        PartitionEvent.BREAK: PartitionState.ERROR,
+        PartitionEvent.REMOVE: PartitionState.REMOVING,
+    },
+    PartitionState.ERROR: {
+        PartitionEvent.REMOVE: PartitionState.REMOVING,
+    },
+    PartitionState.REMOVING: {
+        PartitionEvent.GONE: PartitionState.REMOVED,
+        PartitionEvent.BREAK: PartitionState.ERROR,
+    },
+    PartitionState.REMOVED: {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition, as it stands.
+
+    ``id`` is never used twice; ``name`` is what the vendor's controller calls it, unique among those that exist.
+    """
+
+    id: PartitionId
+    name: str
+    claim: ClaimId
+    pool: PoolName
+    block: Block
+    gcds: int
+    replicas_per_gcd: int
+    state: PartitionState
+    since: Instant
+    version: int = 1
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        """Devices in it."""
+        return len(self.block)
+
+
+def step(partition: Partition, event: PartitionEvent, now: Instant, reason: str = "") -> Partition:
+    """The partition after ``event``.
+
+    Raises:
+        IllegalMoveError: the table has no such move.
+    """
+    story = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
+    state = advance(NEXT, "partition", partition.id, partition.state, event, filter(None, story))
+    return replace(partition, state=state, since=now, reason=reason, version=partition.version + 1)
+
+
+def name_for(claim_name: str, attempt: int, taken: Container[str]) -> str:
+    """``<claim name>[-<attempt>]``, shortened to the vendor's limit and unlike every name in ``taken``."""
+    suffix = attempt
+    while True:
+        tail = f"-{suffix}" if suffix else ""
+        name = claim_name[: NAME_CHARS_MAX - len(tail)] + tail
+        if name not in taken:
+            return name
+        suffix += 1
+
+
+def gcd_blocks(block: Block, gcds: int) -> tuple[tuple[int, ...], ...]:
+    """The device indices of each GCD, in order: equal, neighbouring shares of the block."""
+    members = tuple(block)
+    share = len(members) // gcds
+    return tuple(members[start : start + share] for start in range(0, share * gcds, share))

@@ -1,0 +1,303 @@
+"""The queue: who is next, what they get, what is kept for the first that must wait, and why the others wait.
+
+``plan`` is the one decision function: the scheduler applies its grants, ``explain`` words its waits, a replay repeats
+it. Order is priority, then arrival. The first claim of a pool that does not fit gets a reservation: the block that can
+be emptied soonest is chosen for it and nobody later may enter it; they may pass it anywhere else (law 7).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, QueueMode
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, PoolState, Reservation
+from moorings.core.instants import Instant, after
+from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
+from moorings.core.reasons import Reason
+from moorings.core.topology import Block
+
+BLOCKERS_SHOWN = 8
+
+
+Held = Callable[[PoolState], Iterable[Hold]]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an admin may choose about the order.
+
+    Attributes:
+        reserve: keep a block for the first claim that must wait. Off, small claims may starve a large one.
+    """
+
+    reserve: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A claim gets a block (None: it asked for no devices)."""
+
+    claim: ClaimId
+    pool: PoolName
+    block: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now: so specific that nothing is left to choose while doing it."""
+
+    grants: tuple[Grant, ...]
+    reservations: tuple[Reservation, ...]
+
+
+def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
+    """The pools that could serve it if they were empty, in the order of the pools file.
+
+    Raises:
+        MooringsError: ``pool.unknown``, ``kind.unknown``, ``claim.*``: no pool ever could; names the nearest miss.
+    """
+    if spec.pool is not None and spec.pool not in pools:
+        raise MooringsError(
+            "pool.unknown", f"there is no pool {spec.pool!r}", hint=f"pools: {', '.join(pools) or 'none'}"
+        )
+    named = [pools[spec.pool]] if spec.pool is not None else list(pools.values())
+    of_kind = [state for state in named if state.pool.kind == spec.kind]
+    if not of_kind:
+        where = f"pool {spec.pool} has no" if spec.pool is not None else "no pool has"
+        kinds = ", ".join(sorted({state.pool.kind for state in named}))
+        raise MooringsError("kind.unknown", f"{where} accelerators of kind {spec.kind[:40]!r}", hint=f"kinds: {kinds}")
+    able: list[PoolState] = []
+    misses: list[tuple[PoolState, Reason]] = []
+    for state in of_kind:
+        miss = why_never(spec, state)
+        if miss is None:
+            able.append(state)
+        else:
+            misses.append((state, miss))
+    if not able:
+        state, miss = max(misses, key=lambda pair: pair[0].pool.topology.max_block)
+        raise MooringsError(miss.code, f"pool {state.pool.name}: {miss.message}", hint=miss.hint)
+    return able
+
+
+def why_never(spec: ClaimSpec, state: PoolState) -> Reason | None:
+    """Why a pool could not serve it even if it were empty, or None."""
+    if spec.size:
+        miss = state.pool.topology.why_not(spec.size, spec.gcds)
+        if miss is not None:
+            return miss
+    offered = dict(state.pool.resources)
+    for name, amount in spec.resources.items():
+        if offered.get(name, 0) < amount:
+            return Reason("claim.too_large", f"{amount} of {name!r} is more than the {offered.get(name, 0)} it has")
+    return None
+
+
+class _Turn:
+    """One pass over the queue on trial maps."""
+
+    def __init__(
+        self,
+        pools: Mapping[PoolName, PoolState],
+        held: Held,
+        trials: Mapping[PoolName, Trial],
+        policy: Policy,
+        now: Instant,
+    ) -> None:
+        self.pools = pools
+        self.held = held
+        self.now = now
+        self.trials = trials
+        self.policy = policy
+        self.grants: list[Grant] = []
+        self.reservations: dict[PoolName, Reservation] = {}
+        self.used = {name: dict(state.used) for name, state in pools.items()}
+        self._granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
+        self._full: set[tuple[str, PoolName | None, int]] = set()
+        self._able: dict[tuple[str, PoolName | None, int, int], list[PoolState]] = {}
+
+    def visit(self, claim: Claim) -> None:
+        spec = claim.spec
+        shape = (spec.kind, spec.pool, spec.size)
+        if shape in self._full:
+            return
+        able = self._pools(spec)
+        for state in able:
+            grant = self._fit(claim, state)
+            if grant is not None:
+                self.grants.append(grant)
+                return
+        if self.policy.reserve and spec.queue is QueueMode.WAIT and self._reserve(claim, able):
+            return
+        if not spec.resources and (not self.policy.reserve or all(s.pool.name in self.reservations for s in able)):
+            self._full.add(shape)  # free devices only shrink during a pass: its equals cannot fit either
+
+    def _pools(self, spec: ClaimSpec) -> list[PoolState]:
+        """``pools_for`` without the refusal, remembered: a waiting claim's pool may have gone from the pools file."""
+        if spec.resources:
+            return self._pools_now(spec)
+        shape = (spec.kind, spec.pool, spec.size, spec.gcds)
+        if shape not in self._able:
+            self._able[shape] = self._pools_now(spec)
+        return self._able[shape]
+
+    def _pools_now(self, spec: ClaimSpec) -> list[PoolState]:
+        try:
+            return pools_for(spec, self.pools)
+        except MooringsError:
+            return []
+
+    def _fit(self, claim: Claim, state: PoolState) -> Grant | None:
+        spec, name = claim.spec, state.pool.name
+        if state.problem or not self._resources_fit(spec, state):
+            return None
+        block = None
+        if spec.size:
+            block = state.free.find(spec.size)
+            if block is None:
+                return None
+            self.trials[name].take(block)
+            until = after(self.now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
+            self._granted[name].append(Hold(block, until))
+        self._use(spec, name)
+        return Grant(claim.id, name, block)
+
+    def _reserve(self, claim: Claim, able: Iterable[PoolState]) -> bool:
+        """Keep a block for it in the pool where that is soonest, of those that keep none yet."""
+        best: tuple[Instant, PoolState, Block] | None = None
+        for state in able:
+            if state.pool.name in self.reservations or state.problem:
+                continue
+            holds = chain(self.held(state), self._granted[state.pool.name])
+            found = state.free.soonest(claim.spec.size, holds) if claim.spec.size else (Block(()), NEVER)
+            if found is not None and found[1] < OUT_OF_SERVICE and (best is None or found[1] < best[0]):
+                best = (found[1], state, found[0])
+        if best is None:
+            return False
+        until, state, block = best
+        for part in state.free.free_within(block) if len(block) else ():
+            self.trials[state.pool.name].take(part)
+        self._use(claim.spec, state.pool.name)
+        self.reservations[state.pool.name] = Reservation(claim.id, state.pool.name, block, until)
+        return True
+
+    def _resources_fit(self, spec: ClaimSpec, state: PoolState) -> bool:
+        if not spec.resources:
+            return True
+        offered, used = dict(state.pool.resources), self.used[state.pool.name]
+        return all(offered.get(name, 0) - used.get(name, 0) >= amount for name, amount in spec.resources.items())
+
+    def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
+        for name, amount in spec.resources.items():
+            self.used[pool][name] = self.used[pool].get(name, 0) + amount
+
+
+def plan(
+    pools: Mapping[PoolName, PoolState], held: Held, waiting: Iterable[Claim], policy: Policy, now: Instant
+) -> Plan:
+    """Who gets which block now, and what is kept for those who must wait.
+
+    Args:
+        pools: the pools; their free maps are as they were when this returns.
+        held: what is not free in a pool, and until when; asked only when a reservation is to be made.
+        waiting: the claims in the queue, first to last.
+        policy: what the admin chose.
+        now: the turn's time, from which the time limits of new grants count.
+    """
+    with ExitStack() as stack:
+        trials = {name: stack.enter_context(trial(state.free)) for name, state in pools.items()}
+        turn = _Turn(pools, held, trials, policy, now)
+        for claim in waiting:
+            turn.visit(claim)
+        return Plan(tuple(turn.grants), tuple(turn.reservations.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a claim waits: its place (1 is next), and every reason, the weightiest first."""
+
+    position: int
+    reasons: tuple[Reason, ...]
+
+
+def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
+    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw."""
+    position = bisect_left(fleet.queue, claim.order) + 1
+    mine = next((r for r in fleet.reservations if r.claim == claim.id), None)
+    try:
+        able = pools_for(claim.spec, fleet.pools)
+    except MooringsError as refusal:
+        return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
+    reasons = [_why(fleet, claim, state) for state in able]
+    if mine is not None:
+        reasons.insert(0, _kept(fleet, mine, now))
+    return Wait(position, tuple(reasons))
+
+
+def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
+    spec, name = claim.spec, state.pool.name
+    wants = f"waits for {spec.size} {'device' if spec.size == 1 else 'devices'} in {name}"
+    if state.problem:
+        return Reason(
+            "pool.unreachable",
+            f"pool {name} cannot be reached: {state.problem}",
+            hint="its admins can see why with 'moor doctor'",
+        )
+    short = next((r for r in spec.resources if not state.room({r: spec.resources[r]})), None)
+    if short is not None:
+        return Reason("pool.resource_short", f"{wants}: {spec.resources[short]} of {short} asked, too little is left")
+    if spec.size and state.free.find(spec.size) is None:
+        return _no_room(state, spec, wants)
+    ahead = next((r for r in fleet.reservations if r.pool == name and r.claim != claim.id), None)
+    if ahead is not None:
+        keeper = fleet.claims.get(ahead.claim)
+        who = f"{ahead.claim} ({keeper.spec.size} devices, came first)" if keeper is not None else ahead.claim
+        until = ahead.until if 0 < ahead.until < NEVER else None
+        return Reason("queue.kept_for_other", f"{wants}: what is free is kept for {who}", (ahead.claim,), until)
+    return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
+
+
+def _no_room(state: PoolState, spec: ClaimSpec, wants: str) -> Reason:
+    free, largest = state.free.free, state.free.largest()
+    if free >= spec.size:
+        tail = f"; {len(state.out)} out of service" if state.out else ""
+        return Reason(
+            "pool.fragmented",
+            f"{wants}: {free} free, largest block {largest}{tail}",
+            hint=f"it would start now with {largest} devices" if largest else "",
+        )
+    tail = f", {len(state.out)} out of service" if state.out else ""
+    hint = f"it would start now with {largest} devices" if largest else ""
+    return Reason("pool.full", f"{wants}: {free} of {state.pool.topology.n_devices} free{tail}", hint=hint)
+
+
+def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
+    holders = _holders(fleet, mine)
+    until = mine.until if now < mine.until < NEVER else None
+    if not holders:
+        what = f"devices {mine.block} of {mine.pool} are being freed for it" if len(mine.block) else "it is next"
+    else:
+        shown = ", ".join(holders[:BLOCKERS_SHOWN]) + (" and others" if len(holders) > BLOCKERS_SHOWN else "")
+        limit = (
+            ""
+            if until is not None
+            else ", which have no time limit"
+            if len(holders) > 1
+            else ", which has no time limit"
+        )
+        what = f"devices {mine.block} of {mine.pool} are kept for it; they are still held by {shown}{limit}"
+    return Reason("queue.reserved", what, tuple(holders), until)
+
+
+def _holders(fleet: Fleet, mine: Reservation) -> Sequence[str]:
+    return sorted(
+        partition.claim
+        for partition in fleet.partitions.values()
+        if partition.pool == mine.pool and partition.block.overlaps(mine.block)
+    )

@@ -1,0 +1,38 @@
+"""Why something waits or is refused: the answer to ``moor explain``, in one shape everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moorings.core.instants import Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason for a wait or a refusal.
+
+    Attributes:
+        code: ``noun.problem``, stable.
+        message: a sentence for a human.
+        blockers: ids of the claims (or devices) that stand in the way; may be empty.
+        until: when it is expected to end, if limits make that known.
+        hint: what would change it; may be empty.
+    """
+
+    code: str
+    message: str
+    blockers: tuple[str, ...] = ()
+    until: Instant | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An expected "no": the reasons, the weightiest first (never empty)."""
+
+    reasons: tuple[Reason, ...]
+
+    @property
+    def first(self) -> Reason:
+        """The weightiest reason."""
+        return self.reasons[0]

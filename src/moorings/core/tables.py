@@ -1,0 +1,186 @@
+"""Reading TOML strictly: every key known, every type right, every complaint with its file and line.
+
+``tomllib`` gives values without positions, so a second, plain pass over the text finds the line a key stands on. A
+schema library would do the types but not the lines, and core may import nothing foreign.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from moorings.core.errors import MooringsError
+
+TEXT_CHARS_MAX = 1 << 20
+
+_HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
+
+Path = tuple[str | int, ...]
+
+
+def _positions(text: str) -> dict[Path, int]:
+    """Line of every header and key, by path; inline tables count as the line of their key."""
+    lines: dict[Path, int] = {}
+    counts: dict[Path, int] = {}
+    here: Path = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = _HEADER.fullmatch(line)
+        if header:
+            here = ()
+            parts = [part.strip().strip("\"'") for part in header[2].split(".")]
+            for part in parts[:-1]:
+                here = (*here, part)
+                if here in counts:
+                    here = (*here, counts[here])
+            here = (*here, parts[-1])
+            if header[1] == "[[":
+                counts[here] = counts.get(here, -1) + 1
+                here = (*here, counts[here])
+            lines.setdefault(here, number)
+            continue
+        key = _KEY.match(line)
+        if key:
+            lines.setdefault((*here, *(part.strip("\"'") for part in key[1].split("."))), number)
+    return lines
+
+
+class Table:
+    """One TOML table being read; take what is known with the typed getters, then call ``finish``.
+
+    Args:
+        values: the table.
+        source: name of the file, for messages.
+        code: the error code of every complaint (``pools.invalid``, ``job.invalid``).
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], source: str, code: str, lines: Mapping[Path, int], path: Path
+    ) -> None:
+        self._values = values
+        self._source = source
+        self._code = code
+        self._lines = lines
+        self._path = path
+        self._seen: set[str] = set()
+
+    @classmethod
+    def parse(cls, text: str, *, source: str, code: str) -> Table:
+        """The top table of a TOML text.
+
+        Raises:
+            MooringsError: the text is too long or not TOML; the line is named.
+        """
+        if len(text) > TEXT_CHARS_MAX:
+            raise MooringsError(code, f"{source}: the file is longer than {TEXT_CHARS_MAX} characters")
+        try:
+            values = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            line = re.search(r"at line (\d+)", str(error))
+            where = f"{source}:{line[1]}" if line else source
+            raise MooringsError(code, f"{where}: {error}", hint="the file is not valid TOML") from error
+        return cls(values, source, code, _positions(text), ())
+
+    def where(self, key: str | None = None) -> str:
+        """``file:line`` of a key of this table, or of the nearest thing around it."""
+        path: Path = self._path if key is None else (*self._path, key)
+        while path:
+            if path in self._lines:
+                return f"{self._source}:{self._lines[path]}"
+            path = path[:-1]
+        return self._source
+
+    def complain(self, key: str | None, problem: str, hint: str = "") -> NoReturn:
+        """Raise what is wrong with ``key`` (or with the table), with file and line."""
+        raise MooringsError(self._code, f"{self.where(key)}: {problem}", hint=hint)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is given."""
+        return key in self._values
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            self.complain(key, f"{key} must be a string, not {_kind(value)}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number."""
+        value = self._take(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.complain(key, f"{key} must be a whole number, not {_kind(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        value = self._take(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self.complain(key, f"{key} must be a number, not {_kind(value)}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        """True or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            self.complain(key, f"{key} must be true or false, not {_kind(value)}")
+        return value
+
+    def strings(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+        """A list of strings."""
+        value = self._take(key, list(default) if default is not None else None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.complain(key, f"{key} must be a list of strings, not {_kind(value)}")
+        return tuple(value)
+
+    def either(self, key: str) -> object:
+        """The raw value, for keys that may be written in several ways."""
+        return self._take(key, None)
+
+    def table(self, key: str) -> Table:
+        """A table inside this one; empty if it is not given."""
+        value = self._take(key, {})
+        if not isinstance(value, dict):
+            self.complain(key, f"{key} must be a table, not {_kind(value)}")
+        return Table(value, self._source, self._code, self._lines, (*self._path, key))
+
+    def tables(self, key: str) -> tuple[Table, ...]:
+        """The tables of an array of tables."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            self.complain(key, f"{key} must be written as [[{key}]]")
+        return tuple(
+            Table(item, self._source, self._code, self._lines, (*self._path, key, index))
+            for index, item in enumerate(value)
+        )
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys given, in order."""
+        return tuple(self._values)
+
+    def finish(self) -> None:
+        """Complain about the first key that nobody asked for."""
+        for key in self._values:
+            if key not in self._seen:
+                self.complain(key, f"{key!r} is not known here", hint=f"known: {', '.join(sorted(self._seen))}")
+
+    def _take(self, key: str, default: object) -> object:
+        self._seen.add(key)
+        value = self._values.get(key, default)
+        if value is None:
+            self.complain(None, f"{key} is missing")
+        return value
+
+
+def _kind(value: object) -> str:
+    names = {
+        str: "a string",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "a table",
+    }
+    return names.get(type(value), "a date or time")

@@ -1,0 +1,56 @@
+"""What the controller needs of hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from moorings.core.bindings import Binding
+from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting
+
+
+class Driver(Protocol):
+    """One pool's hardware.
+
+    Orders are idempotent: ``create`` of a name that exists with the same mark answers for the existing partition;
+    with another mark it is *rejected*; ``remove`` of an absent partition is OK and ABSENT. An order never raises for
+    what the hardware does: it answers *unavailable* when no answer came (it may have been done all the same).
+    No order waits for the partition to get ready: it returns when the order is taken; ``list_partitions`` tells.
+    """
+
+    @property
+    def capability(self) -> Capability:
+        """What this driver can do."""
+        ...
+
+    async def create(self, order: PartitionOrder) -> Answer:
+        """Make a partition."""
+        ...
+
+    async def reset(self, name: str) -> Answer:
+        """Reset a partition: the devices are put into a clean state, the partition stays."""
+        ...
+
+    async def remove(self, name: str) -> Answer:
+        """Remove a partition."""
+        ...
+
+    async def list_partitions(self) -> Sequence[Sighting]:
+        """Every partition the hardware has, ours or not.
+
+        Raises:
+            MooringsError: ``driver.unavailable``; an incomplete listing is never returned.
+        """
+        ...
+
+    async def binding(self, order: PartitionOrder) -> Binding:
+        """What a job on that ACTIVE partition is given.
+
+        Raises:
+            MooringsError: ``driver.unavailable``, or ``partition.not_active``.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and files; the hardware stays as it is."""
+        ...

@@ -1,0 +1,78 @@
+"""What the controller needs of whatever runs processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moorings.core.bindings import Binding
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import RunId, RunSighting
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """A run to be started on a partition that is ACTIVE.
+
+    Attributes:
+        run: its id; an order for a run that was started before starts nothing anew.
+        attempt: 0 for the first start.
+        job: the job, complete.
+        binding: what the driver gave for its partition.
+        resume_from: path of a checkpoint to continue from, or None.
+    """
+
+    run: RunId
+    attempt: int
+    job: JobSpec
+    binding: Binding
+    resume_from: str | None = None
+
+
+class Engine(Protocol):
+    """Runs jobs' processes. One contract and one conformance suite for every engine."""
+
+    @property
+    def name(self) -> str:
+        """``local``, ``slurm`` or ``kubernetes``."""
+        ...
+
+    async def submit(self, order: StartOrder) -> str:
+        """Start a run, once, however often it is asked; the engine's reference to it.
+
+        Raises:
+            MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected``.
+        """
+        ...
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+        """What is seen of each of these runs, in their order."""
+        ...
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        """Stop it: TERM, its grace period, KILL. Returns at once; idempotent; unknown or ended runs are no error."""
+        ...
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        """Send a signal (``USR1``) to every task.
+
+        Raises:
+            MooringsError: ``run.not_running``.
+        """
+        ...
+
+    def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """The output of one task, or of all with each line prefixed ``[rank] `` if there are several.
+
+        With ``follow`` it goes on until the run has ended; chunks are of whole lines where possible.
+        """
+        ...
+
+    async def changed(self) -> None:
+        """Returns when something about some run may have changed (at the latest after about a second)."""
+        ...
+
+    async def close(self) -> None:
+        """Let go; the runs go on."""
+        ...

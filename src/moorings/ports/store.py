@@ -1,0 +1,212 @@
+"""What the controller needs of a database. The database is the arbiter: memory only caches what it holds.
+
+Implementations are synchronous and used from one worker thread of the controller (and from others for reads); they
+raise ``MooringsError`` only, never a driver's own exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType, Protocol
+
+from moorings.core.access import Role
+from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
+from moorings.core.devices import Device
+from moorings.core.events import Event
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition
+from moorings.workloads.runs import Run, RunId, RunState
+
+Epoch = NewType("Epoch", int)
+Seq = NewType("Seq", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Which version of a record a save replaces; None: the record is new."""
+
+    expected: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """The use of an idempotency key: ``subject`` and ``key`` are unique for ever; ``digest`` is of the request body."""
+
+    subject: str
+    key: str
+    digest: str
+    claim: ClaimId | None = None
+    run: RunId | None = None
+
+
+@dataclass(slots=True)
+class Changes:
+    """Everything one turn decided, saved in one transaction or not at all.
+
+    Attributes:
+        claims: changed and new claims with the version they replace.
+        partitions: changed and new partitions with the version they replace.
+        removed: partitions whose record goes (nothing is left of them), with the version it had.
+        devices: devices whose state changed; those IN_SERVICE need no record.
+        runs: changed and new runs with the version they replace.
+        keys: idempotency keys used by the new records.
+        events: the outbox rows, in order.
+    """
+
+    claims: list[tuple[Claim, Save]] = field(default_factory=list)
+    partitions: list[tuple[Partition, Save]] = field(default_factory=list)
+    removed: list[tuple[PartitionId, int]] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    runs: list[tuple[Run, Save]] = field(default_factory=list)
+    keys: list[KeyUse] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.claims or self.partitions or self.removed or self.devices or self.runs or self.keys or self.events
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Everything that has not ended, as the database holds it, and the last sequence number it reflects."""
+
+    claims: tuple[Claim, ...]
+    partitions: tuple[Partition, ...]
+    devices: tuple[Device, ...]
+    runs: tuple[Run, ...]
+    seq: Seq
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the outbox."""
+
+    seq: Seq
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """How much of a list is wanted: at most ``limit`` after the item ``after`` (its id)."""
+
+    limit: int = 100
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """An access key as stored: never the secret, only its digest.
+
+    Attributes:
+        id: public part, in logs and listings.
+        subject: who it speaks for.
+        owner_prefix: claims it may make and release belong to owners that begin with it.
+        digest: HMAC-SHA256 of the secret under the installation's pepper, hex.
+    """
+
+    id: str
+    subject: str
+    role: Role
+    owner_prefix: str
+    digest: str
+    created_at: Instant
+    revoked_at: Instant | None = None
+
+
+class Store(Protocol):
+    """A database that holds one installation."""
+
+    def installation(self) -> str:
+        """The id this installation got when its database was made; part of every mark."""
+        ...
+
+    def lead(self, holder: str, now: Instant) -> Epoch:
+        """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on."""
+        ...
+
+    def load(self) -> Saved:
+        """Everything that has not ended, in one consistent read."""
+        ...
+
+    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+        """Save all of it in one durable transaction; the last sequence number given.
+
+        Raises:
+            MooringsError: ``store.fenced`` (another controller leads), ``store.conflict`` (a version differs; or an id,
+                a live partition's name, a key or a device is taken), ``store.unavailable`` (nothing was saved, or it
+                is not known whether it was).
+        """
+        ...
+
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
+        """The uses of these (subject, key) pairs that exist."""
+        ...
+
+    def claim(self, ident: str) -> Claim | None:
+        """The claim with that id, or the unended (else the newest) claim with that name."""
+        ...
+
+    def claims(
+        self,
+        page: Page,
+        *,
+        states: frozenset[ClaimState] | None = None,
+        owner_prefix: str | None = None,
+        pool: str | None = None,
+    ) -> Sequence[Claim]:
+        """Claims by arrival, then id."""
+        ...
+
+    def run(self, ident: str) -> Run | None:
+        """The run with that id, or the newest run whose job has that name."""
+        ...
+
+    def runs(
+        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+    ) -> Sequence[Run]:
+        """Runs by creation, then id."""
+        ...
+
+    def events(
+        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+    ) -> Sequence[Row]:
+        """Outbox rows with a greater sequence number, in order; ``names`` may end in ``.*``."""
+        ...
+
+    def last_seq(self) -> Seq:
+        """The last sequence number given."""
+        ...
+
+    def add_access_key(self, key: AccessKey, event: Event) -> None:
+        """Store a new access key.
+
+        Raises:
+            MooringsError: ``key.exists``.
+        """
+        ...
+
+    def access_key(self, ident: str) -> AccessKey | None:
+        """The access key with that public id."""
+        ...
+
+    def access_keys(self) -> Sequence[AccessKey]:
+        """All access keys, oldest first."""
+        ...
+
+    def revoke_access_key(self, ident: str, event: Event) -> bool:
+        """Revoke it; False if there is none or it was revoked before."""
+        ...
+
+    def ping(self) -> None:
+        """Returns if a write could be made now.
+
+        Raises:
+            MooringsError: ``store.unavailable``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the database."""
+        ...

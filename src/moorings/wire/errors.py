@@ -1,0 +1,104 @@
+"""The one table of error codes: what each means, its HTTP status and the exit code ``moor`` ends with.
+
+Codes are ``noun.problem`` and stable for ever. A test reads the sources and fails on a code that is not here, or that
+stands here and is raised nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of ``moor`` (a run's own code is returned unchanged)."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    CONFLICT = 5
+    NO_ROOM = 6
+    UNREACHABLE = 7
+    FINDINGS = 8
+    TIMEOUT = 124
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """What a code means: HTTP status, exit code, and a title."""
+
+    status: int
+    exit: Exit
+    title: str
+
+
+ERRORS: dict[str, ErrorKind] = {
+    "auth.missing": ErrorKind(401, Exit.DENIED, "no access key was sent"),
+    "auth.invalid": ErrorKind(401, Exit.DENIED, "the access key is not valid"),
+    "auth.denied": ErrorKind(403, Exit.DENIED, "the access key may not do this"),
+    "block.invalid": ErrorKind(422, Exit.USAGE, "a list of devices cannot be read"),
+    "body.invalid": ErrorKind(422, Exit.USAGE, "the request's body has a wrong or unknown field"),
+    "body.not_json": ErrorKind(400, Exit.USAGE, "the request's body is not JSON"),
+    "body.not_utf8": ErrorKind(400, Exit.USAGE, "the request's body is not UTF-8"),
+    "body.too_large": ErrorKind(413, Exit.USAGE, "the request's body is too large"),
+    "claim.gcds_invalid": ErrorKind(422, Exit.USAGE, "the GCDs do not divide the devices"),
+    "claim.gcds_too_few": ErrorKind(422, Exit.USAGE, "a partition over several domains needs a GCD in each"),
+    "claim.held_by_run": ErrorKind(409, Exit.CONFLICT, "the claim belongs to a run that has not ended"),
+    "claim.invalid": ErrorKind(422, Exit.USAGE, "the claim has a value that is not allowed"),
+    "claim.name_taken": ErrorKind(409, Exit.CONFLICT, "an unended claim has that name"),
+    "claim.no_lease": ErrorKind(409, Exit.CONFLICT, "the claim has no lease to renew"),
+    "claim.no_room": ErrorKind(409, Exit.NO_ROOM, "there is no room now"),
+    "claim.not_ready": ErrorKind(409, Exit.CONFLICT, "the claim has no usable partition"),
+    "claim.replicas_invalid": ErrorKind(422, Exit.USAGE, "the replicas do not divide"),
+    "claim.size_invalid": ErrorKind(422, Exit.USAGE, "the size is out of range"),
+    "claim.size_not_allowed": ErrorKind(422, Exit.USAGE, "no pool has partitions of that size"),
+    "claim.too_large": ErrorKind(422, Exit.USAGE, "the size is more than the largest partition"),
+    "claim.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such claim"),
+    "config.invalid": ErrorKind(500, Exit.USAGE, "a configuration file cannot be used"),
+    "controller.busy": ErrorKind(503, Exit.UNREACHABLE, "the controller has too much to do"),
+    "controller.running": ErrorKind(409, Exit.CONFLICT, "another controller uses this data folder"),
+    "controller.unreachable": ErrorKind(503, Exit.UNREACHABLE, "the controller cannot be reached"),
+    "credentials.unsafe": ErrorKind(401, Exit.DENIED, "others can read the credentials file"),
+    "device.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such device"),
+    "driver.unavailable": ErrorKind(503, Exit.UNREACHABLE, "the hardware's controller does not answer"),
+    "driver.unknown": ErrorKind(422, Exit.USAGE, "there is no such driver"),
+    "duration.invalid": ErrorKind(422, Exit.USAGE, "a duration cannot be read"),
+    "engine.rejected": ErrorKind(422, Exit.FAILED, "the engine will not run this job"),
+    "engine.unavailable": ErrorKind(503, Exit.UNREACHABLE, "the engine does not answer"),
+    "engine.unknown": ErrorKind(422, Exit.USAGE, "there is no such engine"),
+    "internal.error": ErrorKind(500, Exit.FAILED, "the controller met a fault of its own"),
+    "job.invalid": ErrorKind(422, Exit.USAGE, "the job cannot be used"),
+    "key.conflict": ErrorKind(409, Exit.CONFLICT, "the idempotency key was used with another request"),
+    "key.exists": ErrorKind(409, Exit.CONFLICT, "an access key with that id exists"),
+    "key.invalid": ErrorKind(422, Exit.USAGE, "the idempotency key or access key request is not allowed"),
+    "key.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such access key"),
+    "kind.unknown": ErrorKind(422, Exit.USAGE, "no pool has accelerators of that kind"),
+    "method.not_allowed": ErrorKind(405, Exit.USAGE, "the address does not take that method"),
+    "name.invalid": ErrorKind(422, Exit.USAGE, "a name has wrong characters or is too long"),
+    "owner.denied": ErrorKind(403, Exit.DENIED, "the access key may not act for that owner"),
+    "owner.invalid": ErrorKind(422, Exit.USAGE, "an owner cannot be read"),
+    "page.invalid": ErrorKind(422, Exit.USAGE, "the paging or filter values are not allowed"),
+    "partition.not_active": ErrorKind(409, Exit.CONFLICT, "the partition is not ACTIVE"),
+    "partition.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such partition"),
+    "path.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such address"),
+    "pool.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such pool"),
+    "pools.invalid": ErrorKind(422, Exit.USAGE, "the pools file cannot be used"),
+    "request.invalid": ErrorKind(400, Exit.USAGE, "the HTTP request cannot be read"),
+    "run.not_running": ErrorKind(409, Exit.CONFLICT, "the run has no processes"),
+    "run.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such run"),
+    "size.invalid": ErrorKind(422, Exit.USAGE, "a size cannot be read"),
+    "state.illegal_move": ErrorKind(409, Exit.CONFLICT, "that is not possible in its present state"),
+    "store.conflict": ErrorKind(409, Exit.CONFLICT, "somebody else changed it at the same time"),
+    "store.corrupt": ErrorKind(500, Exit.FAILED, "the database cannot be read"),
+    "store.fenced": ErrorKind(503, Exit.UNREACHABLE, "another controller leads"),
+    "store.too_new": ErrorKind(500, Exit.FAILED, "the database was made by a newer release"),
+    "store.unavailable": ErrorKind(503, Exit.UNREACHABLE, "the database cannot be written"),
+    "wait.timeout": ErrorKind(504, Exit.TIMEOUT, "what was waited for did not come in time"),
+}
+
+
+def kind_of(code: str) -> ErrorKind:
+    """What a code means; a code of a newer peer is a plain failure."""
+    return ERRORS.get(code, ErrorKind(500, Exit.FAILED, code))

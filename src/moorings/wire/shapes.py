@@ -1,0 +1,349 @@
+"""The shapes of requests and answers, version 1. Adding a field is compatible; renaming one needs a new version.
+
+Names end in ``Request`` (what is sent) or ``Body`` (what is answered). Times are RFC 3339 strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+API_VERSION = "moorings/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointShape:
+    """What the job promises about stopping: seconds, and a signal's name without SIG."""
+
+    resumable: bool = False
+    warn_signal: str = "USR1"
+    warn_s: float = 120.0
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``."""
+
+    size: int
+    kind: str = "ipu"
+    name: str | None = None
+    gcds: int = 1
+    replicas_per_gcd: int = 1
+    pool: str | None = None
+    owner: str | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    project: str = "default"
+    priority: int = 0
+    time_limit_s: float | None = None
+    preemptible: bool = False
+    checkpoint: CheckpointShape = CheckpointShape()
+    lease_s: float | None = None
+    queue: str = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRequest:
+    """``POST /v1/partitions``: a partition made by hand; it becomes a ``user/`` claim of the same name."""
+
+    name: str
+    size: int
+    kind: str = "ipu"
+    gcds: int = 1
+    replicas_per_gcd: int = 1
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorsShape:
+    """Devices and model replicas of the whole job (replicas: one a task if not given)."""
+
+    kind: str = "ipu"
+    size: int = 1
+    replicas: int | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesShape:
+    """CPUs and memory of one task; hosts of the job."""
+
+    cpus: int = 1
+    memory_bytes: int | None = None
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """A complete job, as in the job file but with nothing left to look up."""
+
+    name: str
+    command: tuple[str, ...]
+    workdir: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tasks: int = 1
+    accelerators: AcceleratorsShape = AcceleratorsShape()
+    resources: ResourcesShape = ResourcesShape()
+    project: str = "default"
+    priority: int = 0
+    time_limit_s: float | None = None
+    checkpoint: CheckpointShape = CheckpointShape()
+    checkpoint_directory: str | None = None
+    image: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """``POST /v1/runs``: start a job."""
+
+    job: JobShape
+    engine: str = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequest:
+    """``POST /v1/devices/{id}/drain``: why, for the humans after you."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRequest:
+    """``POST /v1/keys``: an access key for ``subject``; an agent's names the owners it may act for."""
+
+    subject: str
+    role: str = "user"
+    owner_prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonBody:
+    """Why something waits or was refused."""
+
+    code: str
+    message: str
+    blockers: tuple[str, ...] = ()
+    until: str | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBody:
+    """A claim. ``position`` is its place among the claims that wait (1 is next); ``devices`` is a folded list."""
+
+    id: str
+    name: str
+    owner: str
+    subject: str
+    state: str
+    kind: str
+    size: int
+    gcds: int
+    replicas_per_gcd: int
+    project: str
+    priority: int
+    preemptible: bool
+    attempt: int
+    created_at: str
+    resources: Mapping[str, int] = field(default_factory=dict)
+    checkpoint: CheckpointShape = CheckpointShape()
+    pool: str | None = None
+    partition: str | None = None
+    partition_id: str | None = None
+    devices: str | None = None
+    time_limit_s: float | None = None
+    lease_s: float | None = None
+    lease_until: str | None = None
+    position: int | None = None
+    reason: ReasonBody | None = None
+    granted_at: str | None = None
+    ready_at: str | None = None
+    ended_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionBody:
+    """A partition that exists, or is being made or removed."""
+
+    id: str
+    name: str
+    claim: str
+    owner: str
+    pool: str
+    kind: str
+    size: int
+    devices: str
+    gcds: int
+    replicas_per_gcd: int
+    state: str
+    since: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyShape:
+    """How a pool is wired."""
+
+    type: str
+    domains: int
+    domain_size: int
+    max_block: int
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBody:
+    """A pool: ``free`` devices could be given out now, ``largest`` is the largest partition that fits now.
+
+    ``available`` holds, for each allowed size (as text), how many partitions of that size could be formed now.
+    """
+
+    name: str
+    kind: str
+    driver: str
+    reachable: bool
+    devices: int
+    free: int
+    out_of_service: int
+    largest: int
+    waiting: int
+    partitions: int
+    topology: TopologyShape
+    available: Mapping[str, int]
+    resources: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityBody:
+    """``GET /v1/pools/{pool}/capacity?size=N``: how many partitions of that size could be formed now."""
+
+    pool: str
+    size: int
+    partitions: int
+    free: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBody:
+    """A device and who holds it."""
+
+    id: str
+    pool: str
+    kind: str
+    index: int
+    domain: int
+    state: str
+    reason: str = ""
+    since: str | None = None
+    partition: str | None = None
+    claim: str | None = None
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBody:
+    """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one."""
+
+    id: str
+    name: str
+    engine: str
+    subject: str
+    state: str
+    claim: str
+    attempt: int
+    job: JobShape
+    created_at: str
+    reference: str | None = None
+    partition: str | None = None
+    pool: str | None = None
+    reason: ReasonBody | None = None
+    position: int | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    task_codes: tuple[int | None, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationBody:
+    """Why a claim is where it is: every reason, what would change it, and when (where limits are known)."""
+
+    claim: str
+    state: str
+    summary: str
+    position: int | None = None
+    reasons: tuple[ReasonBody, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcdBody:
+    """What one GCD is given."""
+
+    gcd: int
+    devices: tuple[str, ...]
+    file_name: str = ""
+    file_text: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingBody:
+    """``GET /v1/claims/{id}/binding``: what the claim's job is given; only its owner and admins see it."""
+
+    partition: str
+    api: Mapping[str, str]
+    gcds: tuple[GcdBody, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBody:
+    """An access key; ``secret`` is there once, when it is made."""
+
+    id: str
+    subject: str
+    role: str
+    owner_prefix: str
+    created_at: str
+    revoked_at: str | None = None
+    secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBody:
+    """One row of the event log."""
+
+    seq: int
+    name: str
+    at: str
+    claim: str | None = None
+    partition: str | None = None
+    run: str | None = None
+    pool: str | None = None
+    device: str | None = None
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionBody:
+    """``GET /version``."""
+
+    version: str
+    api_version: str
+    installation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemBody:
+    """An error, as RFC 9457 ``application/problem+json``: ``code`` is stable, ``hint`` says what to do."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str = ""
+    retryable: bool = False
+    request_id: str = ""
+    type: str = "about:blank"

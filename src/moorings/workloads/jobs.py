@@ -1,0 +1,309 @@
+"""The job file: one format for every engine, as TOML, as ``moor run`` flags and as this Python object.
+
+::
+
+    name = "digits"
+    command = ["python3", "train.py"]
+    tasks = 2                     # processes; one GCD each
+    time = "10:00"                # limit, Slurm's spelling; none: endless
+    workdir = "."                 # relative to the job file
+    project = "default"
+    priority = 0
+
+    [accelerators]
+    kind = "ipu"
+    size = 4                      # devices of the whole job
+    replicas = 2                  # model replicas of the whole job; default: one a task
+    pool = "pod64"                # optional
+
+    [resources]
+    cpus = 2                      # a task
+    memory = "4G"                 # a task
+    nodes = 1
+
+    [environment]
+    pass = ["PATH"]               # taken from the submitter's environment
+    set = { OMP_NUM_THREADS = "1" }
+
+    [checkpoint]
+    directory = "checkpoints"
+    resumable = true
+    warn_signal = "USR1"
+    warn = "2:00"
+    grace = "0:30"
+
+    [kubernetes]
+    image = "registry.example/digits:1"
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.claims import CheckpointContract, ClaimSpec, check_spec
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_bytes, parse_duration_s
+from moorings.core.tables import Table
+
+JOB_NAME_CHARS_MAX = 63
+COMMAND_ARGS_MAX = 4096
+COMMAND_CHARS_MAX = 131_072
+ENVIRONMENT_CHARS_MAX = 262_144
+TASKS_MAX = 4096
+WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+RESERVED_PREFIXES = ("MOORINGS_", "IPUOF_")
+RESERVED_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerators:
+    """What the job needs of a pool: devices in all, and model replicas in all (None: one a task)."""
+
+    kind: str = "ipu"
+    size: int = 1
+    replicas: int | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task needs of its host, and on how many hosts the job runs."""
+
+    cpus: int = 1
+    memory_bytes: int | None = None
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job, complete: nothing of the submitter's surroundings is looked up later.
+
+    Attributes:
+        command: program and arguments of every task; no shell is put in between.
+        workdir: absolute working folder.
+        environment: the variables of every task, before the binding is added; nothing else is inherited.
+        tasks: processes, one a GCD.
+        time_limit_s: wall-clock limit of the run, or None.
+        checkpoint_directory: absolute folder, or None.
+        attempts_max: starts before a resumable job that is requeued is given up (for reclaim; later).
+    """
+
+    name: str
+    command: tuple[str, ...]
+    workdir: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tasks: int = 1
+    accelerators: Accelerators = Accelerators()
+    resources: Resources = Resources()
+    project: str = "default"
+    priority: int = 0
+    time_limit_s: float | None = None
+    checkpoint: CheckpointContract = CheckpointContract()
+    checkpoint_directory: str | None = None
+    image: str | None = None
+
+    @property
+    def command_line(self) -> str:
+        """The command as one would type it."""
+        return shlex.join(self.command)
+
+
+def check_job(job: JobSpec) -> JobSpec:
+    """``job`` if it makes sense on every engine.
+
+    Raises:
+        MooringsError: ``job.invalid``, or what ``core.claims.check_spec`` says of its claim.
+    """
+    if not _JOB_NAME.fullmatch(job.name):
+        raise MooringsError(
+            "job.invalid",
+            f"job name {job.name[:80]!r} is not allowed",
+            hint=f"use up to {JOB_NAME_CHARS_MAX} letters, digits, '-', '.' and '_'",
+        )
+    if not job.command or not job.command[0]:
+        raise MooringsError("job.invalid", "the job has no command", hint="moor run --ipus 4 -- COMMAND [ARGUMENT...]")
+    if len(job.command) > COMMAND_ARGS_MAX or sum(map(len, job.command)) > COMMAND_CHARS_MAX:
+        raise MooringsError("job.invalid", "the command is too long", hint="put it into a script and run that")
+    if not job.workdir.startswith("/"):
+        raise MooringsError("job.invalid", f"the working folder {job.workdir[:200]!r} is not absolute")
+    for text in (*job.command, job.workdir, job.checkpoint_directory or "", *job.environment.values()):
+        if "\0" in text:
+            raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
+    if not 1 <= job.tasks <= TASKS_MAX:
+        raise MooringsError("job.invalid", f"{job.tasks} tasks are out of range", hint=f"ask for 1 to {TASKS_MAX}")
+    if job.resources.cpus < 1 or job.resources.nodes < 1 or (job.resources.memory_bytes or 1) < 1:
+        raise MooringsError("job.invalid", "cpus, memory and nodes must be at least 1")
+    if job.checkpoint.warn_signal not in WARN_SIGNALS:
+        raise MooringsError(
+            "job.invalid",
+            f"warn_signal {job.checkpoint.warn_signal[:20]!r} is not allowed",
+            hint=f"use one of {', '.join(WARN_SIGNALS)}",
+        )
+    if job.checkpoint.warn_s < 0 or job.checkpoint.grace_s < 0:
+        raise MooringsError("job.invalid", "warn and grace must not be negative")
+    _check_environment(job.environment)
+    claim_of(job)
+    return job
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    if sum(len(name) + len(value) for name, value in environment.items()) > ENVIRONMENT_CHARS_MAX:
+        raise MooringsError("job.invalid", f"the environment is longer than {ENVIRONMENT_CHARS_MAX} characters")
+    for name in environment:
+        if not _VARIABLE.fullmatch(name):
+            raise MooringsError("job.invalid", f"{name[:80]!r} is not the name of a variable")
+        if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
+            raise MooringsError(
+                "job.invalid", f"the variable {name} is set by Moorings", hint="leave it out of the job's environment"
+            )
+
+
+def claim_of(job: JobSpec) -> ClaimSpec:
+    """What the job asks of the queue: one GCD a task; replicas per GCD from the job's total.
+
+    Raises:
+        MooringsError: the replicas do not divide over the tasks, or what ``core.claims.check_spec`` says.
+    """
+    total = job.accelerators.replicas if job.accelerators.replicas is not None else job.tasks
+    if total < 1 or total % job.tasks:
+        raise MooringsError(
+            "claim.replicas_invalid",
+            f"{total} replicas do not divide over {job.tasks} tasks",
+            hint="the number of replicas of the job must be a multiple of its tasks (GCDs)",
+        )
+    return check_spec(
+        ClaimSpec(
+            kind=job.accelerators.kind,
+            size=job.accelerators.size,
+            gcds=job.tasks,
+            replicas_per_gcd=total // job.tasks,
+            pool=PoolName(job.accelerators.pool) if job.accelerators.pool is not None else None,
+            project=job.project,
+            priority=job.priority,
+            time_limit_s=job.time_limit_s,
+            checkpoint=job.checkpoint,
+        )
+    )
+
+
+def parse_job(
+    text: str, *, source: str, folder: str, submitter: Mapping[str, str], default_name: str = "job"
+) -> JobSpec:
+    """The job of a job file.
+
+    Args:
+        text: the TOML text.
+        source: the file's name, for messages.
+        folder: absolute folder that relative folders start from (the job file's own).
+        submitter: the submitter's environment, from which ``environment.pass`` takes.
+        default_name: the name, if the file gives none.
+
+    Raises:
+        MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` where the numbers cannot work.
+    """
+    top = Table.parse(text, source=source, code="job.invalid")
+    accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
+    contract, directory = _checkpoint(top.table("checkpoint"), folder)
+    kubernetes = top.table("kubernetes")
+    image = kubernetes.text("image") if kubernetes.has("image") else None
+    kubernetes.finish()
+    job = JobSpec(
+        name=top.text("name", default_name),
+        command=_command(top),
+        workdir=_absolute(top.text("workdir", "."), folder),
+        environment=_environment(top.table("environment"), submitter),
+        tasks=top.integer("tasks", 1),
+        accelerators=accelerators,
+        resources=resources,
+        project=top.text("project", "default"),
+        priority=top.integer("priority", 0),
+        time_limit_s=_duration(top, "time") if top.has("time") else None,
+        checkpoint=contract,
+        checkpoint_directory=directory,
+        image=image,
+    )
+    top.finish()
+    try:
+        return check_job(job)
+    except MooringsError as error:
+        raise MooringsError(error.code, f"{source}: {error.detail}", hint=error.hint) from error
+
+
+def _command(top: Table) -> tuple[str, ...]:
+    value = top.either("command")
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            top.complain("command", f"the command cannot be read: {error}")
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    top.complain("command", "command must be a string or a list of strings", hint='command = ["python3", "train.py"]')
+
+
+def _accelerators(table: Table) -> Accelerators:
+    wanted = Accelerators(
+        kind=table.text("kind", "ipu"),
+        size=table.integer("size", 1),
+        replicas=table.integer("replicas") if table.has("replicas") else None,
+        pool=table.text("pool") if table.has("pool") else None,
+    )
+    table.finish()
+    return wanted
+
+
+def _resources(table: Table) -> Resources:
+    memory: int | None = None
+    if table.has("memory"):
+        try:
+            memory = parse_bytes(table.text("memory"))
+        except MooringsError as error:
+            table.complain("memory", error.detail, error.hint)
+    wanted = Resources(table.integer("cpus", 1), memory, table.integer("nodes", 1))
+    table.finish()
+    return wanted
+
+
+def _environment(table: Table, submitter: Mapping[str, str]) -> dict[str, str]:
+    variables = {name: submitter[name] for name in table.strings("pass", ("PATH",)) if name in submitter}
+    chosen = table.table("set")
+    for name in chosen.keys():
+        variables[name] = chosen.text(name)
+    table.finish()
+    return variables
+
+
+def _checkpoint(table: Table, folder: str) -> tuple[CheckpointContract, str | None]:
+    usual = CheckpointContract()
+    directory = _absolute(table.text("directory"), folder) if table.has("directory") else None
+    contract = CheckpointContract(
+        resumable=table.boolean("resumable", default=usual.resumable),
+        warn_signal=table.text("warn_signal", usual.warn_signal).removeprefix("SIG"),
+        warn_s=_duration(table, "warn") if table.has("warn") else usual.warn_s,
+        grace_s=_duration(table, "grace") if table.has("grace") else usual.grace_s,
+    )
+    table.finish()
+    return contract, directory
+
+
+def _duration(table: Table, key: str) -> float:
+    value = table.either(key)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return parse_duration_s(value)
+        except MooringsError as error:
+            table.complain(key, error.detail, error.hint)
+    table.complain(key, f"{key} must be a duration", hint='write "10:00", "2h" or a number of seconds')
+
+
+def _absolute(path: str, folder: str) -> str:
+    return path if path.startswith("/") else f"{folder.rstrip('/')}/{path}".removesuffix("/.")

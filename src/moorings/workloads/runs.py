@@ -1,0 +1,188 @@
+"""Runs: jobs the ML user started, from the wish to the recorded end.
+
+A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). This file holds
+the record, its states, and what the engine may report of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NewType
+
+from moorings.core.claims import ClaimId
+from moorings.core.instants import Instant
+from moorings.core.machines import advance, ends
+from moorings.workloads.jobs import JobSpec
+
+RunId = NewType("RunId", str)
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    WAITING = "WAITING"  # its claim is not READY; no process exists
+    STARTING = "STARTING"  # the partition is ACTIVE; the engine was, or is about to be, asked to start it
+    RUNNING = "RUNNING"  # the engine reports its processes
+    STOPPING = "STOPPING"  # it was asked to stop; processes may still run; the partition stays its own
+    SUCCEEDED = "SUCCEEDED"  # ended: every task exited 0
+    FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
+    CANCELLED = "CANCELLED"  # ended: somebody cancelled it
+    TIMED_OUT = "TIMED_OUT"  # ended: its time limit
+    LOST = "LOST"  # ended: its supervisor died without a record (machine restart, kill -9)
+
+
+class RunEvent(StrEnum):
+    """What can happen to a run."""
+
+    BERTH = "berth"  # its claim became READY
+    STARTED = "started"
+    STOP = "stop"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    TIME_OUT = "time_out"
+    LOSE = "lose"
+
+
+_RESULTS = {
+    RunEvent.SUCCEED: RunState.SUCCEEDED,
+    RunEvent.FAIL: RunState.FAILED,
+    RunEvent.CANCEL: RunState.CANCELLED,
+    RunEvent.TIME_OUT: RunState.TIMED_OUT,
+    RunEvent.LOSE: RunState.LOST,
+}
+
+NEXT: dict[RunState, dict[RunEvent, RunState]] = {
+    RunState.WAITING: {
+        RunEvent.BERTH: RunState.STARTING,
+        RunEvent.FAIL: RunState.FAILED,  # its claim could not be served
+        RunEvent.CANCEL: RunState.CANCELLED,
+    },
+    RunState.STARTING: {RunEvent.STARTED: RunState.RUNNING, RunEvent.STOP: RunState.STOPPING, **_RESULTS},
+    RunState.RUNNING: {RunEvent.STOP: RunState.STOPPING, **_RESULTS},
+    RunState.STOPPING: dict(_RESULTS),
+    RunState.SUCCEEDED: {},
+    RunState.FAILED: {},
+    RunState.CANCELLED: {},
+    RunState.TIMED_OUT: {},
+    RunState.LOST: {},
+}
+
+ENDED = ends(NEXT)
+
+
+class Ending(StrEnum):
+    """How an engine says a run ended."""
+
+    EXITED = "EXITED"  # every task ended by itself (or was stopped because another failed)
+    CANCELLED = "CANCELLED"  # stopped because it was asked to
+    TIMED_OUT = "TIMED_OUT"  # stopped at its time limit
+    NOT_STARTED = "NOT_STARTED"  # the command could not be started
+    LOST = "LOST"  # no record: the supervisor died
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecord:
+    """The recorded end of a run.
+
+    Attributes:
+        ending: how.
+        exit_code: what ``moor run`` exits with: the first non-zero code of a task (128 + N for signal N), else 0.
+        task_codes: each task's own code, by rank; None where it never started.
+        detail: a sentence, where there is something to say.
+    """
+
+    ending: Ending
+    exit_code: int
+    task_codes: tuple[int | None, ...] = ()
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+    detail: str = ""
+
+
+class Phase(StrEnum):
+    """What an engine sees of a run."""
+
+    ABSENT = "ABSENT"  # the engine knows nothing of it
+    STARTING = "STARTING"  # accepted; its tasks do not run yet
+    RUNNING = "RUNNING"  # its tasks run
+    ENDED = "ENDED"  # nothing of it runs; ``end`` tells how it ended
+    UNKNOWN = "UNKNOWN"  # the engine could not tell; nothing follows from it
+
+
+@dataclass(frozen=True, slots=True)
+class RunSighting:
+    """What an engine sees of one run."""
+
+    run: RunId
+    phase: Phase
+    started_at: Instant | None = None
+    end: EndRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, as it stands."""
+
+    id: RunId
+    job: JobSpec
+    engine: str
+    subject: str
+    claim: ClaimId
+    state: RunState
+    created_at: Instant
+    version: int = 1
+    attempt: int = 0
+    reference: str | None = None
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+    exit_code: int | None = None
+    task_codes: tuple[int | None, ...] = ()
+    stop_reason: str = ""
+    detail: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self.state in ENDED
+
+
+def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
+    """The run after ``event``.
+
+    Raises:
+        IllegalMoveError: the table has no such move.
+    """
+    story = (f"job {run.job.name} by {run.subject}", f"claim {run.claim}", run.detail)
+    state = advance(NEXT, "run", run.id, run.state, event, filter(None, story))
+    changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
+    if state is RunState.STOPPING:
+        return replace(changed, stop_reason=detail)
+    if state in ENDED:
+        return replace(changed, ended_at=now)
+    return changed
+
+
+def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
+    """The run after the engine's record of its end."""
+    event = {
+        Ending.CANCELLED: RunEvent.CANCEL,
+        Ending.TIMED_OUT: RunEvent.TIME_OUT,
+        Ending.NOT_STARTED: RunEvent.FAIL,
+        Ending.LOST: RunEvent.LOSE,
+        Ending.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
+    }[end.ending]
+    changed = step(run, event, now, end.detail or run.stop_reason)
+    return replace(
+        changed,
+        started_at=run.started_at or end.started_at,
+        ended_at=end.ended_at or now,
+        exit_code=end.exit_code,
+        task_codes=end.task_codes,
+    )
+
+
+def started(run: Run, now: Instant) -> Run:
+    """The run with the moment its processes were first seen."""
+    return replace(run, started_at=run.started_at or now)

@@ -1,0 +1,187 @@
+"""The runs' part of a turn: what becomes of runs when people, their claims and their engines speak.
+
+A run never touches the fleet: it puts demands (``CreateClaim``, ``ReleaseClaim``) that the same turn hands to core, and
+reads what became of its claim. So run and claim change in one transaction, and core knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.events import Event, canonical
+from moorings.core.inputs import CreateClaim, ReleaseClaim
+from moorings.core.instants import Instant
+from moorings.workloads import runs
+from moorings.workloads.jobs import JobSpec, claim_of
+from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRun:
+    """Somebody starts a job; the ids are fresh, the job was checked."""
+
+    id: RunId
+    claim: ClaimId
+    job: JobSpec
+    engine: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """Somebody wants it stopped."""
+
+    run: RunId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The engine will never start it."""
+
+    run: RunId
+    why: str
+
+
+RunInput = CreateRun | CancelRun | StartRefused | RunSighting
+Demand = CreateClaim | ReleaseClaim
+
+
+class Runs:
+    """The runs that have not ended, and which claim belongs to which."""
+
+    def __init__(self, unended: Iterable[Run] = ()) -> None:
+        self.by_id: dict[RunId, Run] = {}
+        self.by_claim: dict[ClaimId, RunId] = {}
+        self.apply(unended)
+
+    def apply(self, changed: Iterable[Run]) -> None:
+        """Take over changed runs, once the database holds them."""
+        for run in changed:
+            if run.ended:
+                self.by_id.pop(run.id, None)
+                self.by_claim.pop(run.claim, None)
+            else:
+                self.by_id[run.id] = run
+                self.by_claim[run.claim] = run.id
+
+
+class RunTurn:
+    """The runs' part of one turn: an overlay on ``Runs``, the demands it puts, the events it tells."""
+
+    def __init__(self, known: Runs, now: Instant) -> None:
+        self._known = known
+        self._claims: dict[ClaimId, RunId] = {}
+        self.now = now
+        self.changed: dict[RunId, tuple[Run, int | None]] = {}
+        self.events: list[Event] = []
+
+    def run(self, ident: RunId) -> Run | None:
+        """The run as this turn has it."""
+        changed = self.changed.get(ident)
+        return changed[0] if changed is not None else self._known.by_id.get(ident)
+
+    def take(self, given: RunInput) -> list[Demand]:
+        """Work one input in; what it demands of core. Inputs about runs that have ended change nothing."""
+        if isinstance(given, CreateRun):
+            return [self._create(given)]
+        ident = given.run
+        run = self.run(ident)
+        if run is None or run.ended:
+            return []
+        if isinstance(given, CancelRun):
+            return self._cancel(run, given.why)
+        if isinstance(given, StartRefused):
+            return self._end(run, EndRecord(Ending.NOT_STARTED, 126, detail=given.why))
+        return self._sighted(run, given)
+
+    def forget(self, ident: RunId) -> None:
+        """Undo the creation of a run whose claim was refused."""
+        run, _ = self.changed.pop(ident)
+        self._claims.pop(run.claim, None)
+        self.events = [event for event in self.events if event.run != ident]
+
+    def follow(self, claims: Iterable[Claim]) -> None:
+        """Work in what this turn made of the claims of runs."""
+        for claim in claims:
+            ident = self._claims.get(claim.id) or self._known.by_claim.get(claim.id)
+            run = self.run(ident) if ident is not None else None
+            if run is None or run.ended:
+                continue
+            if claim.state is ClaimState.READY and run.state is RunState.WAITING:
+                self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
+            elif claim.state is ClaimState.FAILED:
+                self._end(run, EndRecord(Ending.NOT_STARTED, 1, detail=_reason(claim)))
+            elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING):
+                self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
+
+    def _create(self, given: CreateRun) -> CreateClaim:
+        run = Run(
+            id=given.id,
+            job=given.job,
+            engine=given.engine,
+            subject=given.subject,
+            claim=given.claim,
+            state=RunState.WAITING,
+            created_at=self.now,
+        )
+        self.changed[run.id] = (run, None)
+        self._claims[run.claim] = run.id
+        self._tell("run.created", run, {"job": run.job.name, "command": run.job.command_line, "subject": run.subject})
+        return CreateClaim(
+            id=given.claim,
+            name=given.id,
+            owner=f"local/{given.id}",
+            subject=given.subject,
+            spec=claim_of(given.job),
+        )
+
+    def _cancel(self, run: Run, why: str) -> list[Demand]:
+        if run.state is RunState.WAITING:
+            return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=why))
+        if run.state is not RunState.STOPPING:
+            self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
+        return []
+
+    def _sighted(self, run: Run, seen: RunSighting) -> list[Demand]:
+        if run.state is RunState.WAITING:
+            return []
+        if seen.phase is Phase.RUNNING and run.state is RunState.STARTING:
+            self._move(run, RunEvent.STARTED, "run.started")
+        elif seen.phase is Phase.ENDED and seen.end is not None:
+            return self._end(run, seen.end)
+        elif seen.phase is Phase.ABSENT and run.state is RunState.STOPPING and run.started_at is None:
+            return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=run.stop_reason))  # stopped before it began
+        elif seen.phase is Phase.ABSENT and run.state in (RunState.RUNNING, RunState.STOPPING):
+            return self._end(run, EndRecord(Ending.LOST, 1, detail="the engine knows nothing of it any more"))
+        return []
+
+    def _end(self, run: Run, end: EndRecord) -> list[Demand]:
+        ended = runs.ended_by(run, end, self.now)
+        self._save(ended, run)
+        data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
+        self._tell("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
+        return [ReleaseClaim(run.claim, f"run {run.id} {ended.state}")]
+
+    def _move(
+        self, run: Run, event: RunEvent, name: str, data: dict[str, object] | None = None, detail: str = ""
+    ) -> None:
+        moved = runs.step(run, event, self.now, detail)
+        if event is RunEvent.STARTED:
+            moved = runs.started(moved, self.now)
+        self._save(moved, run)
+        self._tell(name, moved, data)
+
+    def _save(self, run: Run, before: Run) -> None:
+        known = self.changed.get(run.id)
+        self.changed[run.id] = (run, known[1] if known is not None else before.version)
+
+    def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
+        text = canonical(data) if data else "{}"
+        self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
+
+
+def _reason(claim: Claim) -> str:
+    return claim.reason.message if claim.reason is not None else f"claim {claim.id} is {claim.state}"
