@@ -40,7 +40,9 @@ class DataFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_uid != os.getuid():
-                raise MooringsError("config.invalid", f"{path} belongs to another user", hint="use a folder of your own")
+                raise MooringsError(
+                    "config.invalid", f"{path} belongs to another user", hint="use a folder of your own"
+                )
             path.chmod(0o700)
             self._lock = os.open(path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

@@ -30,5 +30,5 @@ def configure(level: str, style: str) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for chatty in ("asyncio", "alembic", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -14,7 +14,6 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
 from moorings.core.pools import PoolEntry, parse_pools
 from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -75,17 +74,24 @@ class Assembly:
     keys: Keys
     controller: Controller
 
+    async def close(self) -> None:
+        """Let go of drivers and engines; partitions and runs stay."""
+        for driver in self.hardware.drivers.values():
+            await driver.close()
+        for engine in self.running.engines.values():
+            await engine.close()
 
-def assemble(
+
+async def assemble(
     *, store: Store, entries: Sequence[PoolEntry], data: Path, pepper: bytes, policy: Policy, clock: Clock, holder: str
 ) -> Assembly:
-    """One controller over these pools, leading from now on. Needs a running event loop.
+    """One controller over these pools, leading from now on, its memory loaded.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
     """
     drivers = make_drivers(entries, data, clock)
-    epoch = store.lead(holder, Instant(clock.now()))
+    epoch = store.lead(holder, clock.now())
     installation = store.installation()
     loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
     hardware = Hardware(loop, drivers, clock, installation)
@@ -103,4 +109,5 @@ def assemble(
         ids=RandomIds(),
         installation=installation,
     )
+    await loop.load()
     return Assembly(loop, hardware, running, keys, controller)

@@ -49,8 +49,8 @@ from moorings.workloads.jobs import JobSpec, check_job
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
 
-I = TypeVar("I", bound=str)
-R = TypeVar("R")
+IdT = TypeVar("IdT", bound=str)
+RecordT = TypeVar("RecordT")
 
 UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
@@ -105,17 +105,17 @@ class Controller:
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 while claim.state not in states and not claim.ended:
-                    claim = await self._claim_now(claim) or await _next(self._claim_waits, claim.id)
+                    claim = await self._claim_change(claim)
         except TimeoutError:
             pass
         return claim
 
-    async def _claim_now(self, claim: Claim) -> Claim | None:
-        """The claim, if it has moved on since ``claim`` was read."""
+    async def _claim_change(self, claim: Claim) -> Claim:
+        """The claim once it has moved on since ``claim`` was read."""
         held = self._loop.fleet.claims.get(claim.id)
         if held is None:
             held = await asyncio.to_thread(self._store.claim, claim.id)
-        return held if held is not None and held.version > claim.version else None
+        return held if held is not None and held.version > claim.version else await _next(self._claim_waits, claim.id)
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
@@ -645,9 +645,9 @@ class Controller:
 _NO_PARTITION = PartitionId("")  # never an id
 
 
-async def _next(waits: dict[I, list[asyncio.Future[R]]], ident: I) -> R:
+async def _next(waits: dict[IdT, list[asyncio.Future[RecordT]]], ident: IdT) -> RecordT:
     """The record, the next time a turn changes it."""
-    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[RecordT] = asyncio.get_running_loop().create_future()
     waits.setdefault(ident, []).append(future)
     try:
         return await future

@@ -1,0 +1,88 @@
+"""The first access key: whoever starts a controller on a fresh data folder is its admin.
+
+The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. A context that points to
+some other controller is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import logging
+import os
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from moorings.app.folders import write_private
+from moorings.controller.keys import Keys
+from moorings.core.access import Role
+from moorings.core.errors import MooringsError
+
+log = logging.getLogger("moorings.controller")
+
+Contexts = dict[str, dict[str, str]]
+
+
+async def ensure_admin(keys: Keys, path: Path, context: str, url: str) -> None:
+    """Write an admin's access key for the controller at ``url``, unless the file has one that works.
+
+    Raises:
+        MooringsError: ``config.invalid`` if the file cannot be read or written.
+    """
+    contexts = _read(path)
+    known = contexts.get(context, {})
+    if known.get("server", url) != url and not _here(known["server"]):
+        log.warning("credentials.kept", extra={"file": str(path), "context": context, "server": known["server"]})
+        return
+    if known.get("server") == url and await _works(keys, known.get("access_key", "")):
+        return
+    _, secret = await asyncio.to_thread(keys.create, _user(), Role.ADMIN, None, "the first start")
+    contexts[context] = {"server": url, "access_key": secret}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, _render(contexts))
+    except OSError as error:
+        raise MooringsError("config.invalid", f"{path} cannot be written: {error}") from error
+    log.info("credentials.written", extra={"file": str(path), "context": context})
+
+
+async def _works(keys: Keys, secret: str) -> bool:
+    try:
+        return (await keys.authenticate(secret)).role is Role.ADMIN
+    except MooringsError:
+        return False
+
+
+def _here(server: str) -> bool:
+    return urlsplit(server).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return f"uid{os.getuid()}"
+
+
+def _read(path: Path) -> Contexts:
+    if not path.exists():
+        return {}
+    try:
+        top = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MooringsError("config.invalid", f"{path}: {error}", hint="mend or remove the file") from error
+    found = top.get("contexts", {})
+    if not isinstance(found, dict) or set(top) - {"contexts"}:
+        raise MooringsError("config.invalid", f"{path}: only [contexts.NAME] tables are known here")
+    return {name: {key: str(value) for key, value in values.items()} for name, values in found.items()}
+
+
+def _render(contexts: Contexts) -> str:
+    """The file; a JSON string is a TOML string."""
+    lines = ["# Access keys of this user, read by moor. Keep it 0600.\n"]
+    for name, values in contexts.items():
+        lines.append(f"\n[contexts.{json.dumps(name)}]\n")
+        lines += [f"{key} = {json.dumps(value)}\n" for key, value in values.items()]
+    return "".join(lines)

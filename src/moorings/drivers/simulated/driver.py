@@ -1,0 +1,227 @@
+"""The driver of simulated accelerators: the port in front, the vendor's controller behind, and between them the faults.
+
+Refused: a simulated controller behind a real socket. It would add a process to start and nothing that the port shows:
+what a network does to an order (lost, late, spoilt, done all the same) is a fault here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from moorings.core.bindings import Binding
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import Answer, Capability, PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.instants import Instant
+from moorings.core.topology import Block, Pool
+from moorings.drivers.simulated.binding import Wiring, build_binding
+from moorings.drivers.simulated.faults import Call, FaultKind, Faults
+from moorings.drivers.simulated.faults_file import FaultsFile
+from moorings.drivers.simulated.happenings import befall
+from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.partition import SimulatedPartition, VendorState
+from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.drivers.simulated.vendor import Vendor, seen_of
+from moorings.ports.clock import Clock
+
+FAULTS_FILE = "faults.toml"
+LOOK_EVERY = 50_000  # microseconds between looks at the faults file: soon for a human, nothing beside 1,000 orders/s
+
+_LOST = "deadline exceeded: no answer"
+
+_log = logging.getLogger(__name__)
+
+_FAILS = {Call.RESET: FaultKind.RESET_FAILS, Call.REMOVE: FaultKind.REMOVAL_FAILS}
+
+
+class SimulatedDriver:
+    """One pool of simulated accelerators, whose state lives in ``folder``.
+
+    Args:
+        pool: which devices there are.
+        settings: how they behave.
+        folder: the machine; made if need be. One process at a time.
+        clock: the time it lives by.
+
+    Attributes:
+        faults: the troubles in force; those of ``<folder>/faults.toml`` come and go with that file.
+
+    Raises:
+        MooringsError: ``driver.unavailable`` (the folder is in use or damaged), ``pools.invalid`` (its clusters).
+    """
+
+    def __init__(self, pool: Pool, settings: SimulatedSettings, folder: Path, clock: Clock) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._clock = clock
+        self._wiring = Wiring(pool, settings.clusters)
+        if self._wiring.problem:
+            raise MooringsError("pools.invalid", f"pool {pool.name}: {self._wiring.problem}")
+        self._machine = Machine(folder)
+        self.faults = Faults(settings.seed, self._machine.openings, self._machine.strike)
+        self._faults_file = FaultsFile(self._machine.folder / FAULTS_FILE)
+        self._vendor = Vendor(pool, settings, self._machine, self.faults)
+        self._looked_at = -LOOK_EVERY
+
+    @property
+    def capability(self) -> Capability:
+        facts = {
+            "hardware": f"simulated, in {self._machine.folder}",
+            "api": f"{self._settings.api_host}:{self._settings.api_port}",
+            "clusters": str(self._settings.clusters),
+        }
+        return Capability(name_chars_max=self._settings.name_chars_max, facts=facts)
+
+    async def create(self, order: PartitionOrder) -> Answer:
+        return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
+
+    async def reset(self, name: str) -> Answer:
+        return await self._obey(Call.RESET, name, None, partial(self._vendor.reset, name))
+
+    async def remove(self, name: str) -> Answer:
+        return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name))
+
+    async def list_partitions(self) -> Sequence[Sighting]:
+        now = self._begin()
+        if not self.faults:
+            return [self._sighting(partition, now) for partition in self._machine.partitions(now)]
+        sightings = self._troubled_listing(now)
+        await self._hang(Call.LIST, "", None)
+        return sightings
+
+    async def binding(self, order: PartitionOrder) -> Binding:
+        now = self._begin()
+        if self.faults.strike(FaultKind.TIMEOUT_BEFORE, Call.BINDING, order.name, order.block):
+            raise _unavailable(_LOST)
+        self._demand_active(order, now)
+        if self._pool.kind == "ipu":
+            self._machine.make_device_files(order.block)
+        binding = build_binding(order, self._pool, self._settings, self._wiring, self._machine.device_file)
+        await self._hang(Call.BINDING, order.name, order.block)
+        return binding
+
+    async def close(self) -> None:
+        self._machine.close()
+
+    # ---- one order, from its arrival to its answer
+
+    async def _obey(self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer]) -> Answer:
+        try:
+            now = self._begin()
+            if self.faults:
+                answer = await self._obey_troubled(call, name, block, do, now)
+            else:
+                answer = do(now)
+        except MooringsError as error:
+            answer = Answer(Verdict.UNAVAILABLE, detail=error.detail)
+        complaint = self._faults_file.complaint
+        return replace(answer, detail=f"{answer.detail}; {complaint}".strip("; ")) if complaint else answer
+
+    async def _obey_troubled(
+        self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer], now: Instant
+    ) -> Answer:
+        held = self._machine.find(name, now)
+        block = block if held is None else held.block
+        answer = self._prevented(call, name, block, held, now) or self._spoilt(call, name, block, do(now))
+        await self._hang(call, name, block)
+        return answer
+
+    def _prevented(
+        self, call: Call, name: str, block: Block | None, held: SimulatedPartition | None, now: Instant
+    ) -> Answer | None:
+        """The answer of the fault that keeps this order from being done, or None."""
+        shown = None if held is None else self._vendor.shown(held, now)
+        seen = Seen.ABSENT if shown is None else seen_of(shown)
+        down = self.faults.agent_down(block) if block is not None and shown != VendorState.REMOVING else None
+        if down is not None:
+            return Answer(down.answer, seen, f"the agent of an IPU-Machine with devices of {block} is unreachable")
+        if self.faults.strike(FaultKind.TIMEOUT_BEFORE, call, name, block):
+            return Answer(Verdict.UNAVAILABLE, detail=_LOST)
+        if self.faults.strike(FaultKind.REJECT, call, name, block):
+            return Answer(Verdict.REJECTED, seen, f"{call} of {name} refused (error 9)")
+        if held is not None and call in _FAILS and self.faults.strike(_FAILS[call], call, name, block):
+            self._machine.put(replace(held, breaks_at=now, gone_at=None), f"{call} failed")
+            return Answer(Verdict.BROKEN, Seen.ERROR, f"{call} of {name} failed: link training error")
+        return None
+
+    def _spoilt(self, call: Call, name: str, block: Block | None, answer: Answer) -> Answer:
+        """The answer as it arrives, of an order that was done."""
+        if answer.verdict is not Verdict.OK:
+            return answer
+        if self.faults.strike(FaultKind.TIMEOUT_AFTER_SUCCESS, call, name, block):
+            return Answer(Verdict.UNAVAILABLE, detail=_LOST)
+        if self.faults.strike(FaultKind.ERROR_ON_RESULT, call, name, block):
+            return Answer(Verdict.UNAVAILABLE, detail="502 Bad Gateway: upstream closed the connection")
+        return answer
+
+    async def _hang(self, call: Call, name: str, block: Block | None) -> None:
+        fault = self.faults.strike(FaultKind.HANG, call, name, block)
+        if fault is not None:
+            await self._clock.sleep(fault.seconds)
+
+    def _sighting(self, partition: SimulatedPartition, now: Instant) -> Sighting:
+        shown = self._vendor.shown(partition, now)
+        several = self._settings.clusters > 1
+        raw = f"{shown} {self._wiring.cluster(partition.block.start)}" if several else str(shown)
+        return Sighting(partition.name, seen_of(shown), partition.block, partition.mark, raw)
+
+    def _troubled_listing(self, now: Instant) -> list[Sighting]:
+        if self.faults.strike(FaultKind.LISTING_FAILS):
+            raise _unavailable("the listing failed: 502 Bad Gateway")
+        if self.faults.strike(FaultKind.LISTING_EMPTY):
+            return []
+        return [
+            self._sighting(partition, now)
+            for partition in self._machine.partitions(now)
+            if not self.faults.strike(FaultKind.LISTING_PARTIAL, None, partition.name, partition.block)
+        ]
+
+    def _demand_active(self, order: PartitionOrder, now: Instant) -> None:
+        held = self._machine.find(order.name, now)
+        ours = held is not None and (held.mark, held.block) == (order.mark, order.block)
+        shown = self._vendor.shown(held, now) if held is not None and ours else "not there, or another's"
+        if shown != VendorState.ACTIVE:
+            raise MooringsError(
+                "partition.not_active",
+                f"partition {order.name} is not active: {shown}",
+                hint="wait until it is",
+                retryable=True,
+            )
+
+    # ---- what happens by itself
+
+    def _begin(self) -> Instant:
+        """The time at which a call arrives, after everything that happened until then.
+
+        Raises:
+            MooringsError: ``driver.unavailable``.
+        """
+        if self._machine.closed:
+            raise _unavailable("the driver is closed")
+        now = self._clock.now()
+        if not 0 <= now - self._looked_at < LOOK_EVERY:
+            self._looked_at = now
+            self._look()
+        if self.faults:
+            befall(self._machine, self._pool, self.faults, self._settings.restart, now)
+        if now < self._machine.down_until:
+            raise _unavailable("connection refused: the hardware's controller is restarting")
+        return now
+
+    def _look(self) -> None:
+        """Follow the faults file."""
+        before = self._faults_file.complaint
+        faults = self._faults_file.changed()
+        complaint = self._faults_file.complaint
+        if faults is not None:
+            self._machine.keep_strikes(self.faults.of_file(faults, self._machine.struck))
+            _log.info("faults.changed pool=%s faults=%d", self._pool.name, len(faults))
+        if complaint and complaint != before:
+            _log.warning("faults.invalid pool=%s problem=%s", self._pool.name, complaint)
+
+
+def _unavailable(detail: str) -> MooringsError:
+    return MooringsError("driver.unavailable", detail, hint="Moorings asks again by itself", retryable=True)

@@ -1,0 +1,246 @@
+"""Faults: what goes wrong with simulated hardware, how often, to whom; switchable while it runs.
+
+Each fault in force decides by itself whether it strikes, from the pool's seed, its own words and how often it was
+asked: same seed, same calls, same trouble, whatever other faults are in force. Refused: one shared ``random.Random``,
+with which adding a fault would change all the others, and a restarted process would meet the same chances again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+
+from moorings.core.hardware import Verdict
+from moorings.core.topology import Block
+from moorings.drivers.simulated.settings import Kept
+
+AGENT_DEVICES = 4  # an IPU-Machine: four IPUs behind one V-IPU agent (facts: vipu section 2)
+
+
+class Call(StrEnum):
+    """What can be asked of the vendor's controller."""
+
+    CREATE = "create"
+    RESET = "reset"
+    REMOVE = "remove"
+    LIST = "list"
+    BINDING = "binding"
+
+
+ORDERS = frozenset({Call.CREATE, Call.RESET, Call.REMOVE})
+
+
+class FaultKind(StrEnum):
+    """What can go wrong."""
+
+    TIMEOUT_BEFORE = "timeout_before"  # nothing is done, no answer comes
+    TIMEOUT_AFTER_SUCCESS = "timeout_after_success"  # it is done, no answer comes
+    ERROR_ON_RESULT = "error_on_result"  # it is done, the answer is a gateway's 502
+    REJECT = "reject"  # it is refused
+    NAME_TOO_LONG = "name_too_long"  # names over ``chars`` are refused, whatever the capability promises
+    AGENT_DOWN = "agent_down"  # IPU-Machines are unreachable for as long as the fault is in force
+    SLOW = "slow"  # making, resetting or removing takes ``factor`` times as long
+    HANG = "hang"  # the answer comes ``seconds`` later than what it tells
+    LYING_UNKNOWN = "lying_unknown"  # a state nobody knows is shown
+    LISTING_FAILS = "listing_fails"
+    LISTING_EMPTY = "listing_empty"  # a listing is empty although partitions exist
+    LISTING_PARTIAL = "listing_partial"  # a partition is missing in a listing
+    BREAKS_WHILE_PROVISIONING = "breaks_while_provisioning"  # a new partition never gets ready
+    BREAKS_WHILE_ACTIVE = "breaks_while_active"  # a partition breaks ``seconds`` after it got ready
+    VANISHES = "vanishes"  # a partition disappears ``seconds`` after it got ready
+    REMOVAL_FAILS = "removal_fails"  # the partition stays, broken
+    RESET_FAILS = "reset_fails"  # the partition stays, broken
+    RESTART = "restart"  # the vendor's controller is away for ``seconds``, and may come back knowing nothing
+    STRAY = "stray"  # somebody makes a partition by hand; it goes after ``seconds``, if that is not zero
+
+
+_ONCE = frozenset({FaultKind.RESTART, FaultKind.STRAY})  # without end they would fill the pool, or never let it answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: what, how often, and to whom.
+
+    Attributes:
+        kind: what goes wrong.
+        calls: the calls it troubles, for kinds that trouble calls.
+        names: patterns of partition names, as in ``slurm-*``; empty: every name. For a stray: its name.
+        devices: only what touches one of these; None: any. For a stray: its devices.
+        probability: how likely it strikes each time it could, 0 to 1. Fates (``breaks_*``, ``vanishes``) are drawn once
+            for each partition, an agent's being down once for each IPU-Machine.
+        times: how often it strikes at most; None: endless, except for ``restart`` and ``stray``, which strike once.
+        seconds: see the kind.
+        factor: of ``slow``.
+        chars: longest name, of ``name_too_long``.
+        raw: the state shown, of ``lying_unknown``.
+        state: what ``restart`` leaves of the controller's state; None: what the pool's settings say.
+        answer: how orders that touch its devices are answered, of ``agent_down``.
+    """
+
+    kind: FaultKind
+    calls: frozenset[Call] = ORDERS
+    names: tuple[str, ...] = ()
+    devices: Block | None = None
+    probability: float = 1.0
+    times: int | None = None
+    seconds: float = 0.0
+    factor: float = 10.0
+    chars: int = 20
+    raw: str = "PS_???"
+    state: Kept | None = None
+    answer: Verdict = Verdict.BROKEN
+
+    def __post_init__(self) -> None:
+        if self.times is None and self.kind in _ONCE:
+            object.__setattr__(self, "times", 1)
+
+    def meets(self, call: Call | None, name: str, block: Block | None) -> bool:
+        """Whether it concerns that call (None: no call) for a partition of that name on that block."""
+        if self.kind is FaultKind.STRAY:
+            return True  # its names and devices are what it makes
+        if self.kind is FaultKind.NAME_TOO_LONG and len(name) <= self.chars:
+            return False
+        if call is not None and call not in self.calls:
+            return False
+        if self.names and not any(fnmatchcase(name, pattern) for pattern in self.names):
+            return False
+        return self.devices is None or (block is not None and self.devices.overlaps(block))
+
+    def words(self) -> str:
+        """It in one line, without what is as usual: equal faults have equal words."""
+        told = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                told.append(f"{field.name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}")
+        return " ".join(told)
+
+
+@dataclass(slots=True)
+class _InForce:
+    fault: Fault
+    key: str  # its words, numbered if there are equal ones: what its chance and its count hang on
+    struck: int
+    counts: bool  # whether its strikes must outlive the process
+    asked: int = 0
+
+    @property
+    def spent(self) -> bool:
+        return self.fault.times is not None and self.struck >= self.fault.times
+
+
+class Faults:
+    """The faults in force: those given here by Python, and those of a faults file.
+
+    Args:
+        seed: what all chance comes from.
+        opening: how often the machine was opened: a new process meets new chances, the same ones each time it is tried.
+        counted: told the key of a counted fault of the file each time it has struck, so that it is not forgotten.
+    """
+
+    def __init__(self, seed: int, opening: int = 1, counted: Callable[[str], None] = lambda _: None) -> None:
+        self._seed = seed
+        self._counted = counted
+        self._opening = opening
+        self._given: list[_InForce] = []
+        self._of_file: list[_InForce] = []
+        self._by_kind: dict[FaultKind, list[_InForce]] = {}
+        self._given_before: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_kind)
+
+    def __contains__(self, kind: FaultKind) -> bool:
+        return kind in self._by_kind
+
+    def add(self, *faults: Fault) -> None:
+        """Put faults in force, each with all its ``times`` left."""
+        for fault in faults:
+            words = fault.words()
+            nth = self._given_before[words] = self._given_before.get(words, 0) + 1
+            self._given.append(_InForce(fault, f"given {words} #{nth}", struck=0, counts=False))
+        self._arrange()
+
+    def remove(self, fault: Fault) -> None:
+        """Take out every fault equal to this one that was added here; none is no error."""
+        self._given = [one for one in self._given if one.fault != fault]
+        self._arrange()
+
+    def clear(self) -> None:
+        """Take out every fault that was added here; those of the file stay."""
+        self._given.clear()
+        self._arrange()
+
+    def of_file(self, faults: tuple[Fault, ...], struck: Mapping[str, int]) -> tuple[str, ...]:
+        """Replace the faults of the file; their keys.
+
+        Args:
+            faults: what the file holds now.
+            struck: how often each has struck, by key: an unchanged fault goes on counting.
+        """
+        asked = {one.key: one.asked for one in self._of_file}
+        times_met: dict[str, int] = {}
+        self._of_file = []
+        for fault in faults:
+            words = fault.words()
+            nth = times_met[words] = times_met.get(words, 0) + 1
+            key = f"{words} #{nth}"
+            counts = fault.times is not None
+            self._of_file.append(_InForce(fault, key, struck.get(key, 0), counts, asked.get(key, 0)))
+        self._arrange()
+        return tuple(one.key for one in self._of_file)
+
+    def strike(
+        self, kind: FaultKind, call: Call | None = None, name: str = "", block: Block | None = None
+    ) -> Fault | None:
+        """The fault of that kind that strikes this call now, or None."""
+        for one in self._by_kind.get(kind, ()):
+            if one.spent or not one.fault.meets(call, name, block):
+                continue
+            one.asked += 1
+            if self._likely(one, f"{self._opening}/{one.asked}"):
+                self._count(one)
+                return one.fault
+        return None
+
+    def doom(self, kind: FaultKind, name: str, block: Block, serial: int) -> Fault | None:
+        """The fault of that kind that is the fate of this partition, or None; drawn once for each serial number."""
+        for one in self._by_kind.get(kind, ()):
+            if not one.spent and one.fault.meets(None, name, block) and self._likely(one, f"fate/{serial}"):
+                self._count(one)
+                return one.fault
+        return None
+
+    def agent_down(self, block: Block) -> Fault | None:
+        """The fault that has put down an IPU-Machine which ``block`` touches, or None."""
+        for one in self._by_kind.get(FaultKind.AGENT_DOWN, ()):
+            if any(self._is_down(one, agent) for agent in dict.fromkeys(index // AGENT_DEVICES for index in block)):
+                return one.fault
+        return None
+
+    def chance(self, *what: object) -> float:
+        """A number in [0, 1) that is always the same for the same seed and the same words."""
+        words = "/".join(map(str, (self._seed, *what)))
+        return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "big") / 2**64
+
+    def _is_down(self, one: _InForce, agent: int) -> bool:
+        devices = one.fault.devices
+        machine = Block(range(agent * AGENT_DEVICES, (agent + 1) * AGENT_DEVICES))
+        return (devices is None or devices.overlaps(machine)) and self._likely(one, f"agent/{agent}")
+
+    def _likely(self, one: _InForce, moment: str) -> bool:
+        probability = one.fault.probability
+        return probability >= 1 or self.chance(one.key, moment) < probability
+
+    def _count(self, one: _InForce) -> None:
+        one.struck += 1
+        if one.counts:
+            self._counted(one.key)
+
+    def _arrange(self) -> None:
+        self._by_kind = {}
+        for one in (*self._given, *self._of_file):
+            self._by_kind.setdefault(one.fault.kind, []).append(one)

@@ -1,0 +1,219 @@
+"""The faults file: troubles a running controller's simulated hardware, by editing a text.
+
+::
+
+    [[fault]]
+    kind = "timeout_after_success"
+    calls = ["create"]
+    probability = 0.1
+
+    [[fault]]
+    kind = "agent_down"
+    devices = "0-3"
+
+It is looked at when its time, size or inode changed. A file that cannot be used changes nothing but what is told of it:
+troubling the hardware by mistake must not take it away. Refused: a command or a signal, which not every test can send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import Verdict
+from moorings.core.tables import Table
+from moorings.core.topology import Block
+from moorings.drivers.simulated.faults import ORDERS, Call, Fault, FaultKind
+from moorings.drivers.simulated.partition import VendorState
+from moorings.drivers.simulated.settings import NAME_CHARS_MAX, read_kept, read_time_s
+
+TIMES_MAX = 1_000_000
+FACTOR_MAX = 1_000_000.0
+
+_CHANCE = ("probability", "times")
+_WHOM = ("names", "devices")
+_CALL = ("calls", *_WHOM, *_CHANCE)
+
+# Which keys a kind takes, besides ``kind``: a key that would change nothing is a mistake, and is told.
+_KEYS: dict[FaultKind, tuple[str, ...]] = {
+    FaultKind.TIMEOUT_BEFORE: _CALL,
+    FaultKind.TIMEOUT_AFTER_SUCCESS: _CALL,
+    FaultKind.ERROR_ON_RESULT: _CALL,
+    FaultKind.REJECT: _CALL,
+    FaultKind.NAME_TOO_LONG: ("chars", *_WHOM, *_CHANCE),
+    FaultKind.AGENT_DOWN: ("devices", "probability", "answer"),
+    FaultKind.SLOW: ("factor", *_CALL),
+    FaultKind.HANG: ("seconds", *_CALL),
+    FaultKind.LYING_UNKNOWN: ("raw", *_WHOM, *_CHANCE),
+    FaultKind.LISTING_FAILS: _CHANCE,
+    FaultKind.LISTING_EMPTY: _CHANCE,
+    FaultKind.LISTING_PARTIAL: (*_WHOM, *_CHANCE),
+    FaultKind.BREAKS_WHILE_PROVISIONING: (*_WHOM, *_CHANCE),
+    FaultKind.BREAKS_WHILE_ACTIVE: ("seconds", *_WHOM, *_CHANCE),
+    FaultKind.VANISHES: ("seconds", *_WHOM, *_CHANCE),
+    FaultKind.REMOVAL_FAILS: (*_WHOM, *_CHANCE),
+    FaultKind.RESET_FAILS: (*_WHOM, *_CHANCE),
+    FaultKind.RESTART: ("seconds", "state", *_CHANCE),
+    FaultKind.STRAY: ("seconds", *_WHOM, *_CHANCE),
+}
+# Calls that are no orders can only be lost or late: there is nothing to be done, refused or spoilt.
+_ALSO: dict[FaultKind, frozenset[Call]] = {
+    FaultKind.TIMEOUT_BEFORE: frozenset({Call.BINDING}),
+    FaultKind.HANG: frozenset({Call.LIST, Call.BINDING}),
+}
+
+
+class FaultsFile:
+    """A faults file that is followed as it changes.
+
+    Attributes:
+        complaint: what is wrong with the file as it stands; empty if nothing is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._print: tuple[int, int, int] | None = None
+        self.complaint = ""
+
+    def changed(self) -> tuple[Fault, ...] | None:
+        """The faults in the file if it was changed since the last call and can be used; else None."""
+        try:
+            status = self._path.stat()
+            now = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except FileNotFoundError:
+            now = None
+        except OSError as error:
+            self.complaint = f"{self._path.name}: {error}"
+            return None
+        if now == self._print:
+            return None
+        self._print = now
+        try:
+            faults = parse_faults(self._path.read_text("utf-8"), source=self._path.name) if now else ()
+        except (OSError, UnicodeDecodeError, MooringsError) as error:
+            self.complaint = str(error) if isinstance(error, MooringsError) else f"{self._path.name}: {error}"
+            return None
+        self.complaint = ""
+        return faults
+
+
+def parse_faults(text: str, *, source: str = "faults.toml") -> tuple[Fault, ...]:
+    """The faults of a faults file, in its order.
+
+    Raises:
+        MooringsError: ``config.invalid``; the message names file, line and key.
+    """
+    top = Table.parse(text, source=source, code="config.invalid")
+    tables = top.tables("fault")
+    top.finish()
+    return tuple(_fault(table) for table in tables)
+
+
+def _fault(table: Table) -> Fault:
+    kind = table.text("kind")
+    if kind not in set(FaultKind):
+        table.complain("kind", f"fault kind {kind[:40]!r} is not known", hint=f"known: {', '.join(FaultKind)}")
+    fault = Fault(kind=FaultKind(kind))
+    for key in _KEYS[fault.kind]:
+        if table.has(key):
+            fault = _READERS[key](table, fault)
+    _finish(table, fault.kind)
+    return fault
+
+
+def _finish(table: Table, kind: FaultKind) -> None:
+    for key in table.keys():
+        if key != "kind" and key not in _KEYS[kind]:
+            table.complain(key, f"{key!r} is not known for {kind}", hint=f"known: {', '.join(sorted(_KEYS[kind]))}")
+
+
+def _calls(table: Table, fault: Fault) -> Fault:
+    possible = ORDERS | _ALSO.get(fault.kind, frozenset())
+    calls = table.strings("calls")
+    for call in calls:
+        if call not in possible:
+            hint = f"known: {', '.join(sorted(possible))}"
+            table.complain("calls", f"{call[:40]!r} is no call that {fault.kind} can trouble", hint)
+    return replace(fault, calls=frozenset(Call(call) for call in calls))
+
+
+def _names(table: Table, fault: Fault) -> Fault:
+    return replace(fault, names=table.strings("names"))
+
+
+def _devices(table: Table, fault: Fault) -> Fault:
+    try:
+        return replace(fault, devices=Block.parse(table.text("devices")))
+    except MooringsError as error:
+        if error.code != "block.invalid":
+            raise
+        table.complain("devices", error.detail, error.hint)
+
+
+def _probability(table: Table, fault: Fault) -> Fault:
+    probability = table.number("probability")
+    if not 0 <= probability <= 1:
+        table.complain("probability", f"probability = {probability} is not between 0 and 1")
+    return replace(fault, probability=probability)
+
+
+def _times(table: Table, fault: Fault) -> Fault:
+    return replace(fault, times=_whole(table, "times", TIMES_MAX))
+
+
+def _seconds(table: Table, fault: Fault) -> Fault:
+    return replace(fault, seconds=read_time_s(table, "seconds", 0))
+
+
+def _factor(table: Table, fault: Fault) -> Fault:
+    factor = table.number("factor")
+    if not 0 <= factor <= FACTOR_MAX:
+        table.complain("factor", f"factor = {factor} is not between 0 and {FACTOR_MAX:.0f}")
+    return replace(fault, factor=factor)
+
+
+def _chars(table: Table, fault: Fault) -> Fault:
+    return replace(fault, chars=_whole(table, "chars", NAME_CHARS_MAX))
+
+
+def _raw(table: Table, fault: Fault) -> Fault:
+    raw = table.text("raw")
+    if raw in set(VendorState):
+        table.complain("raw", f"raw = {raw!r} is a state that is known", hint="write one that is not, as in PS_???")
+    return replace(fault, raw=raw)
+
+
+def _state(table: Table, fault: Fault) -> Fault:
+    return replace(fault, state=read_kept(table, "state", "kept"))
+
+
+def _answer(table: Table, fault: Fault) -> Fault:
+    answers = {"broken": Verdict.BROKEN, "unavailable": Verdict.UNAVAILABLE}
+    answer = table.text("answer")
+    if answer not in answers:
+        table.complain("answer", f"answer = {answer[:40]!r} is not known", hint=f"write {' or '.join(answers)}")
+    return replace(fault, answer=answers[answer])
+
+
+def _whole(table: Table, key: str, most: int) -> int:
+    value = table.integer(key)
+    if not 0 <= value <= most:
+        table.complain(key, f"{key} = {value} is not between 0 and {most}")
+    return value
+
+
+_READERS: dict[str, Callable[[Table, Fault], Fault]] = {
+    "calls": _calls,
+    "names": _names,
+    "devices": _devices,
+    "probability": _probability,
+    "times": _times,
+    "seconds": _seconds,
+    "factor": _factor,
+    "chars": _chars,
+    "raw": _raw,
+    "state": _state,
+    "answer": _answer,
+}

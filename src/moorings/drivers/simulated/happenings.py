@@ -1,0 +1,101 @@
+"""What befalls simulated hardware without an order: restarts, partitions made by hand, breaking, vanishing.
+
+It happens when somebody looks, with the moments it would have had: a machine nobody asks has no observer to trouble.
+Refused: a thread or task of its own, whose timing no seed could repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moorings.core.instants import Instant, after
+from moorings.core.topology import Block, Catalogue, Pool
+from moorings.drivers.simulated.faults import FaultKind, Faults
+from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.partition import SimulatedPartition
+from moorings.drivers.simulated.settings import Kept
+
+_FATES = (FaultKind.BREAKS_WHILE_PROVISIONING, FaultKind.BREAKS_WHILE_ACTIVE, FaultKind.VANISHES)
+
+
+def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Instant) -> None:
+    """Let the faults strike that need no order; ``restart`` is what one leaves of the state if it does not say.
+
+    Raises:
+        MooringsError: ``driver.unavailable``: the machine's journal cannot be written.
+    """
+    if FaultKind.RESTART in faults and now >= machine.down_until:
+        _restart(machine, faults, restart, now)
+    if FaultKind.STRAY in faults:
+        _make_stray(machine, pool, faults, now)
+    if any(kind in faults for kind in _FATES):
+        for partition in machine.partitions(now):
+            fated = _fate(partition, faults, now)
+            if fated != partition:
+                machine.put(fated, "fated")
+
+
+def fate_of_new(made: SimulatedPartition, faults: Faults, now: Instant) -> SimulatedPartition:
+    """A partition that is being made, with the moment on the way at which it breaks, if it is to."""
+    if not faults.doom(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
+        return made
+    share = faults.chance("break", made.serial)
+    return replace(made, breaks_at=Instant(now + int(share * (made.ready_at - now))))
+
+
+def _fate(partition: SimulatedPartition, faults: Faults, now: Instant) -> SimulatedPartition:
+    """A partition with what is to become of it."""
+    if partition.gone_at is not None:
+        return partition
+    if now < partition.ready_at:
+        fresh = partition.breaks_at is None and not partition.was_reset
+        return fate_of_new(partition, faults, now) if fresh else partition
+    who = (partition.name, partition.block, partition.serial)
+    if partition.breaks_at is None and (breaks := faults.doom(FaultKind.BREAKS_WHILE_ACTIVE, *who)):
+        partition = replace(partition, breaks_at=max(now, after(partition.ready_at, breaks.seconds)))
+    if partition.vanishes_at is None and (vanishes := faults.doom(FaultKind.VANISHES, *who)):
+        partition = replace(partition, vanishes_at=max(now, after(partition.ready_at, vanishes.seconds)))
+    return partition
+
+
+def _restart(machine: Machine, faults: Faults, usual: Kept, now: Instant) -> None:
+    fault = faults.strike(FaultKind.RESTART)
+    if fault is None:
+        return
+    machine.go_down(after(now, fault.seconds))
+    if (fault.state or usual) == "lost":
+        machine.lose_all()
+
+
+def _make_stray(machine: Machine, pool: Pool, faults: Faults, now: Instant) -> None:
+    fault = faults.strike(FaultKind.STRAY)
+    if fault is None:
+        return
+    serial = machine.next_serial()
+    name = fault.names[0] if fault.names else f"stray-{serial}"
+    blocks = [fault.devices] if fault.devices is not None else _smallest_blocks(pool, faults.chance("stray", serial))
+    block = next((block for block in blocks if machine.holder(block, now) is None), None)
+    if block is None or machine.find(name, now) is not None:
+        return  # whoever tried it was refused
+    stray = SimulatedPartition(
+        serial=serial,
+        name=name,
+        block=block,
+        gcds=1,
+        replicas_per_gcd=1,
+        mark="",
+        ready_at=now,
+        vanishes_at=after(now, fault.seconds) if fault.seconds else None,
+    )
+    machine.put(stray, "made by hand")
+
+
+def _smallest_blocks(pool: Pool, share: float) -> list[Block]:
+    """The pool's smallest blocks, in order, beginning at that share of them."""
+    topology = pool.topology
+    if isinstance(topology, Catalogue):
+        blocks = [block for block in topology.blocks if len(block) == topology.sizes[0]]
+    else:
+        blocks = [Block(range(index, index + 1)) for index in range(topology.n_devices)]
+    start = int(share * len(blocks))
+    return blocks[start:] + blocks[:start]

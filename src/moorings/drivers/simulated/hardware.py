@@ -1,0 +1,222 @@
+"""The machine: which partitions exist, on which devices. It lives in a folder, so it outlives the controller's process.
+
+It only remembers and isolates. What may go wrong is ``faults``, what is answered is ``driver``. Refused: hardware held
+in the controller's memory. A ``kill -9`` would wipe it, and no test could show that nothing leaks across one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.core.topology import Block
+from moorings.drivers.simulated.journal import Journal, Record
+from moorings.drivers.simulated.partition import (
+    SimulatedPartition,
+    parse_partition,
+    parse_text,
+    parse_whole,
+)
+
+JOURNAL_VERSION = 1
+RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to what exists
+
+
+class Machine:
+    """The hardware of one pool, as its folder tells; this process alone drives it until ``close``.
+
+    Changes are written before they count, so what was answered is never forgotten.
+
+    Attributes:
+        openings: how often some process has begun to drive it; 1 is the first time.
+        down_until: until when the vendor's controller does not answer.
+        struck: how often each counted fault of the faults file has struck.
+
+    Raises:
+        MooringsError: ``driver.unavailable``: the folder is in use, or its content cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.openings = 0
+        self.down_until = Instant(0)
+        self.struck: dict[str, int] = {}
+        self._serial = 0
+        self._partitions: dict[str, SimulatedPartition] = {}
+        self._holders: dict[int, str] = {}
+        self._device_files: set[int] = set()
+        self._length_max = RECORDS_MAX
+        self._journal = Journal(self.folder)
+        try:
+            self._replay()
+            self.openings += 1
+            self._compact()
+        except MooringsError:
+            self._journal.close()
+            raise
+        self.closed = False
+
+    def find(self, name: str, now: Instant) -> SimulatedPartition | None:
+        """The partition of that name, if it exists at ``now``."""
+        partition = self._partitions.get(name)
+        return partition if partition is not None and partition.state(now) is not None else None
+
+    def holder(self, block: Block, now: Instant) -> SimulatedPartition | None:
+        """Some partition that has a device of ``block`` at ``now``, or None if they are all free."""
+        holders = self._holders
+        for index in block:
+            if index not in holders:
+                continue
+            partition = self._partitions[holders[index]]
+            if partition.state(now) is not None:
+                return partition
+            self._forget(partition)
+        return None
+
+    def partitions(self, now: Instant) -> list[SimulatedPartition]:
+        """Every partition that exists at ``now``, in the order of their making."""
+        for partition in [one for one in self._partitions.values() if one.state(now) is None]:
+            self._forget(partition)
+        return list(self._partitions.values())
+
+    def next_serial(self) -> int:
+        """A number no partition of this machine has had; it counts once such a partition is ``put``."""
+        return self._serial + 1
+
+    def put(self, partition: SimulatedPartition, why: str) -> None:
+        """Remember a new or changed partition; ``why`` is for who reads the journal."""
+        self._write({"is": "partition", "why": why, **partition.record()})
+        self._remember(partition)
+
+    def drop(self, partition: SimulatedPartition) -> None:
+        """Forget a partition: nothing is left of it, its devices are free."""
+        self._write({"is": "gone", "name": partition.name})
+        self._forget(partition)
+
+    def lose_all(self) -> None:
+        """Forget every partition, as a vendor's controller does that comes back without its storage file."""
+        self._write({"is": "lost"})
+        self._partitions.clear()
+        self._holders.clear()
+
+    def go_down(self, until: Instant) -> None:
+        """The vendor's controller does not answer until then."""
+        self._write({"is": "down", "until": until})
+        self.down_until = until
+
+    def strike(self, fault: str) -> None:
+        """Count that a fault has struck, so that a new process goes on counting."""
+        self._write({"is": "strike", "fault": fault})
+        self.struck[fault] = self.struck.get(fault, 0) + 1
+
+    def keep_strikes(self, faults: Collection[str]) -> None:
+        """Forget the strikes of all other faults."""
+        if self.struck.keys() <= set(faults):
+            return
+        kept = {fault: count for fault, count in self.struck.items() if fault in faults}
+        self._write({"is": "strikes", "struck": kept})
+        self.struck = kept
+
+    def device_file(self, index: int) -> Path:
+        """Where a job attaches to a device, by holding ``flock(LOCK_EX)`` on that (empty) file."""
+        return self.folder / "devices" / str(index)
+
+    def make_device_files(self, indices: Iterable[int]) -> None:
+        """Make the devices' files, 0600; those that exist stay, and so do the locks on them.
+
+        Raises:
+            MooringsError: ``driver.unavailable``.
+        """
+        try:
+            (self.folder / "devices").mkdir(mode=0o700, exist_ok=True)
+            for index in indices:
+                if index not in self._device_files:
+                    os.close(os.open(self.device_file(index), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                    self._device_files.add(index)
+        except OSError as error:
+            raise MooringsError("driver.unavailable", f"no device files: {error}", retryable=True) from error
+
+    def close(self) -> None:
+        """Let go of the folder; everything in it stays as it is."""
+        self._journal.close()
+        self.closed = True
+
+    def _write(self, record: Record) -> None:
+        if self._journal.length >= self._length_max:
+            self._compact()
+        self._journal.append(record)
+
+    def _compact(self) -> None:
+        self._journal.rewrite(self._snapshot())
+        self._length_max = max(RECORDS_MAX, 2 * self._journal.length)
+
+    def _remember(self, partition: SimulatedPartition) -> None:
+        before = self._partitions.get(partition.name)
+        if before is None or before.serial != partition.serial:
+            if before is not None:
+                self._forget(before)
+            self._holders.update(dict.fromkeys(partition.block, partition.name))
+        self._partitions[partition.name] = partition
+        self._serial = max(self._serial, partition.serial)
+
+    def _forget(self, partition: SimulatedPartition) -> None:
+        if self._partitions.pop(partition.name, None) is None:
+            return
+        for index in partition.block:
+            if self._holders.get(index) == partition.name:
+                del self._holders[index]
+
+    def _snapshot(self) -> Iterator[Record]:
+        yield {
+            "is": "machine",
+            "version": JOURNAL_VERSION,
+            "openings": self.openings,
+            "serial": self._serial,
+            "down_until": self.down_until,
+            "struck": self.struck,
+        }
+        for partition in self._partitions.values():
+            yield {"is": "partition", "why": "kept", **partition.record()}
+
+    def _replay(self) -> None:
+        for line, record in enumerate(self._journal.read(), start=1):
+            try:
+                self._apply(record)
+            except (TypeError, MooringsError) as error:
+                raise self._journal.damaged(line, str(error)) from error
+
+    def _apply(self, record: Record) -> None:
+        match record.get("is"):
+            case "partition":
+                self._remember(parse_partition(record))
+            case "gone":
+                gone = self._partitions.get(parse_text(record, "name"))
+                if gone is not None:
+                    self._forget(gone)
+            case "lost":
+                self._partitions.clear()
+                self._holders.clear()
+            case "down":
+                self.down_until = Instant(parse_whole(record, "until"))
+            case "strike":
+                fault = parse_text(record, "fault")
+                self.struck[fault] = self.struck.get(fault, 0) + 1
+            case "strikes":
+                self.struck = _strikes(record)
+            case "machine" if record.get("version") == JOURNAL_VERSION:
+                self.openings = parse_whole(record, "openings")
+                self._serial = parse_whole(record, "serial")
+                self.down_until = Instant(parse_whole(record, "down_until"))
+                self.struck = _strikes(record)
+            case other:
+                raise TypeError(f"a record of an unknown kind or version: {other!r}")
+
+
+def _strikes(record: Mapping[str, object]) -> dict[str, int]:
+    struck = record.get("struck")
+    if not isinstance(struck, dict):
+        raise TypeError(f"struck is {struck!r}, not an object")
+    return {str(fault): parse_whole(struck, fault) for fault in struck}

@@ -1,0 +1,115 @@
+"""Settings of a simulated pool: the table ``[pool.simulated]`` of the pools file.
+
+The times grow with the partition, as the field reports of real pods (large ones take minutes); the defaults are about a
+hundred times quicker, so that a demo on a laptop shows every state without making anybody wait.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from moorings.core.tables import Table
+
+TIME_S_MAX = 86_400.0
+NAME_CHARS_MAX = 200
+CLUSTERS_MAX = 64
+
+Kept = Literal["kept", "lost"]
+
+_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """How a simulated pool behaves when nothing is wrong.
+
+    Attributes:
+        provision_s: seconds until a new partition is ACTIVE; with all three ``*_s`` and ``*_per_device_s`` of an order
+            zero, it is done when the order returns. A third of a second is seen by eye, and does not bore.
+        provision_per_device_s: further seconds for each of its devices: 64 take about a second by default.
+        reset_s: seconds until a reset partition is ACTIVE again.
+        reset_per_device_s: further seconds for each of its devices.
+        remove_s: seconds until a removed partition is gone and its devices are free.
+        remove_per_device_s: further seconds for each of its devices.
+        seed: what all chance of this pool's faults comes from.
+        restart: whether the vendor's controller still knows its partitions after a ``restart`` fault that does not say.
+        api_host: where the vendor's controller would listen; appears in bindings only.
+        api_port: its port; 8090 is V-IPU's.
+        api_timeout_s: how long the vendor's runtime may wait for it, in whole seconds; poprun's default.
+        clusters: V-IPU clusters the devices are divided among, in equal groups of neighbours. A partition lies in one.
+        name_chars_max: longest partition name it takes; longer ones make V-IPU fail with a misleading device error.
+    """
+
+    provision_s: float = 0.3
+    provision_per_device_s: float = 0.01
+    reset_s: float = 0.2
+    reset_per_device_s: float = 0.005
+    remove_s: float = 0.1
+    remove_per_device_s: float = 0.002
+    seed: int = 0
+    restart: Kept = "kept"
+    api_host: str = "127.0.0.1"
+    api_port: int = 8090
+    api_timeout_s: int = 120
+    clusters: int = 1
+    name_chars_max: int = 36
+
+    @classmethod
+    def read(cls, table: Table) -> SimulatedSettings:
+        """The settings a pool's table holds.
+
+        Raises:
+            MooringsError: the table's code (``pools.invalid``); the message names file, line and key.
+        """
+        usual = cls()
+        settings = cls(
+            provision_s=read_time_s(table, "provision_s", usual.provision_s),
+            provision_per_device_s=read_time_s(table, "provision_per_device_s", usual.provision_per_device_s),
+            reset_s=read_time_s(table, "reset_s", usual.reset_s),
+            reset_per_device_s=read_time_s(table, "reset_per_device_s", usual.reset_per_device_s),
+            remove_s=read_time_s(table, "remove_s", usual.remove_s),
+            remove_per_device_s=read_time_s(table, "remove_per_device_s", usual.remove_per_device_s),
+            seed=table.integer("seed", usual.seed),
+            restart=read_kept(table, "restart", usual.restart),
+            api_host=_host(table, "api_host", usual.api_host),
+            api_port=_within(table, "api_port", usual.api_port, 65_535),
+            api_timeout_s=_within(table, "api_timeout_s", usual.api_timeout_s, int(TIME_S_MAX)),
+            clusters=_within(table, "clusters", usual.clusters, CLUSTERS_MAX),
+            name_chars_max=_within(table, "name_chars_max", usual.name_chars_max, NAME_CHARS_MAX),
+        )
+        table.finish()
+        return settings
+
+
+def read_time_s(table: Table, key: str, default: float) -> float:
+    """The seconds a key of the table holds, between 0 and a day."""
+    value = table.number(key, default)
+    if not 0 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
+        table.complain(key, f"{key} = {value} is not between 0 and {TIME_S_MAX:.0f} seconds")
+    return value
+
+
+def read_kept(table: Table, key: str, default: Kept) -> Kept:
+    """What a key of the table says becomes of the state in a restart."""
+    value = table.text(key, default)
+    if value == "kept":
+        return "kept"
+    if value == "lost":
+        return "lost"
+    table.complain(key, f"{key} = {value[:40]!r} is not known", hint='write "kept" or "lost"')
+
+
+def _within(table: Table, key: str, default: int, most: int) -> int:
+    value = table.integer(key, default)
+    if not 1 <= value <= most:
+        table.complain(key, f"{key} = {value} is not between 1 and {most}")
+    return value
+
+
+def _host(table: Table, key: str, default: str) -> str:
+    value = table.text(key, default)
+    if not _HOST.fullmatch(value):
+        table.complain(key, f"{key} = {value[:80]!r} is not a host name or address")
+    return value

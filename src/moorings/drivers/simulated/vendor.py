@@ -1,0 +1,143 @@
+"""The simulated vendor's controller: takes orders for the machine, refuses what real ones refuse, shows states.
+
+What it shows passes through the faults (an agent that is down, a state nobody knows); what becomes of an order on its
+way here and back is ``driver``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moorings.core.hardware import Answer, PartitionOrder, Seen, Verdict
+from moorings.core.instants import Instant, after
+from moorings.core.topology import Block, Pool
+from moorings.drivers.simulated.faults import Call, FaultKind, Faults
+from moorings.drivers.simulated.happenings import fate_of_new
+from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.partition import SimulatedPartition, VendorState
+from moorings.drivers.simulated.settings import SimulatedSettings
+
+_SEEN: dict[str, Seen] = {
+    VendorState.PROVISIONING: Seen.PROVISIONING,
+    VendorState.ACTIVE: Seen.ACTIVE,
+    VendorState.RESETTING: Seen.RESETTING,
+    VendorState.REMOVING: Seen.REMOVING,
+    VendorState.ERROR: Seen.ERROR,
+}
+
+
+def seen_of(shown: str) -> Seen:
+    """Our word for a state the vendor shows; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
+    return _SEEN.get(shown, Seen.UNKNOWN)
+
+
+class Vendor:
+    """Orders for one machine; each takes effect at ``now``, at once and as a whole."""
+
+    def __init__(self, pool: Pool, settings: SimulatedSettings, machine: Machine, faults: Faults) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._machine = machine
+        self._faults = faults
+
+    def create(self, order: PartitionOrder, now: Instant) -> Answer:
+        held = self._machine.find(order.name, now)
+        if held is not None:
+            return self._created_before(held, order, now)
+        refusal = self._refusal(order, now)
+        if refusal:
+            return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+        settings = self._settings
+        time_s = settings.provision_s + settings.provision_per_device_s * len(order.block)
+        made = SimulatedPartition(
+            serial=self._machine.next_serial(),
+            name=order.name,
+            block=order.block,
+            gcds=order.gcds,
+            replicas_per_gcd=order.replicas_per_gcd,
+            mark=order.mark,
+            ready_at=after(now, time_s * self._slowness(Call.CREATE, order.name, order.block)),
+        )
+        if self._faults:
+            made = fate_of_new(made, self._faults, now)
+        self._machine.put(made, "created")
+        return self._present(made, now)
+
+    def _created_before(self, held: SimulatedPartition, order: PartitionOrder, now: Instant) -> Answer:
+        if held.mark != order.mark:
+            return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists and is not yours")
+        if held.block != order.block:
+            return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {held.block}")
+        return self._present(held, now)
+
+    def _refusal(self, order: PartitionOrder, now: Instant) -> str:
+        """Why the vendor's controller refuses to make this partition; empty if it does not."""
+        size, topology = len(order.block), self._pool.topology
+        too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, Call.CREATE, order.name, order.block)
+        if too_long or len(order.name) > self._settings.name_chars_max:
+            return f"Failed to acquire {size} {self._pool.kind.upper()}(s)"  # as misleading as V-IPU's own words
+        if not topology.is_block(order.block):
+            return f"devices {order.block} cannot form a partition"
+        if order.gcds < 1 or size % order.gcds:
+            return f"{size} devices cannot be divided among {order.gcds} GCDs"
+        if reason := topology.why_not(size, order.gcds):
+            return reason.message
+        holder = self._machine.holder(order.block, now)
+        return f"device in use: {order.block} overlaps partition {holder.name}" if holder is not None else ""
+
+    def reset(self, name: str, now: Instant) -> Answer:
+        held = self._machine.find(name, now)
+        state = held.state(now) if held is not None else None
+        if held is None or state is VendorState.REMOVING:
+            return Answer(Verdict.REJECTED, Seen.REMOVING if held else Seen.ABSENT, f"no partition {name}")
+        if state is VendorState.PROVISIONING:
+            return Answer(Verdict.UNAVAILABLE, Seen.PROVISIONING, f"partition {name} is not ready yet")
+        if state is not VendorState.ACTIVE:
+            return self._present(held, now)
+        settings = self._settings
+        time_s = settings.reset_s + settings.reset_per_device_s * len(held.block)
+        ready_at = after(now, time_s * self._slowness(Call.RESET, name, held.block))
+        held = replace(held, ready_at=ready_at, was_reset=True)
+        self._machine.put(held, "reset")
+        return self._present(held, now)
+
+    def remove(self, name: str, now: Instant) -> Answer:
+        held = self._machine.find(name, now)
+        if held is None:
+            return Answer(Verdict.OK, Seen.ABSENT)
+        if held.gone_at is not None:
+            return Answer(Verdict.OK, Seen.REMOVING)
+        settings = self._settings
+        time_s = settings.remove_s + settings.remove_per_device_s * len(held.block)
+        gone_at = after(now, time_s * self._slowness(Call.REMOVE, name, held.block))
+        if gone_at <= now:
+            self._machine.drop(held)
+            return Answer(Verdict.OK, Seen.ABSENT)
+        self._machine.put(replace(held, gone_at=gone_at), "removed")
+        return Answer(Verdict.OK, Seen.REMOVING)
+
+    def _slowness(self, call: Call, name: str, block: Block) -> float:
+        fault = self._faults.strike(FaultKind.SLOW, call, name, block)
+        return 1.0 if fault is None else fault.factor
+
+    def _present(self, held: SimulatedPartition, now: Instant) -> Answer:
+        """The answer that tells how far a partition is that was made, now or before."""
+        seen = seen_of(self.shown(held, now))
+        if seen is Seen.ERROR:
+            return Answer(Verdict.BROKEN, seen, f"partition {held.name} is in error")
+        if seen is Seen.REMOVING:
+            return Answer(Verdict.UNAVAILABLE, seen, f"partition {held.name} is being removed")
+        return Answer(Verdict.OK, seen)
+
+    def shown(self, partition: SimulatedPartition, now: Instant) -> str:
+        """The state it shows for a partition; empty if that is no more."""
+        state = partition.state(now)
+        if state is None:
+            return ""
+        if not self._faults:
+            return state
+        lie = self._faults.strike(FaultKind.LYING_UNKNOWN, None, partition.name, partition.block)
+        if lie is not None:
+            return lie.raw
+        unreachable = state is not VendorState.REMOVING and self._faults.agent_down(partition.block) is not None
+        return VendorState.ERROR if unreachable else state

@@ -1,0 +1,391 @@
+"""What every engine must do: the contract of ``ports.engine``, as tests.
+
+An engine's test module subclasses ``EngineSuite`` and gives it a fixture ``rig``: a place where jobs can run, with
+nothing running. Whatever a test leaves running, the rig's own teardown ends::
+
+    class TestLocalEngine(EngineSuite):
+        @pytest.fixture
+        def rig(self, tmp_path): ...
+
+What jobs do is said by ``Programs``: the commands of a POSIX shell. An engine that only pretends to run something may
+give its own, as long as they behave as their names say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+from uuid import uuid4
+
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.claims import CheckpointContract
+from moorings.core.devices import PoolName, device_id
+from moorings.core.errors import MooringsError
+from moorings.ports.engine import Engine, StartOrder
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
+
+PATIENCE_S = 60.0  # for what must happen; nothing is asserted about how long it takes
+READY = b"ready"
+WARNED = b"warned"
+
+Command = tuple[str, ...]
+
+
+class Programs:
+    """Commands of jobs, for engines that run them in a POSIX shell."""
+
+    def shell(self, script: str) -> Command:
+        """A shell script."""
+        return ("/bin/sh", "-c", script)
+
+    def exits(self, code: int) -> Command:
+        """Ends at once with that code."""
+        return self.shell(f"exit {code}")
+
+    def prints(self, text: str) -> Command:
+        """Prints that line, then ends with 0."""
+        return self.shell(f"echo '{text}'")
+
+    def prints_its(self, variable: str) -> Command:
+        """Prints ``NAME=value`` of one of its variables, then ends with 0."""
+        return self.shell(f'echo "{variable}=${variable}"')
+
+    def dies_of(self, signal_name: str) -> Command:
+        """Kills itself with that signal."""
+        return self.shell(f"kill -s {signal_name} $$")
+
+    def lasts(self) -> Command:
+        """Prints ``ready``, and ends only when it is told to."""
+        return self.shell("echo ready; exec sleep 3600")
+
+    def ignores_term(self) -> Command:
+        """Prints ``ready``, and ends only when it is killed."""
+        return self.shell("trap '' TERM; echo ready; exec sleep 3600")
+
+    def leaves_well_at_term(self) -> Command:
+        """Prints ``ready``, and ends with 0 when it is told to end."""
+        return self.shell("trap 'exit 0' TERM; echo ready; sleep 3600 & wait")
+
+    def listens(self) -> Command:
+        """Prints ``ready``, then ``warned`` at each USR1, and ends only when it is told to."""
+        return self.shell("trap 'echo warned' USR1; echo ready; while :; do sleep 3600 & wait; done")
+
+    def fails_in(self, rank: int, code: int) -> Command:
+        """The task of that rank ends with that code; the others print ``ready`` and last."""
+        return self.shell(f'[ "$RANK" = {rank} ] && exit {code}; echo ready; exec sleep 3600')
+
+
+class EngineRig(Protocol):
+    """A place where jobs run."""
+
+    @property
+    def programs(self) -> Programs:
+        """What they can run."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """A folder in which they can."""
+        ...
+
+    async def open(self) -> Engine:
+        """An engine for the place as it stands, as a new controller process makes it; several may be open."""
+        ...
+
+
+def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: float | None = None) -> StartOrder:
+    """An order for a run that nobody else has; one device a task, and a grace period that no test waits for."""
+    partition = f"p-{uuid4().hex[:8]}"
+    gcds = tuple(
+        GcdBinding(
+            gcd,
+            (device_id(PoolName("pod"), gcd),),
+            file_name=f"{partition}_gcd{gcd}_ipuof.conf",
+            file_text=f'{{"gcd": {gcd}}}\n',
+        )
+        for gcd in range(tasks)
+    )
+    return StartOrder(
+        run=RunId(f"run-{uuid4().hex[:12]}"),
+        attempt=0,
+        job=JobSpec(
+            name="suite",
+            command=command,
+            workdir=workdir,
+            environment={"PATH": "/usr/bin:/bin"},
+            tasks=tasks,
+            time_limit_s=time_limit_s,
+            checkpoint=CheckpointContract(grace_s=600.0),
+        ),
+        binding=Binding(partition, {}, gcds),
+    )
+
+
+def with_contract(order: StartOrder, *, warn_s: float = 0.0, grace_s: float = 600.0) -> StartOrder:
+    """The same with another checkpoint contract."""
+    return replace(order, job=replace(order.job, checkpoint=CheckpointContract(warn_s=warn_s, grace_s=grace_s)))
+
+
+async def see(engine: Engine, run: RunId) -> RunSighting:
+    """What the engine sees of one run."""
+    (sighting,) = await engine.observe([run])
+    return sighting
+
+
+async def until(engine: Engine, run: RunId, phase: Phase) -> RunSighting:
+    """The run's sighting once it is in that phase."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (sighting := await see(engine, run)).phase is not phase:
+            assert sighting.phase is not Phase.ENDED, sighting
+            await engine.changed()
+    return sighting
+
+
+async def end_of(engine: Engine, run: RunId) -> EndRecord:
+    """How the run ended, once it has."""
+    sighting = await until(engine, run, Phase.ENDED)
+    assert sighting.end is not None
+    return sighting.end
+
+
+async def read(engine: Engine, run: RunId, *, task: int | None = None, follow: bool = False) -> bytes:
+    """All of a run's output."""
+    async with asyncio.timeout(PATIENCE_S):
+        return b"".join([chunk async for chunk in engine.logs(run, task=task, follow=follow)])
+
+
+async def printed(engine: Engine, run: RunId, text: bytes, *, task: int = 0) -> None:
+    """Returns once a task has printed that."""
+    async with asyncio.timeout(PATIENCE_S):
+        seen = b""
+        async for chunk in engine.logs(run, task=task, follow=True):
+            seen += chunk
+            if text in seen:
+                return
+    raise AssertionError(f"the run ended without {text!r}: {seen!r}")
+
+
+@asynccontextmanager
+async def opened(rig: EngineRig) -> AsyncIterator[Engine]:
+    """An engine that is closed at the end."""
+    engine = await rig.open()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def refused(demand: Awaitable[object]) -> MooringsError:
+    """What a demand is refused with."""
+    try:
+        answer = await demand
+    except MooringsError as error:
+        return error
+    raise AssertionError(f"it was not refused: {answer!r}")
+
+
+class EngineSuite:
+    """The contract; see the module."""
+
+    # -- starting
+
+    async def test_a_run_that_was_never_submitted_is_absent(self, rig: EngineRig) -> None:
+        async with opened(rig) as engine:
+            stranger = RunId("run-nobody-knows")
+            assert (await see(engine, stranger)).phase is Phase.ABSENT
+            await engine.cancel(stranger, "no longer wanted")
+            assert await read(engine, stranger, follow=True) == b""
+            assert (await see(engine, stranger)).phase is Phase.ABSENT
+
+    async def test_a_run_whose_tasks_exit_with_zero_has_exited_with_zero(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.exits(0), rig.workdir, tasks=2)
+        async with opened(rig) as engine:
+            assert await engine.submit(order)
+            end = await end_of(engine, order.run)
+        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 0, (0, 0))
+        assert end.started_at is not None
+        assert end.ended_at is not None
+        assert end.started_at <= end.ended_at
+
+    async def test_the_exit_code_is_the_tasks(self, rig: EngineRig) -> None:
+        end = await run_to_end(rig, make_order(rig.programs.exits(42), rig.workdir))
+        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 42, (42,))
+
+    async def test_a_task_killed_by_signal_n_counts_as_128_plus_n(self, rig: EngineRig) -> None:
+        end = await run_to_end(rig, make_order(rig.programs.dies_of("KILL"), rig.workdir))
+        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 137, (137,))
+
+    async def test_when_one_task_fails_the_others_are_stopped_and_its_code_counts(self, rig: EngineRig) -> None:
+        end = await run_to_end(rig, make_order(rig.programs.fails_in(2, 9), rig.workdir, tasks=3))
+        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 9, (143, 143, 9))
+        assert end.detail
+
+    async def test_a_program_that_is_not_there_was_not_started(self, rig: EngineRig) -> None:
+        end = await run_to_end(rig, make_order(("moorings-no-such-program", "--help"), rig.workdir))
+        assert (end.ending, end.exit_code) == (Ending.NOT_STARTED, 127)
+        assert "moorings-no-such-program" in end.detail
+
+    async def test_every_task_has_its_rank_and_its_run(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.prints_its("RANK"), rig.workdir, tasks=3)
+        named = make_order(rig.programs.prints_its("MOORINGS_RUN_ID"), rig.workdir)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            await engine.submit(named)
+            for rank in range(3):
+                assert await read(engine, order.run, task=rank, follow=True) == b"RANK=%d\n" % rank
+            assert await read(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
+            await end_of(engine, order.run)
+            await end_of(engine, named.run)
+
+    # -- exactly once
+
+    async def test_submitting_again_starts_nothing_anew(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.prints("once"), rig.workdir)
+        async with opened(rig) as engine:
+            first = await engine.submit(order)
+            assert await engine.submit(order) == first
+            end = await end_of(engine, order.run)
+            assert await engine.submit(order) == first
+            assert await end_of(engine, order.run) == end
+            assert await read(engine, order.run) == b"once\n"
+
+    async def test_many_who_submit_the_same_run_at_once_start_it_once(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.prints("once"), rig.workdir)
+        async with opened(rig) as one, opened(rig) as other:
+            await asyncio.gather(*(engine.submit(order) for engine in (one, other) for _ in range(4)))
+            await end_of(one, order.run)
+            await end_of(other, order.run)
+            assert await read(other, order.run) == b"once\n"
+
+    async def test_the_next_attempt_is_a_new_start_with_an_output_of_its_own(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.exits(3), rig.workdir)
+        again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.prints("again")))
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            assert (await end_of(engine, order.run)).exit_code == 3
+            await engine.submit(again)
+            assert await read(engine, order.run, follow=True) == b"again\n"
+            end = await end_of(engine, order.run)
+            assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+            await engine.submit(order)  # a late copy of the first order
+            assert await end_of(engine, order.run) == end
+
+    # -- a new controller
+
+    async def test_a_new_engine_finds_what_runs_and_what_has_ended(self, rig: EngineRig) -> None:
+        lasting, short = (
+            make_order(rig.programs.lasts(), rig.workdir),
+            make_order(rig.programs.exits(5), rig.workdir),
+        )
+        async with opened(rig) as old:
+            await old.submit(lasting)
+            await old.submit(short)
+            await until(old, lasting.run, Phase.RUNNING)
+            end = await end_of(old, short.run)
+        async with opened(rig) as new:
+            first, second = await new.observe([short.run, lasting.run])
+            assert (first.run, first.phase, first.end) == (short.run, Phase.ENDED, end)
+            assert (second.run, second.phase) == (lasting.run, Phase.RUNNING)
+            await new.cancel(lasting.run, "done with it")
+            assert (await end_of(new, lasting.run)).ending is Ending.CANCELLED
+
+    # -- stopping
+
+    async def test_a_cancelled_run_is_stopped_and_says_why(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.lasts(), rig.workdir, tasks=2)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            await until(engine, order.run, Phase.RUNNING)
+            await engine.cancel(order.run, "alice asked for it")
+            await engine.cancel(order.run, "bob asked for it")
+            end = await end_of(engine, order.run)
+            assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 143, (143, 143))
+            assert "alice" in end.detail
+            await engine.cancel(order.run, "too late")
+            assert await end_of(engine, order.run) == end
+
+    async def test_a_cancelled_run_that_leaves_well_has_still_not_succeeded(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.leaves_well_at_term(), rig.workdir)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            await printed(engine, order.run, READY)
+            await engine.cancel(order.run, "enough")
+            end = await end_of(engine, order.run)
+        assert (end.ending, end.task_codes) == (Ending.CANCELLED, (0,))
+        assert end.exit_code != 0
+
+    async def test_a_task_that_ignores_term_is_killed_after_its_grace_period(self, rig: EngineRig) -> None:
+        order = with_contract(make_order(rig.programs.ignores_term(), rig.workdir), grace_s=0.2)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            await printed(engine, order.run, READY)
+            await engine.cancel(order.run, "enough")
+            end = await end_of(engine, order.run)
+        assert (end.ending, end.exit_code) == (Ending.CANCELLED, 137)
+
+    async def test_at_its_time_limit_a_run_is_stopped(self, rig: EngineRig) -> None:
+        end = await run_to_end(rig, make_order(rig.programs.lasts(), rig.workdir, time_limit_s=1.0))
+        assert (end.ending, end.exit_code) == (Ending.TIMED_OUT, 143)
+
+    async def test_before_its_time_limit_a_run_is_warned(self, rig: EngineRig) -> None:
+        order = with_contract(make_order(rig.programs.listens(), rig.workdir, time_limit_s=3600.0), warn_s=3598.0)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            await printed(engine, order.run, WARNED)
+            assert (await see(engine, order.run)).phase is Phase.RUNNING
+            await engine.cancel(order.run, "seen enough")
+            await end_of(engine, order.run)
+
+    async def test_a_signal_reaches_every_task(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.listens(), rig.workdir, tasks=2)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            for rank in range(2):
+                await printed(engine, order.run, READY, task=rank)
+            await engine.signal(order.run, "USR1")
+            for rank in range(2):
+                await printed(engine, order.run, WARNED, task=rank)
+            await engine.cancel(order.run, "seen enough")
+            await end_of(engine, order.run)
+
+    async def test_a_run_without_processes_takes_no_signal(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.exits(0), rig.workdir)
+        async with opened(rig) as engine:
+            assert (await refused(engine.signal(order.run, "USR1"))).code == "run.not_running"
+            await engine.submit(order)
+            await end_of(engine, order.run)
+            assert (await refused(engine.signal(order.run, "USR1"))).code == "run.not_running"
+
+    # -- output
+
+    async def test_the_output_of_several_tasks_says_whose_line_is_whose(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.prints("hello"), rig.workdir, tasks=3)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            merged = await read(engine, order.run, follow=True)
+            assert sorted(merged.splitlines()) == [b"[0] hello", b"[1] hello", b"[2] hello"]
+            assert await read(engine, order.run, task=1) == b"hello\n"
+            await end_of(engine, order.run)
+
+    async def test_following_the_output_ends_with_the_run(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.lasts(), rig.workdir)
+        async with opened(rig) as engine:
+            await engine.submit(order)
+            following = asyncio.create_task(read(engine, order.run, follow=True))
+            await printed(engine, order.run, READY)
+            assert await read(engine, order.run) == b"ready\n"
+            assert not following.done()
+            await engine.cancel(order.run, "seen enough")
+            assert await following == b"ready\n"
+            assert (await see(engine, order.run)).phase is Phase.ENDED
+
+
+async def run_to_end(rig: EngineRig, order: StartOrder) -> EndRecord:
+    """How a run ends that is left alone."""
+    async with opened(rig) as engine:
+        await engine.submit(order)
+        return await end_of(engine, order.run)

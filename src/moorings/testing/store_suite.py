@@ -1,0 +1,752 @@
+"""What every store must do: the contract of ``ports.store``, as tests.
+
+A store's test module subclasses ``StoreSuite`` and gives it a fixture ``open_store``: a function without arguments that
+opens the same database each time it is called, a fresh one for each test. It must survive pickling, since one test
+opens the database in a process of its own and kills that::
+
+    class TestSqliteStore(StoreSuite):
+        @pytest.fixture
+        def open_store(self, tmp_path):
+            return functools.partial(open_sqlite, tmp_path / "moorings.db")
+
+Refused: one list of tests parametrized over all stores. It would have to know every store, and a store outside this
+project could not run it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import pytest
+
+from moorings.core.access import Role
+from moorings.core.claims import ENDED as ENDED_CLAIMS
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event, canonical
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.reasons import Reason
+from moorings.core.topology import Block
+from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Page, Save, Seq, Store
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.runs import ENDED as ENDED_RUNS
+from moorings.workloads.runs import Run, RunId, RunState
+
+POOL = PoolName("pod64")
+NOW = Instant(1_700_000_000_000_000)
+NEW = Save(None)
+DEVICES_A_CLAIM = 4
+KILL_AFTER = (1, 4, 9)  # commits that a process has made when it is killed
+PATIENCE_S = 60.0  # for another thread or process; never waited for when all is well
+
+OpenStore = Callable[[], Store]
+
+
+def a_claim(number: int = 0, **other: object) -> Claim:
+    """A pending claim, unlike that of every other number."""
+    claim = Claim(
+        id=ClaimId(f"claim-{number:04d}"),
+        name=f"job-{number}",
+        owner=f"user/ann/{number}",
+        subject="ann",
+        spec=ClaimSpec(kind="ipu", size=DEVICES_A_CLAIM),
+        state=ClaimState.PENDING,
+        arrival=Instant(NOW + number),
+    )
+    return replace(claim, **other)  # type: ignore[arg-type]
+
+
+def a_partition(number: int = 0, **other: object) -> Partition:
+    """The partition of the claim of that number, on devices of its own."""
+    first = number * DEVICES_A_CLAIM
+    partition = Partition(
+        id=PartitionId(f"part-{number:04d}"),
+        name=f"job-{number}",
+        claim=ClaimId(f"claim-{number:04d}"),
+        pool=POOL,
+        block=Block.of(range(first, first + DEVICES_A_CLAIM)),
+        gcds=2,
+        replicas_per_gcd=1,
+        state=PartitionState.PROVISIONING,
+        since=NOW,
+    )
+    return replace(partition, **other)  # type: ignore[arg-type]
+
+
+def a_run(number: int = 0, **other: object) -> Run:
+    """The run of the claim of that number."""
+    run = Run(
+        id=RunId(f"run-{number:04d}"),
+        job=JobSpec(name=f"train-{number}", command=("python3", "train.py"), workdir="/home/ann"),
+        engine="local",
+        subject="ann",
+        claim=ClaimId(f"claim-{number:04d}"),
+        state=RunState.WAITING,
+        created_at=Instant(NOW + number),
+    )
+    return replace(run, **other)  # type: ignore[arg-type]
+
+
+def an_event(name: str = "claim.created", **other: object) -> Event:
+    """An event."""
+    return replace(Event(name=name, at=NOW), **other)  # type: ignore[arg-type]
+
+
+def an_access_key(number: int = 0, **other: object) -> AccessKey:
+    """A valid access key."""
+    key = AccessKey(f"key{number}", "ann", Role.USER, "user/ann", f"{number:064x}", created_at=Instant(NOW - number))
+    return replace(key, **other)  # type: ignore[arg-type]
+
+
+def granted(*numbers: int) -> Changes:
+    """New claims, each granted, with its partition and two events."""
+    changes = Changes()
+    for number in numbers:
+        partition = a_partition(number)
+        claim = a_claim(number, state=ClaimState.GRANTED, pool=POOL, partition=partition.id, granted_at=NOW)
+        changes.claims.append((claim, NEW))
+        changes.partitions.append((partition, NEW))
+        changes.events.append(an_event("claim.created", claim=claim.id))
+        changes.events.append(an_event("claim.granted", claim=claim.id, partition=partition.id, pool=POOL))
+    return changes
+
+
+def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
+    store = open_store()
+    epoch = store.lead("doomed", NOW)
+    for number in itertools.count():
+        store.commit(epoch, granted(number))
+        done.send(number)
+
+
+class StoreSuite:
+    """Tests to subclass; see above."""
+
+    @pytest.fixture
+    def open_store(self) -> OpenStore:
+        raise NotImplementedError("a subclass has this fixture")
+
+    @pytest.fixture
+    def store(self, open_store: OpenStore) -> Iterator[Store]:
+        store = open_store()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def epoch(self, store: Store) -> Epoch:
+        return store.lead("first", NOW)
+
+    def refused(self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict") -> MooringsError:
+        """How a commit is refused; nothing of it is left."""
+        before, seq = store.load(), store.last_seq()
+        changes.events.append(an_event("turn.decided"))
+        with pytest.raises(MooringsError) as caught:
+            store.commit(epoch, changes)
+        assert caught.value.code == code, caught.value.detail
+        assert store.load() == before
+        assert store.last_seq() == seq
+        assert store.events(seq, 10) == []
+        return caught.value
+
+    # ------------------------------------------------------------------------------------------------- the whole of it
+
+    def test_a_new_store_is_empty_and_knows_its_installation(self, store: Store) -> None:
+        saved = store.load()
+        assert (saved.claims, saved.partitions, saved.devices, saved.runs) == ((), (), (), ())
+        assert saved.seq == store.last_seq() == 0
+        assert store.events(Seq(0), 10) == []
+        assert store.claims(Page()) == []
+        assert store.runs(Page()) == []
+        assert store.access_keys() == []
+        assert store.installation().isalnum()
+        store.ping()
+
+    def test_what_was_saved_is_there_when_it_is_opened_again(self, open_store: OpenStore) -> None:
+        store = open_store()
+        epoch = store.lead("first", NOW)
+        changes = granted(1, 2)
+        changes.runs.append((a_run(1), NEW))
+        changes.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
+        changes.keys.append(KeyUse("ann", "k", "d", claim=ClaimId("claim-0001")))
+        store.commit(epoch, changes)
+        store.add_access_key(an_access_key(), an_event("key.created"))
+        before = store.load(), store.events(Seq(0), 100), store.installation(), store.access_keys()
+        used = store.keys_used([("ann", "k")])
+        store.close()
+
+        again = open_store()
+        assert (again.load(), again.events(Seq(0), 100), again.installation(), again.access_keys()) == before
+        assert again.keys_used([("ann", "k")]) == used
+        assert again.lead("second", NOW) > epoch
+        again.close()
+
+    def test_records_come_back_as_they_were(self, store: Store, epoch: Epoch) -> None:
+        claim = a_claim(
+            1,
+            spec=ClaimSpec(
+                kind="ipu",
+                size=8,
+                gcds=2,
+                replicas_per_gcd=4,
+                pool=POOL,
+                resources={"memory": 1 << 40},
+                project="vision",
+                priority=-3,
+                time_limit_s=0.1 + 0.2,
+                preemptible=True,
+                checkpoint=CheckpointContract(resumable=True, warn_signal="USR2", warn_s=1.5, grace_s=2),
+                lease_s=30.0,
+                queue=QueueMode.NEVER,
+            ),
+            state=ClaimState.RECLAIMING,
+            version=7,
+            attempt=2,
+            broken=1,
+            pool=POOL,
+            partition=PartitionId("part-0001"),
+            reason=Reason("queue.no_room", "wörk \x00 \udce9 it out", ("claim-0002",), NOW, "wait"),
+            granted_at=NOW,
+            ready_at=Instant(NOW + 1),
+            lease_until=Instant(NOW + 2),
+        )
+        partition = a_partition(
+            1, block=Block.of([0, 3, 5]), state=PartitionState.ERROR, version=3, reason="\udce9 vendor \x00 speaks"
+        )
+        run = a_run(
+            1,
+            job=JobSpec(
+                name="train",
+                command=("sh", "-c", "echo 'ü' \udcff"),
+                workdir="/",
+                environment={"B": "2", "A": "1"},
+                tasks=2,
+                accelerators=Accelerators("gpu", 2, 4, "hgx"),
+                resources=Resources(3, 1 << 33, 2),
+                time_limit_s=60.0,
+                checkpoint_directory="/c",
+                image="registry.example/a:1",
+            ),
+            state=RunState.STOPPING,
+            version=4,
+            attempt=1,
+            reference="local:4711",
+            started_at=NOW,
+            exit_code=-1,
+            task_codes=(0, None, 143),
+            stop_reason="asked",
+            detail="by ann",
+        )
+        device = Device(POOL, 9, DeviceState.QUARANTINED, "it broke", NOW)
+        event = an_event(
+            "claim.granted", claim="c", partition="p", run="r", pool="q", device="q:1", data=canonical({"é": [1, None]})
+        )
+        last = store.commit(
+            epoch,
+            Changes(
+                claims=[(claim, NEW)],
+                partitions=[(partition, NEW)],
+                devices=[device],
+                runs=[(run, NEW)],
+                events=[event],
+            ),
+        )
+        saved = store.load()
+        assert saved.claims == (claim,)
+        assert saved.partitions == (partition,)
+        assert saved.devices == (device,)
+        assert saved.runs == (run,)
+        assert [row.event for row in store.events(Seq(last - 1), 10)] == [event]
+
+    # ------------------------------------------------------------------------------------------------------- one life
+
+    def test_a_life_from_new_to_ended(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        claim, partition = store.load().claims[0], store.load().partitions[0]
+
+        ready = replace(claim, state=ClaimState.READY, version=2, ready_at=NOW)
+        active = replace(partition, state=PartitionState.ACTIVE, version=2)
+        store.commit(epoch, Changes(claims=[(ready, Save(1))], partitions=[(active, Save(1))]))
+        assert store.load().claims == (ready,)
+        assert store.load().partitions == (active,)
+
+        # Two steps in one turn: the version grows by two, the save replaces what the database has.
+        released = replace(ready, state=ClaimState.RELEASED, version=4, ended_at=NOW)
+        store.commit(epoch, Changes(claims=[(released, Save(2))], removed=[(partition.id, 2)]))
+        saved = store.load()
+        assert (saved.claims, saved.partitions) == ((), ())
+        assert store.claim(claim.id) == released
+
+    def test_a_run_changes_and_ends(self, store: Store, epoch: Epoch) -> None:
+        run = a_run(1)
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)]))
+        running = replace(run, state=RunState.RUNNING, version=2, started_at=NOW, reference="local:1")
+        store.commit(epoch, Changes(runs=[(running, Save(1))]))
+        assert store.load().runs == (running,)
+        ended = replace(running, state=RunState.FAILED, version=3, exit_code=7, task_codes=(7,), ended_at=NOW)
+        store.commit(epoch, Changes(runs=[(ended, Save(2))]))
+        assert store.load().runs == ()
+        assert store.run(run.id) == ended
+
+    @pytest.mark.parametrize("state", list(ClaimState))
+    def test_only_ended_claims_are_not_loaded(self, store: Store, epoch: Epoch, state: ClaimState) -> None:
+        claim = a_claim(1, state=state)
+        store.commit(epoch, Changes(claims=[(claim, NEW)]))
+        assert store.load().claims == (() if state in ENDED_CLAIMS else (claim,))
+        assert store.claim(claim.id) == claim
+
+    @pytest.mark.parametrize("state", list(RunState))
+    def test_only_ended_runs_are_not_loaded(self, store: Store, epoch: Epoch, state: RunState) -> None:
+        run = a_run(1, state=state)
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)]))
+        assert store.load().runs == (() if state in ENDED_RUNS else (run,))
+        assert store.run(run.id) == run
+
+    def test_claims_are_loaded_in_the_order_of_arrival(self, store: Store, epoch: Epoch) -> None:
+        late, early, same = (
+            a_claim(1, arrival=Instant(9)),
+            a_claim(2, arrival=Instant(3)),
+            a_claim(0, arrival=Instant(9)),
+        )
+        store.commit(epoch, Changes(claims=[(late, NEW), (early, NEW), (same, NEW)]))
+        assert store.load().claims == (early, same, late)
+
+    def test_a_device_back_in_service_has_no_record(self, store: Store, epoch: Epoch) -> None:
+        quarantined = Device(POOL, 1, DeviceState.QUARANTINED, "broke", NOW)
+        other = Device(PoolName("hgx"), 1, DeviceState.DRAINED, "fan", NOW)
+        store.commit(epoch, Changes(devices=[quarantined, other]))
+        drained = replace(quarantined, state=DeviceState.DRAINED, reason="still broken")
+        store.commit(epoch, Changes(devices=[drained]))
+        assert set(store.load().devices) == {drained, other}
+        store.commit(epoch, Changes(devices=[replace(drained, state=DeviceState.IN_SERVICE, reason="")]))
+        assert store.load().devices == (other,)
+        store.commit(epoch, Changes(devices=[replace(drained, state=DeviceState.IN_SERVICE, reason="")]))
+        assert store.load().devices == (other,)
+
+    # ----------------------------------------------------------------------------------------- law 1: devices and names
+
+    def test_a_device_cannot_be_taken_by_a_later_commit(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        second = Changes(claims=[(a_claim(2), NEW)], partitions=[(a_partition(2, block=Block.of([7, 8, 9, 10])), NEW)])
+        assert f"{POOL}:7" in self.refused(store, epoch, second).detail
+
+    def test_a_device_cannot_be_taken_twice_by_one_commit(self, store: Store, epoch: Epoch) -> None:
+        both = Changes(
+            claims=[(a_claim(1), NEW), (a_claim(2), NEW)],
+            partitions=[
+                (a_partition(1, block=Block.of([0, 1])), NEW),
+                (a_partition(2, block=Block.of([1, 2])), NEW),
+            ],
+        )
+        assert f"{POOL}:1" in self.refused(store, epoch, both).detail
+
+    def test_the_same_device_number_of_another_pool_is_another_device(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        elsewhere = a_partition(2, pool=PoolName("hgx"), block=a_partition(1).block, name="job-1")
+        store.commit(epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(elsewhere, NEW)]))
+        assert {partition.id for partition in store.load().partitions} == {"part-0001", "part-0002"}
+
+    def test_devices_and_name_of_a_removed_partition_can_be_taken_by_the_same_commit(
+        self, store: Store, epoch: Epoch
+    ) -> None:
+        store.commit(epoch, granted(1))
+        heir = a_partition(2, block=a_partition(1).block, name="job-1")
+        store.commit(
+            epoch,
+            Changes(removed=[(PartitionId("part-0001"), 1)], claims=[(a_claim(2), NEW)], partitions=[(heir, NEW)]),
+        )
+        assert store.load().partitions == (heir,)
+
+    def test_a_failed_removal_leaves_the_devices_taken(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        self.refused(store, epoch, Changes(removed=[(PartitionId("part-0001"), 9)]))
+        thief = a_partition(2, block=a_partition(1).block)
+        self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(thief, NEW)]))
+
+    def test_names_of_live_partitions_are_unique_in_a_pool(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        namesake = Changes(claims=[(a_claim(2), NEW)], partitions=[(a_partition(2, name="job-1"), NEW)])
+        assert "job-1" in self.refused(store, epoch, namesake).detail
+
+    def test_a_partition_belongs_to_a_claim(self, store: Store, epoch: Epoch) -> None:
+        error = self.refused(store, epoch, Changes(partitions=[(a_partition(5), NEW)]))
+        assert "claim-0005" in error.detail
+
+    # ---------------------------------------------------------------------------------------------- versions, ids, keys
+
+    @pytest.mark.parametrize("kind", ["claim", "partition", "run"])
+    @pytest.mark.parametrize("expected", [1, 3])
+    def test_a_save_of_another_version_is_a_conflict(
+        self, store: Store, epoch: Epoch, kind: str, expected: int
+    ) -> None:
+        changes = granted(1, 2)
+        changes.runs += [(a_run(1), NEW), (a_run(2), NEW)]
+        store.commit(epoch, changes)
+        saved = store.load()
+        # The first of each is right and must not stay; the second has version 2 by now.
+        second = {
+            "claim": Changes(claims=[(replace(saved.claims[1], version=2), Save(1))]),
+            "partition": Changes(partitions=[(replace(saved.partitions[1], version=2), Save(1))]),
+            "run": Changes(runs=[(replace(saved.runs[1], version=2), Save(1))]),
+        }[kind]
+        store.commit(epoch, second)
+        stale = {
+            "claim": Changes(
+                claims=[
+                    (replace(saved.claims[0], attempt=5, version=2), Save(1)),
+                    (replace(saved.claims[1], attempt=5, version=expected + 1), Save(expected)),
+                ]
+            ),
+            "partition": Changes(
+                partitions=[
+                    (replace(saved.partitions[0], state=PartitionState.ACTIVE, version=2), Save(1)),
+                    (replace(saved.partitions[1], state=PartitionState.ACTIVE, version=9), Save(expected)),
+                ]
+            ),
+            "run": Changes(
+                runs=[
+                    (replace(saved.runs[0], attempt=5, version=2), Save(1)),
+                    (replace(saved.runs[1], attempt=5, version=9), Save(expected)),
+                ]
+            ),
+        }[kind]
+        error = self.refused(store, epoch, stale)
+        assert "0002" in error.detail
+        assert f"version 2, not {expected}" in error.detail
+
+    def test_a_save_of_what_is_not_there_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
+        assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(1, version=2), Save(1))])).detail
+
+    def test_a_removal_of_another_version_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1, 2))
+        removed = [(PartitionId("part-0001"), 1), (PartitionId("part-0002"), 2)]
+        assert "part-0002 has version 1, not 2" in self.refused(store, epoch, Changes(removed=removed)).detail
+
+    def test_a_removal_of_what_is_not_there_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
+        assert "part-0001" in self.refused(store, epoch, Changes(removed=[(PartitionId("part-0001"), 1)])).detail
+
+    def test_what_identifies_a_record_never_changes(self, store: Store, epoch: Epoch) -> None:
+        store.commit(epoch, granted(1))
+        self.refused(store, epoch, Changes(claims=[(a_claim(1, owner="user/eve", version=2), Save(1))]))
+        moved = a_partition(1, block=Block.of(range(8, 12)), version=2)
+        self.refused(store, epoch, Changes(partitions=[(moved, Save(1))]))
+
+    def test_an_id_is_used_once(self, store: Store, epoch: Epoch) -> None:
+        changes = granted(1)
+        changes.runs.append((a_run(1), NEW))
+        store.commit(epoch, changes)
+        assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW), (a_claim(1), NEW)])).detail
+        same = a_partition(2, id=PartitionId("part-0001"))
+        error = self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(same, NEW)]))
+        assert "part-0001" in error.detail
+        assert "run-0001" in self.refused(store, epoch, Changes(runs=[(a_run(1), NEW)])).detail
+        twice = Changes(claims=[(a_claim(3), NEW), (a_claim(3), NEW)])
+        assert "claim-0003" in self.refused(store, epoch, twice).detail
+
+    def test_an_idempotency_key_is_used_once_for_ever(self, store: Store, epoch: Epoch) -> None:
+        use = KeyUse("ann", "k1", "digest", claim=ClaimId("claim-0001"))
+        store.commit(epoch, Changes(claims=[(a_claim(1, state=ClaimState.CANCELLED), NEW)], keys=[use]))
+        again = Changes(claims=[(a_claim(2), NEW)], keys=[replace(use, digest="other", claim=ClaimId("claim-0002"))])
+        assert "k1" in self.refused(store, epoch, again).detail
+        other = KeyUse("bob", "k1", "digest", run=RunId("run-0001"))
+        store.commit(epoch, Changes(keys=[other]))
+        pairs = [("ann", "k1"), ("bob", "k1"), ("ann", "k2"), ("eve", "k1")]
+        assert store.keys_used(pairs) == {("ann", "k1"): use, ("bob", "k1"): other}
+        assert store.keys_used([]) == {}
+
+    def test_many_keys_are_found_at_once(self, store: Store, epoch: Epoch) -> None:
+        uses = [KeyUse("ann", f"k{number}", "d") for number in range(1000)]
+        store.commit(epoch, Changes(keys=uses))
+        assert len(store.keys_used([("ann", f"k{number}") for number in range(500, 1500)])) == 500
+
+    # ---------------------------------------------------------------------------------------------------------- leading
+
+    def test_an_earlier_leader_saves_nothing_more(self, open_store: OpenStore) -> None:
+        old, new = open_store(), open_store()
+        first = old.lead("first", NOW)
+        old.commit(first, granted(1))
+        second = new.lead("second", NOW)
+        assert second > first
+        error = self.refused(old, first, granted(2), "store.fenced")
+        assert "second" in error.detail
+        self.refused(new, first, granted(2), "store.fenced")
+        new.commit(second, granted(2))
+        third = old.lead("first again", NOW)
+        old.commit(third, granted(3))
+        self.refused(new, second, granted(4), "store.fenced")
+        assert len(old.load().claims) == len(new.load().claims) == 3
+        old.close()
+        new.close()
+
+    def test_nobody_saves_before_somebody_leads(self, store: Store) -> None:
+        self.refused(store, Epoch(1), granted(1), "store.fenced")
+
+    def test_leading_is_told(self, store: Store) -> None:
+        epoch = store.lead("host-1/4711", NOW)
+        (row,) = store.events(Seq(0), 10)
+        assert (row.event.name, row.event.at) == ("controller.led", NOW)
+        assert row.event.data == canonical({"epoch": epoch, "holder": "host-1/4711"})
+
+    # ------------------------------------------------------------------------------------------------------ the outbox
+
+    def test_events_are_numbered_in_the_order_of_commits(self, store: Store, epoch: Epoch) -> None:
+        start = store.last_seq()
+        last = store.commit(epoch, Changes(events=[an_event(data=canonical({"n": number})) for number in range(3)]))
+        store.add_access_key(an_access_key(), an_event("key.created"))
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)]))
+        end = store.commit(epoch, Changes(events=[an_event("turn.decided")]))
+        found = store.events(start, 100)
+        assert [row.seq for row in found] == list(range(start + 1, end + 1))
+        assert [row.event.name for row in found] == [*["claim.created"] * 3, "key.created", "turn.decided"]
+        assert [row.event.data for row in found[:3]] == ['{"n":0}', '{"n":1}', '{"n":2}']
+        assert last == start + 3
+        assert store.last_seq() == store.load().seq == end
+
+    def test_a_refused_commit_uses_no_number(self, store: Store, epoch: Epoch) -> None:
+        start = store.last_seq()
+        self.refused(store, epoch, Changes(removed=[(PartitionId("none"), 1)], events=[an_event()]))
+        assert store.commit(epoch, Changes(events=[an_event()])) == start + 1
+
+    def test_events_are_read_from_a_number_on(self, store: Store, epoch: Epoch) -> None:
+        start = store.last_seq()
+        store.commit(epoch, Changes(events=[an_event()] * 10))
+        assert [row.seq - start for row in store.events(Seq(start + 4), 3)] == [5, 6, 7]
+        assert [row.seq - start for row in store.events(Seq(start + 9), 3)] == [10]
+        assert store.events(Seq(start + 10), 3) == []
+        assert store.events(Seq(0), 0) == []
+
+    def test_events_are_chosen_by_claim_run_and_name(self, store: Store, epoch: Epoch) -> None:
+        events = [
+            an_event("claim.created", claim="c1"),
+            an_event("claim.created", claim="c2", run="r1"),
+            an_event("run.created", claim="c2", run="r1"),
+            an_event("partition.active", claim="c1"),
+            an_event("claimant.seen"),
+        ]
+        start = store.last_seq()
+        store.commit(epoch, Changes(events=events))
+
+        def found(**chosen: object) -> list[int]:
+            return [row.seq - start - 1 for row in store.events(start, 100, **chosen)]  # type: ignore[arg-type]
+
+        assert found(claim="c1") == [0, 3]
+        assert found(run="r1") == [1, 2]
+        assert found(claim="c2", run="r1", names=["run.*"]) == [2]
+        assert found(names=["claim.*"]) == [0, 1]
+        assert found(names=["claim.created", "partition.*"]) == [0, 1, 3]
+        assert found(names=["claim"]) == []
+        assert found(names=["%.created"]) == []
+        assert found(claim="c3") == []
+        assert store.events(start, 1, claim="c1")[0].seq == start + 1
+
+    def test_text_that_is_not_unicode_does_not_stop_a_commit(self, store: Store, epoch: Epoch) -> None:
+        start = store.last_seq()
+        store.commit(epoch, Changes(events=[an_event(data=canonical({"command": "ls \udce9", "é": "ü"}))]))
+        (row,) = store.events(start, 10)
+        assert row.event.data == '{"command":"ls \\udce9","é":"ü"}'  # other bytes, the same JSON
+
+    # ------------------------------------------------------------------------------------------------------------ lists
+
+    def test_claims_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
+        claims = [a_claim(number, arrival=Instant(NOW + number // 3)) for number in range(20)]
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
+        assert self.paged(lambda page: store.claims(page), 7) == [claim.id for claim in claims]
+        assert store.claims(Page(limit=0)) == []
+        assert store.claims(Page(after="claim-9999")) == []
+
+    def test_claims_are_chosen_by_state_owner_and_pool(self, store: Store, epoch: Epoch) -> None:
+        states = (ClaimState.PENDING, ClaimState.READY, ClaimState.RELEASED)
+        claims = [
+            a_claim(
+                number,
+                state=states[number % 3],
+                owner=("user/ann", "user/anna", "slurm/c1/7")[number % 2 + (number > 8)],
+                pool=POOL if number % 4 == 0 else None,
+            )
+            for number in range(12)
+        ]
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in claims]))
+
+        def expected(chosen: Callable[[Claim], bool]) -> list[str]:
+            return [claim.id for claim in claims if chosen(claim)]
+
+        live = frozenset({ClaimState.PENDING, ClaimState.READY})
+        for size in (1, 2, 100):
+            listed = self.paged(lambda page: store.claims(page, states=live), size)
+            assert listed == expected(lambda claim: claim.state in live)
+            listed = self.paged(lambda page: store.claims(page, states=live, owner_prefix="user/anna"), size)
+            assert listed == expected(lambda claim: claim.state in live and claim.owner == "user/anna")
+            listed = self.paged(lambda page: store.claims(page, pool=POOL, owner_prefix="user/"), size)
+            assert listed == expected(lambda claim: claim.pool == POOL and claim.owner.startswith("user/"))
+        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/ann")] == expected(
+            lambda claim: claim.owner.startswith("user/ann")
+        )
+        assert store.claims(Page(), owner_prefix="user%") == []
+        assert len(store.claims(Page(), owner_prefix="")) == len(claims)
+        assert store.claims(Page(), states=frozenset()) == []
+        assert store.claims(Page(), pool="none") == []
+
+    def test_runs_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
+        runs = [
+            a_run(
+                number,
+                created_at=Instant(NOW + number // 2),
+                subject=("ann", "bob")[number % 2],
+                state=(RunState.RUNNING, RunState.FAILED, RunState.LOST)[number % 3],
+            )
+            for number in range(12)
+        ]
+        store.commit(
+            epoch,
+            Changes(claims=[(a_claim(number), NEW) for number in range(12)], runs=[(run, NEW) for run in runs]),
+        )
+        ended = frozenset({RunState.FAILED, RunState.LOST})
+        for size in (1, 5, 100):
+            assert self.paged(lambda page: store.runs(page), size) == [run.id for run in runs]
+            listed = self.paged(lambda page: store.runs(page, states=ended, subject="bob"), size)
+            assert listed == [run.id for run in runs if run.state in ended and run.subject == "bob"]
+
+    def paged(self, read: Callable[[Page], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
+        """The ids of all pages, read one after the other."""
+        ids: list[str] = []
+        while True:
+            page = read(Page(size, ids[-1] if ids else None))
+            assert len(page) <= size
+            ids.extend(item.id for item in page)
+            if len(page) < size:
+                return ids
+
+    def test_a_claim_is_found_by_id_and_by_name(self, store: Store, epoch: Epoch) -> None:
+        ended = a_claim(1, name="train", state=ClaimState.RELEASED)
+        live = a_claim(2, name="train", state=ClaimState.READY)
+        later = a_claim(3, name="train", state=ClaimState.FAILED)
+        odd = a_claim(4, name="claim-0001")  # a name like another one's id
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in (ended, live, later, odd)]))
+        assert store.claim("claim-0001") == ended
+        assert store.claim("train") == live
+        store.commit(epoch, Changes(claims=[(replace(live, state=ClaimState.RELEASED, version=2), Save(1))]))
+        assert store.claim("train") == later
+        assert store.claim("nobody") is None
+
+    def test_a_run_is_found_by_id_and_by_name(self, store: Store, epoch: Epoch) -> None:
+        first = a_run(1, job=replace(a_run().job, name="train"))
+        second = a_run(2, job=replace(a_run().job, name="train"), state=RunState.FAILED)
+        claims = [(a_claim(1), NEW), (a_claim(2), NEW)]
+        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)]))
+        assert store.run("run-0001") == first
+        assert store.run("train") == second
+        assert store.run("nobody") is None
+
+    # ----------------------------------------------------------------------------------------------------- access keys
+
+    def test_access_keys_are_kept_oldest_first(self, store: Store) -> None:
+        keys = [an_access_key(number) for number in range(3)]
+        for key in keys:
+            store.add_access_key(key, an_event("key.created"))
+        assert store.access_keys() == keys[::-1]
+        assert store.access_key("key1") == keys[1]
+        assert store.access_key("key9") is None
+        assert [row.event.name for row in store.events(Seq(0), 10)] == ["key.created"] * 3
+
+    def test_an_access_keys_id_is_used_once(self, store: Store) -> None:
+        store.add_access_key(an_access_key(), an_event("key.created"))
+        with pytest.raises(MooringsError) as caught:
+            store.add_access_key(an_access_key(subject="eve"), an_event("key.created"))
+        assert caught.value.code == "key.exists"
+        assert store.access_keys() == [an_access_key()]
+        assert store.last_seq() == 1
+
+    def test_an_access_key_is_revoked_once(self, store: Store) -> None:
+        store.add_access_key(an_access_key(), an_event("key.created"))
+        later = Instant(NOW + 5)
+        assert store.revoke_access_key("key0", an_event("key.revoked", at=later))
+        assert store.access_key("key0") == an_access_key(revoked_at=later)
+        assert not store.revoke_access_key("key0", an_event("key.revoked", at=Instant(later + 1)))
+        assert not store.revoke_access_key("key9", an_event("key.revoked"))
+        assert store.access_key("key0") == an_access_key(revoked_at=later)
+        assert [row.event.name for row in store.events(Seq(0), 10)] == ["key.created", "key.revoked"]
+
+    # ---------------------------------------------------------------------------------------------- others at same time
+
+    def test_readers_see_whole_commits_while_a_writer_works(self, store: Store, epoch: Epoch) -> None:
+        # Each commit makes two claims with their partitions and four events. Readers go on for as long as it writes.
+        start, written = store.last_seq(), threading.Event()
+
+        def watch() -> int:
+            n_claims = n_reads = 0
+            while not written.is_set() or not n_reads:
+                saved = store.load()
+                assert len(saved.claims) % 2 == 0
+                assert {partition.claim for partition in saved.partitions} == {claim.id for claim in saved.claims}
+                assert saved.seq == start + 2 * len(saved.claims)
+                assert len(saved.claims) >= n_claims
+                n_claims, n_reads = len(saved.claims), n_reads + 1
+            return n_reads
+
+        with ThreadPoolExecutor() as threads:
+            readers = [threads.submit(watch) for _ in range(3)]
+            try:
+                for number in range(0, 200, 2):
+                    store.commit(epoch, granted(number, number + 1))
+            finally:
+                written.set()
+            assert all(reader.result(PATIENCE_S) for reader in readers)
+
+    def test_of_two_writers_each_gets_its_own_numbers(self, open_store: OpenStore, store: Store, epoch: Epoch) -> None:
+        other = open_store()
+        start = store.last_seq()
+
+        def add_keys() -> None:
+            for number in range(25):
+                other.add_access_key(an_access_key(number), an_event("key.created"))
+
+        with ThreadPoolExecutor() as threads:
+            adding = threads.submit(add_keys)
+            given = [store.commit(epoch, Changes(events=[an_event("turn.decided")] * 2)) for _ in range(25)]
+            adding.result(PATIENCE_S)
+        found = store.events(start, 1000)
+        assert [row.seq for row in found] == list(range(start + 1, start + 76))
+        names = {row.seq: row.event.name for row in found}
+        assert all(names[last] == names[Seq(last - 1)] == "turn.decided" for last in given)
+        other.close()
+
+    @pytest.mark.parametrize("kill_after", KILL_AFTER)
+    def test_a_killed_writer_leaves_whole_commits(self, open_store: OpenStore, kill_after: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        mine, theirs = spawn.Pipe(duplex=False)
+        writer = spawn.Process(target=_grant_until_killed, args=(open_store, theirs), daemon=True)
+        writer.start()
+        theirs.close()
+        promised = -1
+        while promised < kill_after:
+            assert mine.poll(PATIENCE_S), "the writer wrote nothing"
+            promised = mine.recv()
+        writer.kill()  # somewhere in the commits that follow
+        writer.join()
+        while mine.poll():
+            try:
+                promised = mine.recv()
+            except EOFError:
+                break
+
+        store = open_store()
+        saved = store.load()
+        n_saved = len(saved.claims)
+        assert n_saved in {promised + 1, promised + 2}  # all that was promised; perhaps one whose answer was lost
+        assert [claim.id for claim in saved.claims] == [a_claim(number).id for number in range(n_saved)]
+        assert [partition.claim for partition in saved.partitions] == [claim.id for claim in saved.claims]
+        told = [row.event for row in store.events(Seq(1), 3 * n_saved)]
+        assert told == [event for number in range(n_saved) for event in granted(number).events]
+        assert saved.seq == 1 + 2 * n_saved
+        epoch = store.lead("heir", NOW)
+        thief = a_partition(9000, block=a_partition(n_saved - 1).block)
+        self.refused(store, epoch, Changes(claims=[(a_claim(9000), NEW)], partitions=[(thief, NEW)]))
+        store.commit(epoch, granted(n_saved))
+        store.close()

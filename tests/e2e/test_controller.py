@@ -1,0 +1,368 @@
+"""The controller's loops over real parts: what is wanted and what is there become the same, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from moorings.core.claims import ClaimSpec, ClaimState, QueueMode
+from moorings.core.devices import DeviceState
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import PartitionOrder
+from moorings.core.partitions import PartitionState
+from moorings.core.reconcile import mark_of
+from moorings.core.topology import Block
+from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.ports.store import Page, Seq
+from moorings.workloads.runs import RunState
+from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
+
+
+@pytest.fixture
+async def rig(tmp_path: Path):
+    async with running(tmp_path) as made:
+        yield made
+
+
+# -- claims ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_from_wish_to_release_and_its_story_in_the_log(rig: Rig) -> None:
+    claim = await rig.claim(4, gcds=2)
+    assert claim.state is ClaimState.READY
+    assert await rig.hardware() == {claim.name}
+    binding = await rig.controller.claim_binding(ANN, claim.id)
+    assert [gcd.devices for gcd in binding.gcds] == [("pod16:0", "pod16:1"), ("pod16:2", "pod16:3")]
+    released = await rig.release(claim)
+    assert released.state is ClaimState.RELEASED
+    rows = await rig.controller.list_events(Seq(0), 100, claim=claim.id)
+    assert [row.event.name for row in rows] == [
+        "claim.created",
+        "claim.granted",
+        "partition.active",
+        "claim.ready",
+        "claim.releasing",
+        "partition.removed",
+        "claim.released",
+    ]
+    await rig.nothing_left()
+
+
+async def test_the_same_key_gives_the_same_claim_and_another_body_is_a_conflict(rig: Rig) -> None:
+    async def ask(size: int, key: str, caller=ANN):
+        spec = ClaimSpec(kind="ipu", size=size)
+        return (await rig.controller.create_claim(caller, spec, name=None, owner=None, key=key)).claim
+
+    first, twin = await asyncio.gather(ask(2, "k"), ask(2, "k"))
+    assert first.id == twin.id
+    assert (await ask(2, "k")).id == first.id
+    with pytest.raises(MooringsError) as refused:
+        await ask(4, "k")
+    assert refused.value.code == "key.conflict"
+    assert (await ask(2, "k", BOB)).id != first.id, "keys belong to a subject"
+    await rig.release(first)
+    assert (await ask(2, "k")).id == first.id, "for ever, also when it has ended"
+
+
+async def test_waiting_answers_when_it_is_ready_and_not_before(rig: Rig) -> None:
+    holder = await rig.claim(16)
+    waiting = asyncio.create_task(rig.claim(8, wait_s=20))
+    await rig.until(lambda: len(rig.fleet.queue) == 1)
+    view = (await rig.controller.list_claims(Page(), states=frozenset({ClaimState.PENDING})))[0]
+    assert view.position == 1
+    assert view.reason is not None
+    assert holder.id in view.reason.blockers
+    assert not waiting.done()
+    await rig.release(holder)
+    assert (await waiting).state is ClaimState.READY
+
+
+async def test_a_wait_that_runs_out_answers_with_what_there_is_and_leaves_nothing_behind(rig: Rig) -> None:
+    await rig.claim(16)
+    late = await rig.claim(1, wait_s=0.05)
+    assert late.state is ClaimState.PENDING
+    for _ in range(20):
+        await rig.controller.get_claim(late.id, wait_s=0.001)
+    assert not rig.controller._claim_waits  # noqa: SLF001 - a leak would show nowhere else
+
+
+async def test_who_may_do_what(rig: Rig) -> None:
+    claim = await rig.claim(1)
+    for attempt in (
+        rig.controller.release_claim(BOB, claim.id),
+        rig.controller.claim_binding(BOB, claim.id),
+        rig.controller.reset_partition(BOB, claim.name),
+        rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/ann", key=None),
+        rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/bobby", key=None),
+    ):
+        with pytest.raises(MooringsError) as refused:
+            await attempt
+        assert refused.value.code == "owner.denied"
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.drain_device(ANN, "pod16:3", "mine")
+    assert refused.value.code == "auth.denied"
+
+
+async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
+    await rig.claim(16)
+    with pytest.raises(MooringsError) as refused:
+        await rig.claim(1, queue=QueueMode.NEVER)
+    assert (refused.value.code, refused.value.retryable) == ("claim.no_room", True)
+
+
+async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> None:
+    claim = await rig.claim(2)
+    view = await rig.controller.reset_partition(ANN, claim.name)
+    assert view.partition.state is PartitionState.RESETTING
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.claim_binding(ANN, claim.id)
+    assert refused.value.code in ("partition.not_active", "claim.not_ready")
+    await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
+
+
+# -- hardware that fails --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FaultKind.TIMEOUT_BEFORE, FaultKind.TIMEOUT_AFTER_SUCCESS, FaultKind.ERROR_ON_RESULT, FaultKind.LISTING_FAILS],
+)
+async def test_lost_answers_delay_and_nothing_else(rig: Rig, kind: FaultKind) -> None:
+    rig.driver().faults.add(Fault(kind=kind, times=3))
+    claim = await rig.claim(4)
+    assert claim.state is ClaimState.READY
+    rig.driver().faults.add(Fault(kind=kind, times=3))
+    assert (await rig.release(claim)).state is ClaimState.RELEASED
+    await rig.nothing_left()
+
+
+async def test_a_rejected_claim_fails_with_the_vendor_s_words(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.REJECT, calls=frozenset({Call.CREATE}), times=1))
+    claim = await rig.claim(4, until="READY")
+    assert claim.state is ClaimState.FAILED
+    assert claim.reason is not None
+    assert "rejected" in claim.reason.message
+    await rig.nothing_left()
+
+
+async def test_a_broken_block_is_quarantined_and_another_is_used(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.BREAKS_WHILE_PROVISIONING, times=1))
+    claim = await rig.claim(4)
+    assert (claim.state, claim.attempt) == (ClaimState.READY, 1)
+    out = [view for view in rig.controller.list_devices(Page(limit=100)) if not view.in_service]
+    assert [view.device.state for view in out] == [DeviceState.QUARANTINED] * 4
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.resume_device(ADMIN, "pod16:9")
+    assert refused.value.code == "state.illegal_move"
+    for view in out:
+        await rig.controller.resume_device(ADMIN, view.device.id)
+    await rig.release(claim)
+    await rig.nothing_left()
+    assert rig.controller.get_pool("pod16").free == 16
+
+
+async def test_an_unknown_vendor_state_is_not_ready(rig: Rig) -> None:
+    fault = Fault(kind=FaultKind.LYING_UNKNOWN)
+    rig.driver().faults.add(fault)
+    claim = await rig.claim(4, wait_s=0.5)
+    assert claim.state is ClaimState.GRANTED
+    rig.driver().faults.clear()
+    view = await rig.controller.get_claim(claim.id, wait_s=10)
+    assert view.claim.state is ClaimState.READY
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LISTING_EMPTY, FaultKind.LISTING_PARTIAL])
+async def test_one_bad_listing_ends_nothing(rig: Rig, kind: FaultKind) -> None:
+    """Law 3."""
+    claim = await rig.claim(4)
+    rig.driver().faults.add(Fault(kind=kind, times=2))
+    seq = rig.controller.last_seq()
+    await rig.clock.sleep(3.5 * 3)
+    assert (await rig.controller.get_claim(claim.id)).claim.state is ClaimState.READY
+    assert await rig.controller.list_events(seq, 10) == []
+
+
+async def test_a_partition_that_vanished_is_lost_and_its_owner_told(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=1.0, times=1))
+    claim = await rig.claim(4)
+    await rig.until(lambda: rig.fleet.claims[claim.id].state is ClaimState.LOST)
+    lost = (await rig.controller.get_claim(claim.id)).claim
+    assert lost.reason is not None
+    assert "missing in" in lost.reason.message
+    assert (await rig.release(claim)).state is ClaimState.RELEASED
+    await rig.nothing_left()
+
+
+async def test_a_removal_that_fails_drains_and_is_tried_again(rig: Rig) -> None:
+    claim = await rig.claim(4)
+    rig.driver().faults.add(Fault(kind=FaultKind.REMOVAL_FAILS, times=1))
+    assert (await rig.release(claim)).state is ClaimState.RELEASED
+    assert rig.controller.get_pool("pod16").out_of_service == 4
+    await rig.nothing_left()
+    assert rig.controller.get_pool("pod16").free == 12
+
+
+async def test_a_stray_of_ours_is_removed_and_a_stranger_s_is_not(rig: Rig) -> None:
+    ours = mark_of(rig.controller.installation, "claim-gone-0")  # type: ignore[arg-type]
+    await rig.driver().create(PartitionOrder("left-behind", Block(range(4)), 1, 1, ours))
+    await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
+
+    async def only_the_stranger_s() -> bool:
+        return await rig.hardware() == {"by-hand"}
+
+    await rig.until(only_the_stranger_s)
+    view = rig.controller.get_device("pod16:9")
+    assert view.partition == "by-hand"
+    claim = await rig.claim(8)
+    assert rig.fleet.partitions[claim.partition].block == Block(range(8))  # type: ignore[index]
+
+
+async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.LISTING_FAILS))
+    await rig.until(lambda: not rig.controller.get_pool("pod16").reachable)
+    claim = await rig.claim(1, wait_s=0)
+    wait = await rig.controller.explain_claim(claim.id)
+    assert wait.reasons[0].code == "pool.unreachable"
+    rig.driver().faults.clear()
+    assert (await rig.controller.get_claim(claim.id, wait_s=10)).claim.state is ClaimState.READY
+
+
+# -- controllers that end -------------------------------------------------------------------------------------------
+
+
+async def test_a_controller_that_ends_anywhere_goes_on_from_what_is_there(tmp_path: Path) -> None:
+    """Ended while provisioning, while waiting and while removing; every claim comes to what it would have come to."""
+    async with running(tmp_path) as rig:
+        kept = await rig.claim(4)
+        leaving = await rig.claim(4)
+        rig.driver().faults.add(Fault(kind=FaultKind.SLOW, factor=20.0))
+        making = await rig.claim(8, wait_s=0)
+        waiting = await rig.claim(2, wait_s=0)
+        await rig.release(leaving, wait_s=0)
+    async with running(tmp_path) as rig:
+        assert (await rig.controller.get_claim(kept.id)).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(making.id, wait_s=20)).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(leaving.id, wait_s=20, until="ENDED")).claim.state is ClaimState.RELEASED
+        assert (await rig.controller.get_claim(waiting.id, wait_s=20)).claim.state is ClaimState.READY
+        for claim in (kept, making, waiting):
+            await rig.release(claim)
+        await rig.nothing_left()
+
+
+async def test_a_pools_file_that_no_longer_holds_what_is_in_use_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.claim(16)
+    smaller = """
+[[pool]]
+name = "pod16"
+kind = "ipu"
+driver = "simulated"
+topology = { type = "power-of-two", domain_size = 8 }
+"""
+    with pytest.raises(MooringsError) as refused:
+        async with running(tmp_path, smaller):
+            pass
+    assert refused.value.code == "pools.invalid"
+    assert "0-15" in refused.value.detail
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_path: Path) -> None:
+    script = (
+        'echo "$RANK of $WORLD_SIZE: $MOORINGS_DEVICES"; test -f "$IPUOF_CONFIG_PATH"; test -z "$IPUOF_VIPU_API_HOST"'
+    )
+    view = await rig.controller.create_run(ANN, job("sh", "-ec", script, size=4, tasks=2))
+    assert view.run.state is RunState.WAITING
+    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    assert (ended.run.state, ended.run.exit_code, ended.run.task_codes) == (RunState.SUCCEEDED, 0, (0, 0))
+    chunks = [chunk async for chunk in await rig.controller.run_logs(ANN, view.run.id, task=None, follow=False)]
+    assert sorted(b"".join(chunks).decode().splitlines()) == [
+        "[0] 0 of 2: pod16:0,pod16:1",
+        "[1] 1 of 2: pod16:2,pod16:3",
+    ]
+    await rig.nothing_left()
+    names = [row.event.name for row in await rig.controller.list_events(Seq(0), 100, run=view.run.id)]
+    assert names == ["run.created", "run.starting", "run.started", "run.ended"] or names == [
+        "run.created", "run.starting", "run.ended",
+    ]  # fmt: skip
+
+
+async def test_no_process_starts_before_its_partition_is_active(rig: Rig, tmp_path: Path) -> None:
+    """Law 4, with hardware that stays unknown for a while."""
+    rig.driver().faults.add(Fault(kind=FaultKind.LYING_UNKNOWN))
+    flag = tmp_path / "started"
+    view = await rig.controller.create_run(ANN, job("touch", str(flag)))
+    await rig.clock.sleep(5)
+    assert not flag.exists()
+    rig.driver().faults.clear()
+    await rig.controller.get_run(view.run.id, wait_s=20)
+    assert flag.exists()
+
+
+async def test_a_failing_job_keeps_its_exit_code_and_leaves_nothing(rig: Rig) -> None:
+    view = await rig.controller.create_run(ANN, job("sh", "-c", "exit 7"))
+    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    assert (ended.run.state, ended.run.exit_code) == (RunState.FAILED, 7)
+    await rig.nothing_left()
+
+
+async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
+    holder = await rig.claim(16)
+    waiting = await rig.controller.create_run(ANN, job("true"))
+    assert waiting.reason is not None
+    gone = await rig.controller.cancel_run(ANN, waiting.run.id)
+    assert gone.run.state is RunState.CANCELLED
+    await rig.release(holder)
+    going = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[going.run.id].state is RunState.RUNNING)
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.release_claim(ANN, going.run.claim)
+    assert refused.value.code == "claim.held_by_run"
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.cancel_run(BOB, going.run.id)
+    assert refused.value.code == "owner.denied"
+    ended = await rig.controller.cancel_run(ANN, going.run.id, wait_s=20)
+    assert ended.run.state is RunState.CANCELLED
+    await rig.nothing_left()
+
+
+async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) -> None:
+    flag = tmp_path / "go"
+    async with running(tmp_path / "data") as rig:
+        script = f"until test -e {flag}; do sleep 0.05; done; echo done"
+        view = await rig.controller.create_run(ANN, job("sh", "-c", script))
+        await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
+    flag.touch()
+    async with running(tmp_path / "data") as rig:
+        ended = await rig.controller.get_run(view.run.id, wait_s=20)
+        assert (ended.run.state, ended.run.exit_code) == (RunState.SUCCEEDED, 0)
+        await rig.nothing_left()
+
+
+async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
+    view = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    ended = await rig.controller.get_run(view.run.id, wait_s=40)
+    assert ended.run.ended
+    assert "was lost" in ended.run.detail
+    await rig.nothing_left()
+
+
+async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_exists(rig: Rig) -> None:
+    for size, code in ((3, "claim.size_not_allowed"), (32, "claim.too_large")):
+        with pytest.raises(MooringsError) as refused:
+            await rig.controller.create_run(ANN, job("true", size=size))
+        assert refused.value.code == code
+    assert await rig.controller.list_runs(Page()) == []
+    told = [row.event.name for row in await rig.controller.list_events(Seq(0), 10)]
+    assert told == ["controller.led"]
+
+
+async def test_the_same_key_starts_one_run(rig: Rig) -> None:
+    first, twin = await asyncio.gather(*(rig.controller.create_run(ANN, job("true"), key="once") for _ in range(2)))
+    assert first.run.id == twin.run.id
+    assert len(await rig.controller.list_runs(Page())) == 1
