@@ -45,7 +45,7 @@ def run() -> Report:
     with tempfile.TemporaryDirectory(prefix="moorings-bench-") as name:
         folder = Path(name)
         (folder / "pools.toml").write_text(POOLS)
-        process, url, key = _start(folder)
+        process, url, key = start_controller(folder)
         try:
             out = subprocess.run(
                 [sys.executable, "-m", "benchmarks.claims_http", url],
@@ -63,14 +63,19 @@ def run() -> Report:
         bounds={"pairs_per_s": bound},
         anchors={"pairs_per_s": 800, "p99_ms": 80},
         notes=(
-            f"{CLIENTS} clients, p50 {measured['p50_ms']:.1f} ms a pair; clients' CPU {measured['cpu_share']:.0%} of a core, "
-            f"controller's {cpu_s / measured['pairs'] * 1000:.2f} ms a pair; {measured['errors']} errors",
+            f"{CLIENTS} clients, p50 {measured['p50_ms']:.1f} ms a pair, {measured['errors']} errors",
+            f"clients' CPU {measured['cpu_share']:.0%} of a core; controller's {_ms_a_pair(cpu_s, measured):.2f} ms a pair",
             "bound: raw sqlite3, FULL, one thread, in-process, two commits a pair",
         ),
     )
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str, str]:
+def _ms_a_pair(cpu_s: float, measured: dict[str, float]) -> float:
+    return cpu_s / measured["pairs"] * 1000
+
+
+def start_controller(folder: Path) -> tuple[subprocess.Popen[bytes], str, str]:
+    """A controller on a fresh data folder below `folder`; its process, address and an access key."""
     credentials = folder / "credentials.toml"
     command = [sys.executable, "-m", "moorings.app.controller", "--data", str(folder / "data"), "--port", "0"]
     command += ["--pools", str(folder / "pools.toml"), "--credentials", str(credentials), "--log-level", "warning"]
@@ -93,39 +98,43 @@ def _cpu_s(pid: int) -> float:
 # -- the clients' process -------------------------------------------------------------------------------------------
 
 
-async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
-    writer.write(head + body)
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _request(connection: Connection, request: bytes) -> tuple[int, bytes]:
+    reader, writer = connection
+    writer.write(request)
     answer = await reader.readuntil(b"\r\n\r\n")
     length = int(answer.lower().split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
     return int(answer[9:12]), await reader.readexactly(length)
 
 
-async def _client(host: str, port: int, key: str, until: float, pairs: list[tuple[float, float]], errors: list[str]) -> None:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _client(url: str, key: str, until: float, pairs: list[tuple[float, float]], errors: list[str]) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    connection = await asyncio.open_connection(host, int(port))
     shared = f"host: {host}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
-    body = b'{"size":1}'
+    body = '{"size":1}'
     while time.monotonic() < until:
         begun = time.monotonic()
         head = f"POST /v1/claims?wait=30s&for=GRANTED HTTP/1.1\r\n{shared}idempotency-key: {secrets.token_hex(8)}\r\n"
-        status, answer = await _request(reader, writer, f"{head}content-length: {len(body)}\r\n\r\n".encode(), body)
+        status, answer = await _request(connection, f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         if status not in (200, 201) or b'"state":"PENDING"' in answer:
             errors.append(answer.decode()[:200])
             continue
         ident = answer.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
-        status, answer = await _request(reader, writer, f"DELETE /v1/claims/{ident} HTTP/1.1\r\n{shared}\r\n".encode())
+        status, answer = await _request(connection, f"DELETE /v1/claims/{ident} HTTP/1.1\r\n{shared}\r\n".encode())
         if status != 200:
             errors.append(answer.decode()[:200])
         pairs.append((begun, time.monotonic()))
-    writer.close()
+    connection[1].close()
 
 
 async def _load(url: str, key: str) -> dict[str, float]:
-    host, port = url.removeprefix("http://").split(":")
     pairs: list[tuple[float, float]] = []
     errors: list[str] = []
     begun = time.monotonic()
     until = begun + WARM_S + MEASURED_S
-    await asyncio.gather(*(_client(host, int(port), key, until, pairs, errors) for _ in range(CLIENTS)))
+    await asyncio.gather(*(_client(url, key, until, pairs, errors) for _ in range(CLIENTS)))
     took_ms = [(end - start) * 1000 for start, end in pairs if start >= begun + WARM_S]
     if errors:
         print(errors[:3], file=sys.stderr)

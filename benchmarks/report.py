@@ -29,7 +29,8 @@ class Report:
         names = list(dict.fromkeys([*self.figures, *self.bounds, *self.anchors]))
         rows = [("", "ours", "bound", "anchor")]
         rows += [
-            (name, *(_number(column.get(name)) for column in (self.figures, self.bounds, self.anchors))) for name in names
+            (name, *(_number(column.get(name)) for column in (self.figures, self.bounds, self.anchors)))
+            for name in names
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [self.name, *("  " + _aligned(row, widths) for row in rows), *(f"  {note}" for note in self.notes)]
@@ -54,4 +55,6 @@ def _number(value: float | None) -> str:
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    return "   ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+    return "   ".join(
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    )

@@ -54,6 +54,9 @@ async def serve(settings: Settings) -> None:
     Raises:
         MooringsError: it cannot start, or another controller took over (``store.fenced``).
     """
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     folder = DataFolder(settings.data)
     try:
         entries = read_pools(folder.pools_file(settings.pools))
@@ -74,7 +77,7 @@ async def serve(settings: Settings) -> None:
                 await ensure_admin(assembly.keys, settings.credentials, settings.context, url)
             folder.announce(url)
             log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
-            await _serve_all(assembly, listening)
+            await _serve_all(assembly, listening, stopping)
             log.info("controller.stopped")
         finally:
             store.close()
@@ -82,16 +85,16 @@ async def serve(settings: Settings) -> None:
         folder.close()
 
 
-async def _serve_all(assembly: Assembly, listening: socket.socket) -> None:
+async def _serve_all(assembly: Assembly, listening: socket.socket, stopping: asyncio.Event) -> None:
     application = make_application(assembly.controller)
     server = _Server(application, make_server_config(application))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
     loops = asyncio.create_task(_serve_loops(assembly), name="loops")
-    loops.add_done_callback(lambda _: server.stop())
+    loops.add_done_callback(lambda _: stopping.set())
+    stopper = asyncio.create_task(server.stop_when(stopping), name="stopper")
     try:
         await server.serve(sockets=[listening])
     finally:
+        stopper.cancel()
         loops.cancel()
         try:
             await loops
@@ -122,8 +125,9 @@ def _first(group: BaseExceptionGroup[MooringsError]) -> MooringsError:
 class _Server(ApiServer):
     """The server under this process's own signal handling."""
 
-    def stop(self) -> None:
-        """Stop when what is being answered has been answered, or after a few seconds."""
+    async def stop_when(self, stopping: asyncio.Event) -> None:
+        """Stop, once told to, when what is being answered has been answered, or after a few seconds."""
+        await stopping.wait()
         self.should_exit = True
 
     @contextlib.contextmanager

@@ -1,0 +1,120 @@
+"""Controllers as processes of their own, to be killed and started again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POOLS = """
+[[pool]]
+name = "pod16"
+kind = "ipu"
+driver = "simulated"
+topology = { type = "power-of-two", domains = 1, domain_size = 16, max_block = 16 }
+[pool.simulated]
+provision_s = 0.05
+provision_per_device_s = 0.0
+remove_s = 0.05
+remove_per_device_s = 0.0
+"""
+
+
+@dataclass
+class ControllerProcess:
+    """A controller on a data folder; ``start`` and ``kill`` as often as wanted."""
+
+    folder: Path
+    pools: str = POOLS
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+    flags: tuple[str, ...] = field(default=())
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def credentials(self) -> Path:
+        return self.folder / "credentials.toml"
+
+    @property
+    def key(self) -> str:
+        return str(tomllib.loads(self.credentials.read_text())["contexts"]["default"]["access_key"])
+
+    def command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "moorings.app.controller", "--data", str(self.data), "--port", str(self.port)),
+            *("--pools", str(self.folder / "pools.toml"), "--credentials", str(self.credentials), *self.flags),
+        ]
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        (self.folder / "pools.toml").write_text(self.pools)
+        told = self.data / "controller.json"
+        with (self.folder / "controller.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log)
+        deadline = time.monotonic() + 30
+        while not told.exists() or json.loads(told.read_text())["pid"] != self.process.pid:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError((self.folder / "controller.log").read_text()[-2000:])
+            time.sleep(0.01)
+        self.port = int(json.loads(told.read_text())["url"].rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """As an admin would; the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(20)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """One request: status and parsed answer.
+
+        Raises:
+            OSError, http.client.HTTPException: no answer came.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json", **(headers or {})}
+            connection.request(method, path, None if body is None else json.dumps(body), sent)
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+
+def processes_of(run: str) -> list[int]:
+    """Processes of a run, by their environment."""
+    marker = f"MOORINGS_RUN_ID={run}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                if marker in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
