@@ -64,7 +64,7 @@ def run() -> Report:
         anchors={"pairs_per_s": 800, "p99_ms": 80},
         notes=(
             f"{CLIENTS} clients, p50 {measured['p50_ms']:.1f} ms a pair, {measured['errors']} errors",
-            f"clients' CPU {measured['cpu_share']:.0%} of a core; controller's {_ms_a_pair(cpu_s, measured):.2f} ms a pair",
+            f"CPU: clients {measured['cpu_share']:.0%} of a core, controller {_ms_a_pair(cpu_s, measured):.2f} ms/pair",
             "bound: raw sqlite3, FULL, one thread, in-process, two commits a pair",
         ),
     )

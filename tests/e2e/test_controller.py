@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.claims import ClaimSpec, ClaimState, QueueMode
+from moorings.core.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionOrder
@@ -85,7 +85,7 @@ async def test_a_wait_that_runs_out_answers_with_what_there_is_and_leaves_nothin
     assert late.state is ClaimState.PENDING
     for _ in range(20):
         await rig.controller.get_claim(late.id, wait_s=0.001)
-    assert not rig.controller._claim_waits  # noqa: SLF001 - a leak would show nowhere else
+    assert not rig.controller._claim_waits  # a leak would show nowhere else
 
 
 async def test_who_may_do_what(rig: Rig) -> None:
@@ -205,7 +205,7 @@ async def test_a_removal_that_fails_drains_and_is_tried_again(rig: Rig) -> None:
 
 
 async def test_a_stray_of_ours_is_removed_and_a_stranger_s_is_not(rig: Rig) -> None:
-    ours = mark_of(rig.controller.installation, "claim-gone-0")  # type: ignore[arg-type]
+    ours = mark_of(rig.controller.installation, PartitionId("claim-gone-0"))
     await rig.driver().create(PartitionOrder("left-behind", Block(range(4)), 1, 1, ours))
     await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
 
@@ -216,7 +216,7 @@ async def test_a_stray_of_ours_is_removed_and_a_stranger_s_is_not(rig: Rig) -> N
     view = rig.controller.get_device("pod16:9")
     assert view.partition == "by-hand"
     claim = await rig.claim(8)
-    assert rig.fleet.partitions[claim.partition].block == Block(range(8))  # type: ignore[index]
+    assert rig.fleet.partitions[claim.partition].block == Block(range(8))
 
 
 async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> None:

@@ -98,7 +98,8 @@ def test_kill_minus_nine_under_load(controller: ControllerProcess, tmp_path: Pat
 def everything(controller: ControllerProcess, what: str) -> list[dict]:
     status, body = controller.ask("GET", f"/v1/{what}?limit=1000")
     assert status == 200
-    return body["items"]
+    items: list[dict] = body["items"]
+    return items
 
 
 def look_at_everything(controller: ControllerProcess) -> None:

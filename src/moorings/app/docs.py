@@ -17,7 +17,8 @@ from types import ModuleType
 
 from moorings.api import openapi
 from moorings.app.settings import Settings
-from moorings.cli import reference
+from moorings.cli.main import root
+from moorings.cli.reference import build_reference
 from moorings.core import claims, devices, partitions
 from moorings.core.events import EVENTS
 from moorings.core.machines import ends
@@ -36,7 +37,7 @@ def main() -> int:
         "errors.md": errors_page(),
         "events.md": events_page(),
         "settings.md": settings_page(),
-        "cli.md": reference.text(),
+        "cli.md": build_reference(root),
         "openapi.json": openapi.text(),
     }
     for name, text in pages.items():

@@ -65,5 +65,5 @@ class Event:
 
 
 def canonical(data: Mapping[str, object]) -> str:
-    """``data`` as canonical JSON: equal values give equal bytes."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """``data`` as canonical JSON, in ASCII (also what is not valid Unicode survives): equal values give equal bytes."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))

@@ -120,6 +120,14 @@ class Fleet:
         if changes.reservations is not None:
             self.reservations = changes.reservations
 
+    def beside_the_records(self) -> FleetChanges:
+        """What is known here and in no database: what drivers say, and the last turn's reservations."""
+        return FleetChanges(
+            foreign={name: dict(state.foreign) for name, state in self.pools.items()},
+            problems={name: state.problem for name, state in self.pools.items()},
+            reservations=self.reservations,
+        )
+
     def waiting(self) -> Iterator[Claim]:
         """The claims in the queue, first to last."""
         for order in self.queue:

@@ -28,7 +28,7 @@ class Block:
     @classmethod
     def of(cls, members: range | tuple[int, ...] | list[int]) -> Block:
         """The block with these members; contiguous ones are held as a range, so equal sets are equal values."""
-        if isinstance(members, range):
+        if isinstance(members, range) and members.step == 1:
             return cls(members)
         ordered = tuple(sorted(members))
         if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:

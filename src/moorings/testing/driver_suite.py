@@ -116,7 +116,7 @@ class DriverSuite:
         async with opened(rig) as driver:
             await driver.create(order_for(rig, "0-3", name="first"))
             answer = await driver.create(order_for(rig, "0-3", name="second"))
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is Verdict.UNAVAILABLE, answer
             assert answer.detail
             assert await names(driver) == ["first"]
             answer = await driver.create(order_for(rig, "4-7", name="third"))

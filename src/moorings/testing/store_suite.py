@@ -25,98 +25,26 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from moorings.core.access import Role
 from moorings.core.claims import ENDED as ENDED_CLAIMS
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
+from moorings.core.events import canonical
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Page, Save, Seq, Store
+from moorings.ports.store import Changes, Epoch, KeyUse, Page, Save, Seq, Store
+from moorings.testing.records import NEW, NOW, POOL, a_claim, a_partition, a_run, an_access_key, an_event, granted
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
 
-POOL = PoolName("pod64")
-NOW = Instant(1_700_000_000_000_000)
-NEW = Save(None)
-DEVICES_A_CLAIM = 4
+LARGE_TURN = 77  # records of each kind; no round number, whatever an implementation takes at once
 KILL_AFTER = (1, 4, 9)  # commits that a process has made when it is killed
 PATIENCE_S = 60.0  # for another thread or process; never waited for when all is well
 
 OpenStore = Callable[[], Store]
-
-
-def a_claim(number: int = 0, **other: object) -> Claim:
-    """A pending claim, unlike that of every other number."""
-    claim = Claim(
-        id=ClaimId(f"claim-{number:04d}"),
-        name=f"job-{number}",
-        owner=f"user/ann/{number}",
-        subject="ann",
-        spec=ClaimSpec(kind="ipu", size=DEVICES_A_CLAIM),
-        state=ClaimState.PENDING,
-        arrival=Instant(NOW + number),
-    )
-    return replace(claim, **other)  # type: ignore[arg-type]
-
-
-def a_partition(number: int = 0, **other: object) -> Partition:
-    """The partition of the claim of that number, on devices of its own."""
-    first = number * DEVICES_A_CLAIM
-    partition = Partition(
-        id=PartitionId(f"part-{number:04d}"),
-        name=f"job-{number}",
-        claim=ClaimId(f"claim-{number:04d}"),
-        pool=POOL,
-        block=Block.of(range(first, first + DEVICES_A_CLAIM)),
-        gcds=2,
-        replicas_per_gcd=1,
-        state=PartitionState.PROVISIONING,
-        since=NOW,
-    )
-    return replace(partition, **other)  # type: ignore[arg-type]
-
-
-def a_run(number: int = 0, **other: object) -> Run:
-    """The run of the claim of that number."""
-    run = Run(
-        id=RunId(f"run-{number:04d}"),
-        job=JobSpec(name=f"train-{number}", command=("python3", "train.py"), workdir="/home/ann"),
-        engine="local",
-        subject="ann",
-        claim=ClaimId(f"claim-{number:04d}"),
-        state=RunState.WAITING,
-        created_at=Instant(NOW + number),
-    )
-    return replace(run, **other)  # type: ignore[arg-type]
-
-
-def an_event(name: str = "claim.created", **other: object) -> Event:
-    """An event."""
-    return replace(Event(name=name, at=NOW), **other)  # type: ignore[arg-type]
-
-
-def an_access_key(number: int = 0, **other: object) -> AccessKey:
-    """A valid access key."""
-    key = AccessKey(f"key{number}", "ann", Role.USER, "user/ann", f"{number:064x}", created_at=Instant(NOW - number))
-    return replace(key, **other)  # type: ignore[arg-type]
-
-
-def granted(*numbers: int) -> Changes:
-    """New claims, each granted, with its partition and two events."""
-    changes = Changes()
-    for number in numbers:
-        partition = a_partition(number)
-        claim = a_claim(number, state=ClaimState.GRANTED, pool=POOL, partition=partition.id, granted_at=NOW)
-        changes.claims.append((claim, NEW))
-        changes.partitions.append((partition, NEW))
-        changes.events.append(an_event("claim.created", claim=claim.id))
-        changes.events.append(an_event("claim.granted", claim=claim.id, partition=partition.id, pool=POOL))
-    return changes
 
 
 def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
@@ -284,6 +212,33 @@ class StoreSuite:
         assert (saved.claims, saved.partitions) == ((), ())
         assert store.claim(claim.id) == released
 
+    def test_a_large_turn_is_saved_whole(self, store: Store, epoch: Epoch) -> None:
+        numbers = range(LARGE_TURN)
+        new = granted(*numbers)
+        new.keys += [KeyUse("ann", f"k{number}", "d") for number in numbers]
+        store.commit(epoch, new)
+        saved = store.load()
+        assert list(saved.claims) == [claim for claim, _ in new.claims]
+        assert list(saved.partitions) == [partition for partition, _ in new.partitions]
+        assert [row.event for row in store.events(Seq(1), 1000)] == new.events
+
+        ready = [replace(claim, state=ClaimState.READY, version=2, attempt=at) for at, claim in enumerate(saved.claims)]
+        active = [replace(partition, state=PartitionState.ACTIVE, version=2) for partition in saved.partitions]
+        devices = [Device(POOL, number, DeviceState.DRAINED, f"fan {number}", NOW) for number in numbers]
+        changes = Changes(
+            claims=[(claim, Save(1)) for claim in ready],
+            partitions=[(partition, Save(1)) for partition in active],
+            devices=devices,
+        )
+        store.commit(epoch, changes)
+        saved = store.load()
+        assert (list(saved.claims), list(saved.partitions), list(saved.devices)) == (ready, active, devices)
+
+        in_service = [replace(device, state=DeviceState.IN_SERVICE) for device in devices]
+        removed = [(partition.id, 2) for partition in active]
+        store.commit(epoch, Changes(removed=removed, devices=in_service))
+        assert (store.load().partitions, store.load().devices) == ((), ())
+
     def test_a_run_changes_and_ends(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1)
         store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)]))
@@ -381,45 +336,21 @@ class StoreSuite:
 
     # ---------------------------------------------------------------------------------------------- versions, ids, keys
 
-    @pytest.mark.parametrize("kind", ["claim", "partition", "run"])
+    @pytest.mark.parametrize("kind", ["claims", "partitions", "runs"])
     @pytest.mark.parametrize("expected", [1, 3])
     def test_a_save_of_another_version_is_a_conflict(
         self, store: Store, epoch: Epoch, kind: str, expected: int
     ) -> None:
-        changes = granted(1, 2)
-        changes.runs += [(a_run(1), NEW), (a_run(2), NEW)]
-        store.commit(epoch, changes)
-        saved = store.load()
-        # The first of each is right and must not stay; the second has version 2 by now.
-        second = {
-            "claim": Changes(claims=[(replace(saved.claims[1], version=2), Save(1))]),
-            "partition": Changes(partitions=[(replace(saved.partitions[1], version=2), Save(1))]),
-            "run": Changes(runs=[(replace(saved.runs[1], version=2), Save(1))]),
-        }[kind]
-        store.commit(epoch, second)
-        stale = {
-            "claim": Changes(
-                claims=[
-                    (replace(saved.claims[0], attempt=5, version=2), Save(1)),
-                    (replace(saved.claims[1], attempt=5, version=expected + 1), Save(expected)),
-                ]
-            ),
-            "partition": Changes(
-                partitions=[
-                    (replace(saved.partitions[0], state=PartitionState.ACTIVE, version=2), Save(1)),
-                    (replace(saved.partitions[1], state=PartitionState.ACTIVE, version=9), Save(expected)),
-                ]
-            ),
-            "run": Changes(
-                runs=[
-                    (replace(saved.runs[0], attempt=5, version=2), Save(1)),
-                    (replace(saved.runs[1], attempt=5, version=9), Save(expected)),
-                ]
-            ),
-        }[kind]
-        error = self.refused(store, epoch, stale)
-        assert "0002" in error.detail
-        assert f"version 2, not {expected}" in error.detail
+        def saves(*pairs: tuple[Claim | Partition | Run, Save]) -> Changes:
+            return Changes(**{kind: list(pairs)})  # type: ignore[arg-type]
+
+        new = granted(1, 2)
+        new.runs += [(a_run(1), NEW), (a_run(2), NEW)]
+        store.commit(epoch, new)
+        good, stale = getattr(store.load(), kind)
+        store.commit(epoch, saves((replace(stale, version=2), Save(1))))
+        changes = saves((replace(good, version=2), Save(1)), (replace(stale, version=9), Save(expected)))
+        assert f"0002 has version 2, not {expected}" in self.refused(store, epoch, changes).detail
 
     def test_a_save_of_what_is_not_there_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
         assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(1, version=2), Save(1))])).detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Partitio
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
-from moorings.core.fleet import Fleet
+from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
     CreateClaim,
@@ -75,9 +76,9 @@ class World:
         assert check(self.fleet) == []
         return replies
 
-    def _decide(self, fleet: Fleet, inputs: Sequence[Input]):
+    def _decide(self, fleet: Fleet, inputs: Sequence[Input]) -> tuple[list[Event], list[Reply], FleetChanges]:
         with Turn(fleet, self.policy, self.now) as turn:
-            replies = [turn.take(given) for given in inputs]
+            replies: list[Reply] = [turn.take(given) for given in inputs]
             turn.lapse()
             for ident, refusal in turn.schedule():
                 replies = [
@@ -89,23 +90,20 @@ class World:
     def _reloaded(self) -> Fleet:
         held = self.fleet
         fleet = Fleet.load(self.pools, held.claims.values(), held.partitions.values(), self.devices.values())
-        for name, state in held.pools.items():
-            fleet.pools[name].problem = state.problem
-            fleet._foreign(fleet.pools[name], state.foreign)  # noqa: SLF001 - drivers say it, no database holds it
-        fleet.reservations = held.reservations
+        fleet.apply(held.beside_the_records())
         fleet.last_arrival = held.last_arrival
         return fleet
 
-    def create(self, size: int, kind: str = "ipu", **more: object) -> Claim:
+    def create(self, size: int, kind: str = "ipu", **more: Any) -> Claim:
         claim = self.step(self.asks(size, kind, **more))[0]
         assert isinstance(claim, Claim), claim
         return self.claim(claim.id)
 
-    def asks(self, size: int, kind: str = "ipu", **more: object) -> CreateClaim:
+    def asks(self, size: int, kind: str = "ipu", **more: Any) -> CreateClaim:
         self.n_created += 1
         ident = ClaimId(f"c{self.n_created}")
         name = str(more.pop("name", ident))
-        spec = ClaimSpec(kind=kind, size=size, **more)  # type: ignore[arg-type]
+        spec = ClaimSpec(kind=kind, size=size, **more)
         return CreateClaim(id=ident, name=name, owner="user/ann", subject="ann", spec=spec)
 
     def claim(self, ident: ClaimId) -> Claim:
@@ -119,7 +117,7 @@ class World:
     def says(self, partition: Partition, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
         self.step(DriverAnswered(partition.id, order, Answer(verdict, seen, "so it says")))
 
-    def ready(self, size: int, **more: object) -> Claim:
+    def ready(self, size: int, **more: Any) -> Claim:
         claim = self.create(size, **more)
         self.says(self.partition(claim), Seen.ACTIVE)
         return self.claim(claim.id)
@@ -340,7 +338,7 @@ def test_a_retry_s_partition_never_takes_the_name_of_another() -> None:
     ],
 )
 def test_what_no_pool_could_ever_serve_is_refused_at_once_with_a_hint(
-    size: int, more: dict[str, object], code: str, hint: str
+    size: int, more: dict[str, Any], code: str, hint: str
 ) -> None:
     world = World(*POOLS)
     refusal = world.step(world.asks(size, str(more.pop("kind", "ipu")), **more))[0]
@@ -407,7 +405,7 @@ def test_nobody_starves_while_every_job_ends(seed: list[tuple[int, int]], limits
     live = [world.ready(2) for _ in range(8)]
     large = world.create(16, gcds=2)
     for size, victim in seed:
-        world.create(size, **({"time_limit_s": 60.0} if limits else {}))
+        world.create(size, time_limit_s=60.0 if limits else None)
         live = [world.claim(claim.id) for claim in live]
         holders = [c for c in world.fleet.claims.values() if c.state is ClaimState.READY]
         for claim in [c for c in world.fleet.claims.values() if c.state is ClaimState.GRANTED and c.id != large.id]:
@@ -467,7 +465,7 @@ def test_an_unreachable_pool_gets_nothing_new_and_says_so() -> None:
 
 def test_devices_in_foreign_partitions_are_not_given_out() -> None:
     world = World(POD)
-    world.step(ForeignSeen(POD.name, {"by-hand": Block(range(0, 8))}))
+    world.step(ForeignSeen(POD.name, {"by-hand": Block(range(8))}))
     claim = world.create(8)
     assert str(world.partition(claim).block) == "8-15"
     waiting = world.create(8)

@@ -92,7 +92,7 @@ async def test_reset_fails_and_removal_fails_leave_the_partition_broken(instant)
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ERROR}
     assert (await instant.driver.reset("p")).verdict is Verdict.BROKEN
     assert (await instant.driver.create(order("p", "0-3"))).verdict is Verdict.BROKEN
-    assert (await instant.driver.create(order("q", "0-3"))).verdict is Verdict.REJECTED, "its devices are not free"
+    assert (await instant.driver.create(order("q", "0-3"))).verdict is Verdict.UNAVAILABLE, "its devices are not free"
     assert await instant.driver.remove("p") == Answer(Verdict.OK, Seen.ABSENT)
 
 

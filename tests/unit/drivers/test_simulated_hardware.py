@@ -41,7 +41,7 @@ async def test_resetting_and_removing_take_their_time(rig):
     assert (await rig.driver.reset("p")).verdict is Verdict.REJECTED
     assert (await rig.driver.create(order("p", "0-3"))).verdict is Verdict.UNAVAILABLE
     rig.clock.forward(0.107)
-    assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.REJECTED, "not free yet"
+    assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.UNAVAILABLE, "not free yet"
     rig.clock.forward(0.001)
     assert states(await rig.driver.list_partitions()) == {}
     assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.OK
@@ -190,7 +190,7 @@ async def test_a_name_made_anew_elsewhere_frees_its_old_devices(rig):
     await rig.driver.create(order("p", "4-7"))
     driver = rig.restart()
     assert (await driver.create(order("q", "0-3"))).verdict is Verdict.OK
-    assert (await driver.create(order("r", "4-7"))).verdict is Verdict.REJECTED
+    assert (await driver.create(order("r", "4-7"))).verdict is Verdict.UNAVAILABLE
 
 
 async def test_a_full_disk_makes_orders_unavailable_and_nothing_half_done(instant, monkeypatch):

@@ -44,9 +44,13 @@ class Vendor:
         held = self._machine.find(order.name, now)
         if held is not None:
             return self._created_before(held, order, now)
-        refusal = self._refusal(order, now)
+        refusal = self._refusal(order)
         if refusal:
             return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+        holder = self._machine.holder(order.block, now)
+        if holder is not None:
+            detail = f"device in use: {order.block} overlaps partition {holder.name}"
+            return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, detail)
         settings = self._settings
         time_s = settings.provision_s + settings.provision_per_device_s * len(order.block)
         made = SimulatedPartition(
@@ -70,7 +74,7 @@ class Vendor:
             return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {held.block}")
         return self._present(held, now)
 
-    def _refusal(self, order: PartitionOrder, now: Instant) -> str:
+    def _refusal(self, order: PartitionOrder) -> str:
         """Why the vendor's controller refuses to make this partition; empty if it does not."""
         size, topology = len(order.block), self._pool.topology
         too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, Call.CREATE, order.name, order.block)
@@ -80,10 +84,8 @@ class Vendor:
             return f"devices {order.block} cannot form a partition"
         if order.gcds < 1 or size % order.gcds:
             return f"{size} devices cannot be divided among {order.gcds} GCDs"
-        if reason := topology.why_not(size, order.gcds):
-            return reason.message
-        holder = self._machine.holder(order.block, now)
-        return f"device in use: {order.block} overlaps partition {holder.name}" if holder is not None else ""
+        reason = topology.why_not(size, order.gcds)
+        return reason.message if reason is not None else ""
 
     def reset(self, name: str, now: Instant) -> Answer:
         held = self._machine.find(name, now)

@@ -1,0 +1,112 @@
+"""A kind of database: how its transactions begin and what its errors mean. Everything else is the same SQL.
+
+A transaction here ends in one of three ways: committed, rolled back with the caller's error, or, when the database
+itself failed, rolled back with ``store.unavailable`` or ``store.corrupt`` and its connection thrown away: whether a
+connection is fit for use after such an error depends on the database, its version and the error, so none is trusted.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from moorings.core.errors import MooringsError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+
+class Database(ABC):
+    """An engine and the few things that are different for each kind of database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        # Writers of this process queue here, where they wake at once, and not in the database, where some only poll.
+        self._writing = threading.Lock()
+
+    @abstractmethod
+    def begin_write(self, connection: Connection) -> None:
+        """Begin a transaction that will write, so that it cannot fail half-way because another one writes too."""
+
+    @abstractmethod
+    def begin_snapshot(self, connection: Connection) -> None:
+        """Begin a transaction in which every read sees the same commits."""
+
+    @abstractmethod
+    def begin_upgrade(self, connection: Connection) -> None:
+        """Begin a transaction beside which no other one changes the schema."""
+
+    @abstractmethod
+    def explain(self, error: DBAPIError) -> MooringsError:
+        """What a driver's error means: ``store.unavailable`` or ``store.corrupt``."""
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One durable transaction, committed at the end of the block.
+
+        Raises:
+            IntegrityError: a constraint refused a row; the caller knows which row.
+            MooringsError: ``store.unavailable``, ``store.corrupt``.
+        """
+        with self._writing, self._connected() as connection:
+            self.begin_write(connection)
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def upgrade(self) -> Iterator[Connection]:
+        """One transaction that may change the schema, committed at the end of the block.
+
+        Raises:
+            MooringsError: ``store.unavailable``, ``store.corrupt``.
+        """
+        with self._writing, self._connected() as connection:
+            self.begin_upgrade(connection)
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Several reads of one state.
+
+        Raises:
+            MooringsError: ``store.unavailable``, ``store.corrupt``.
+        """
+        with self._connected() as connection:
+            self.begin_snapshot(connection)
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One read.
+
+        Raises:
+            MooringsError: ``store.unavailable``, ``store.corrupt``.
+        """
+        with self._connected() as connection:
+            yield connection
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        try:
+            with self.engine.connect() as connection:
+                try:
+                    yield connection
+                except IntegrityError:
+                    raise
+                except DBAPIError:
+                    connection.invalidate()
+                    raise
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            raise self.explain(error) from error
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self.engine.dispose()

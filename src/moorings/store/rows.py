@@ -1,0 +1,404 @@
+"""Records to rows and back, exactly.
+
+A row is a tuple in the order of its table's columns, because that is what drivers take and give fastest; the readers
+take a row's values as arguments, so that the types of columns are written down once, here. Pure: no database is asked.
+
+Text that others wrote (reasons, jobs, vendors' words) is kept as ASCII JSON: a lone surrogate from a file name that is
+not UTF-8, or a NUL, is then no reason for a commit to fail, and with it every other record of the same group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from moorings.core.access import Role
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.events import EVENT_VERSION, Event
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.reasons import Reason
+from moorings.core.topology import Block
+from moorings.ports.store import AccessKey, KeyUse, Seq
+from moorings.ports.store import Row as Numbered
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.runs import Run, RunId, RunState
+
+Value = str | int | None
+Row = tuple[Value, ...]
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_NO_TEXT = _encode("")  # by far the most frequent reason
+
+
+def _text(text: str) -> str:
+    return _encode(text) if text else _NO_TEXT
+
+
+def _instant(value: int | None) -> Instant | None:
+    return None if value is None else Instant(value)
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def claim_row(claim: Claim) -> Row:
+    """The row of ``claims``."""
+    return (
+        claim.id,
+        claim.name,
+        claim.owner,
+        claim.subject,
+        claim.arrival,
+        claim.state.value,
+        claim.version,
+        claim.attempt,
+        claim.broken,
+        claim.pool,
+        claim.partition,
+        _spec_text(claim.spec),
+        None if claim.reason is None else _reason_text(claim.reason),
+        claim.granted_at,
+        claim.ready_at,
+        claim.ended_at,
+        claim.lease_until,
+    )
+
+
+def claim_of(
+    ident: str,
+    name: str,
+    owner: str,
+    subject: str,
+    arrival: int,
+    state: str,
+    version: int,
+    attempt: int,
+    broken: int,
+    pool: str | None,
+    partition: str | None,
+    spec: str,
+    reason: str | None,
+    granted_at: int | None,
+    ready_at: int | None,
+    ended_at: int | None,
+    lease_until: int | None,
+) -> Claim:
+    """The claim of a row of ``claims``."""
+    return Claim(
+        id=ClaimId(ident),
+        name=name,
+        owner=owner,
+        subject=subject,
+        spec=_spec_of(spec),
+        state=ClaimState(state),
+        arrival=Instant(arrival),
+        version=version,
+        attempt=attempt,
+        broken=broken,
+        pool=None if pool is None else PoolName(pool),
+        partition=None if partition is None else PartitionId(partition),
+        reason=None if reason is None else _reason_of(reason),
+        granted_at=_instant(granted_at),
+        ready_at=_instant(ready_at),
+        ended_at=_instant(ended_at),
+        lease_until=_instant(lease_until),
+    )
+
+
+def _spec_text(spec: ClaimSpec) -> str:
+    # By hand, not dataclasses.asdict: that takes four times as long, and every save of a claim comes here.
+    return _encode(
+        {
+            "checkpoint": _contract(spec.checkpoint),
+            "gcds": spec.gcds,
+            "kind": spec.kind,
+            "lease_s": spec.lease_s,
+            "pool": spec.pool,
+            "preemptible": spec.preemptible,
+            "priority": spec.priority,
+            "project": spec.project,
+            "queue": spec.queue.value,
+            "replicas_per_gcd": spec.replicas_per_gcd,
+            "resources": dict(spec.resources),
+            "size": spec.size,
+            "time_limit_s": spec.time_limit_s,
+        }
+    )
+
+
+def _spec_of(text: str) -> ClaimSpec:
+    values = json.loads(text)
+    values["checkpoint"] = CheckpointContract(**values["checkpoint"])
+    values["queue"] = QueueMode(values["queue"])
+    return ClaimSpec(**values)
+
+
+def _contract(contract: CheckpointContract) -> Mapping[str, object]:
+    return {
+        "grace_s": contract.grace_s,
+        "resumable": contract.resumable,
+        "warn_s": contract.warn_s,
+        "warn_signal": contract.warn_signal,
+    }
+
+
+def _reason_text(reason: Reason) -> str:
+    return _encode(
+        {
+            "blockers": reason.blockers,
+            "code": reason.code,
+            "hint": reason.hint,
+            "message": reason.message,
+            "until": reason.until,
+        }
+    )
+
+
+def _reason_of(text: str) -> Reason:
+    values = json.loads(text)
+    values["blockers"] = tuple(values["blockers"])
+    return Reason(**values)
+
+
+# ----------------------------------------------------------------------------------------------- partitions and devices
+
+
+def partition_row(partition: Partition) -> Row:
+    """The row of ``partitions``."""
+    return (
+        partition.id,
+        partition.name,
+        partition.claim,
+        partition.pool,
+        str(partition.block),
+        partition.gcds,
+        partition.replicas_per_gcd,
+        partition.state.value,
+        partition.since,
+        partition.version,
+        _text(partition.reason),
+    )
+
+
+def partition_of(
+    ident: str,
+    name: str,
+    claim: str,
+    pool: str,
+    block: str,
+    gcds: int,
+    replicas_per_gcd: int,
+    state: str,
+    since: int,
+    version: int,
+    reason: str,
+) -> Partition:
+    """The partition of a row of ``partitions``."""
+    return Partition(
+        id=PartitionId(ident),
+        name=name,
+        claim=ClaimId(claim),
+        pool=PoolName(pool),
+        block=Block.parse(block) if block else Block.of([]),
+        gcds=gcds,
+        replicas_per_gcd=replicas_per_gcd,
+        state=PartitionState(state),
+        since=Instant(since),
+        version=version,
+        reason=json.loads(reason),
+    )
+
+
+def partition_device_rows(partition: Partition) -> Iterator[Row]:
+    """The rows of ``partition_devices`` that a new partition needs, one a device."""
+    pool, ident = partition.pool, partition.id
+    return ((pool, index, ident) for index in partition.block)
+
+
+def device_row(device: Device) -> Row:
+    """The row of ``devices``."""
+    return (device.pool, device.index, device.state.value, _text(device.reason), device.since)
+
+
+def device_of(pool: str, index: int, state: str, reason: str, since: int) -> Device:
+    """The device of a row of ``devices``."""
+    return Device(PoolName(pool), index, DeviceState(state), json.loads(reason), Instant(since))
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def run_row(run: Run) -> Row:
+    """The row of ``runs``."""
+    return (
+        run.id,
+        run.job.name,
+        run.engine,
+        run.subject,
+        run.created_at,
+        _job_text(run.job),
+        run.claim,
+        run.state.value,
+        run.version,
+        run.attempt,
+        run.reference,
+        run.started_at,
+        run.ended_at,
+        run.exit_code,
+        _encode(run.task_codes),
+        _text(run.stop_reason),
+        _text(run.detail),
+    )
+
+
+def run_of(
+    ident: str,
+    name: str,  # the job has it too; its column is there to be searched
+    engine: str,
+    subject: str,
+    created_at: int,
+    job: str,
+    claim: str,
+    state: str,
+    version: int,
+    attempt: int,
+    reference: str | None,
+    started_at: int | None,
+    ended_at: int | None,
+    exit_code: int | None,
+    task_codes: str,
+    stop_reason: str,
+    detail: str,
+) -> Run:
+    """The run of a row of ``runs``."""
+    return Run(
+        id=RunId(ident),
+        job=_job_of(job),
+        engine=engine,
+        subject=subject,
+        claim=ClaimId(claim),
+        state=RunState(state),
+        created_at=Instant(created_at),
+        version=version,
+        attempt=attempt,
+        reference=reference,
+        started_at=_instant(started_at),
+        ended_at=_instant(ended_at),
+        exit_code=exit_code,
+        task_codes=tuple(json.loads(task_codes)),
+        stop_reason=json.loads(stop_reason),
+        detail=json.loads(detail),
+    )
+
+
+def _job_text(job: JobSpec) -> str:
+    wanted, resources = job.accelerators, job.resources
+    return _encode(
+        {
+            "accelerators": {
+                "kind": wanted.kind,
+                "pool": wanted.pool,
+                "replicas": wanted.replicas,
+                "size": wanted.size,
+            },
+            "checkpoint": _contract(job.checkpoint),
+            "checkpoint_directory": job.checkpoint_directory,
+            "command": job.command,
+            "environment": dict(job.environment),
+            "image": job.image,
+            "name": job.name,
+            "priority": job.priority,
+            "project": job.project,
+            "resources": {"cpus": resources.cpus, "memory_bytes": resources.memory_bytes, "nodes": resources.nodes},
+            "tasks": job.tasks,
+            "time_limit_s": job.time_limit_s,
+            "workdir": job.workdir,
+        }
+    )
+
+
+def _job_of(text: str) -> JobSpec:
+    values = json.loads(text)
+    values["accelerators"] = Accelerators(**values["accelerators"])
+    values["checkpoint"] = CheckpointContract(**values["checkpoint"])
+    values["command"] = tuple(values["command"])
+    values["resources"] = Resources(**values["resources"])
+    return JobSpec(**values)
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+def event_row(seq: int, event: Event) -> Row:
+    """The row of ``outbox``."""
+    data = event.data
+    if not data.isascii():
+        # A lone surrogate, which no database takes, becomes the JSON escape that means the same.
+        data = data.encode(errors="backslashreplace").decode()
+    return (
+        seq,
+        event.name,
+        event.at,
+        event.claim,
+        event.partition,
+        event.run,
+        event.pool,
+        event.device,
+        EVENT_VERSION,
+        data,
+    )
+
+
+def event_of(
+    seq: int,
+    name: str,
+    at: int,
+    claim: str | None,
+    partition: str | None,
+    run: str | None,
+    pool: str | None,
+    device: str | None,
+    version: int,  # there is one version so far; the next one translates older data here
+    data: str,
+) -> Numbered:
+    """The numbered event of a row of ``outbox``."""
+    return Numbered(
+        Seq(seq),
+        Event(
+            name=name,
+            at=Instant(at),
+            claim=claim,
+            partition=partition,
+            run=run,
+            pool=pool,
+            device=device,
+            data=data,
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- keys
+
+
+def key_use_row(use: KeyUse) -> Row:
+    """The row of ``idempotency_keys``."""
+    return (use.subject, use.key, use.digest, use.claim, use.run)
+
+
+def key_use_of(subject: str, key: str, digest: str, claim: str | None, run: str | None) -> KeyUse:
+    """The key's use of a row of ``idempotency_keys``."""
+    return KeyUse(subject, key, digest, None if claim is None else ClaimId(claim), None if run is None else RunId(run))
+
+
+def access_key_row(key: AccessKey) -> Row:
+    """The row of ``access_keys``."""
+    return (key.id, key.subject, key.role.value, key.owner_prefix, key.digest, key.created_at, key.revoked_at)
+
+
+def access_key_of(
+    ident: str, subject: str, role: str, owner_prefix: str, digest: str, created_at: int, revoked_at: int | None
+) -> AccessKey:
+    """The access key of a row of ``access_keys``."""
+    return AccessKey(ident, subject, Role(role), owner_prefix, digest, Instant(created_at), _instant(revoked_at))

@@ -1,0 +1,302 @@
+"""The store port in SQL.
+
+Nothing here is particular to one kind of database; that is in ``database`` and its subclasses. Lists are read in the
+order of an index and a page at a time, so their cost is the page's, not the history's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    false,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from moorings.core.claims import ENDED as ENDED_CLAIMS
+from moorings.core.claims import Claim, ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event, canonical
+from moorings.core.instants import Instant
+from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Page, Saved, Seq
+from moorings.ports.store import Row as Numbered
+from moorings.store import rows
+from moorings.store.conflicts import RefusedError
+from moorings.store.database import Database
+from moorings.store.saving import Saver
+from moorings.store.tables import (
+    access_keys,
+    claims,
+    devices,
+    idempotency_keys,
+    installation,
+    outbox,
+    partitions,
+    runs,
+)
+from moorings.workloads.runs import ENDED as ENDED_RUNS
+from moorings.workloads.runs import Run, RunState
+
+_LIVE_CLAIMS = sorted(state.value for state in ClaimState if state not in ENDED_CLAIMS)
+_LIVE_RUNS = sorted(state.value for state in RunState if state not in ENDED_RUNS)
+# What SQLAlchemy gives for the columns of a whole table; ``rows`` says what each one is.
+_AnySelect = Select[*tuple[Any, ...]]
+_AnyRow = Row[*tuple[Any, ...]]
+
+# Statements of every turn are built once: building one costs more than running it.
+_RAISE_SEQ = update(installation).values(seq=installation.c.seq + bindparam("n_events"))
+_RAISE_SEQ_GUARDED = _RAISE_SEQ.where(installation.c.epoch == bindparam("leading"))
+_LAST_SEQ = select(installation.c.seq)
+_PAIRS_AT_ONCE = 16
+# Not `(subject, key) IN (VALUES ...)`: SQLite compares those without the columns' types, and so without an index.
+_KEYS_USED = select(idempotency_keys).where(
+    or_(
+        *(
+            and_(
+                idempotency_keys.c.subject == bindparam(f"subject_{place}"),
+                idempotency_keys.c.key == bindparam(f"key_{place}"),
+            )
+            for place in range(_PAIRS_AT_ONCE)
+        )
+    )
+)
+
+_LAST_CHARACTER = "\U0010ffff"
+
+
+class SqlStore:
+    """One installation in an SQL database whose tables are up to date."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._saver = Saver(database.engine.dialect)
+        with database.read() as connection:
+            self._installation: str = connection.execute(select(installation.c.id)).scalar_one()
+
+    def installation(self) -> str:
+        return self._installation
+
+    # ---------------------------------------------------------------------------------------------------------- saving
+
+    def lead(self, holder: str, now: Instant) -> Epoch:
+        with self._database.write() as connection:
+            last = _number(connection, 1)
+            connection.execute(update(installation).values(epoch=installation.c.epoch + 1, holder=holder, led_at=now))
+            epoch = Epoch(connection.execute(select(installation.c.epoch)).scalar_one())
+            data = canonical({"epoch": epoch, "holder": holder})
+            self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
+        return epoch
+
+    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+        try:
+            with self._database.write() as connection:
+                last = _number(connection, len(changes.events), epoch)
+                self._saver.save(connection, changes, last)
+            return last
+        except RefusedError as refused:
+            with self._database.snapshot() as connection:
+                raise refused.explain(connection) from refused
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def load(self) -> Saved:
+        with self._database.snapshot() as connection:
+            waiting = select(claims).where(claims.c.state.in_(_LIVE_CLAIMS)).order_by(claims.c.arrival, claims.c.id)
+            going = select(runs).where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
+            held = select(partitions).order_by(partitions.c.id)
+            out = select(devices).order_by(devices.c.pool, devices.c.device)
+            return Saved(
+                claims=tuple(rows.claim_of(*row) for row in connection.execute(waiting)),
+                partitions=tuple(rows.partition_of(*row) for row in connection.execute(held)),
+                devices=tuple(rows.device_of(*row) for row in connection.execute(out)),
+                runs=tuple(rows.run_of(*row) for row in connection.execute(going)),
+                seq=_last_seq(connection),
+            )
+
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
+        found: list[KeyUse] = []
+        with self._database.snapshot() as connection:
+            for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+                part = pairs[start : start + _PAIRS_AT_ONCE]
+                wanted: dict[str, str] = {}
+                for place in range(_PAIRS_AT_ONCE):  # the last pair fills up the rest
+                    pair = part[min(place, len(part) - 1)]
+                    wanted[f"subject_{place}"], wanted[f"key_{place}"] = pair
+                found.extend(rows.key_use_of(*row) for row in connection.execute(_KEYS_USED, wanted))
+        return {(use.subject, use.key): use for use in found}
+
+    def claim(self, ident: str) -> Claim | None:
+        named = select(claims).where(claims.c.name == ident).order_by(claims.c.arrival.desc(), claims.c.id.desc())
+        row = self._first(
+            select(claims).where(claims.c.id == ident),
+            named.where(claims.c.state.in_(_LIVE_CLAIMS)),
+            named,
+        )
+        return None if row is None else rows.claim_of(*row)
+
+    def claims(
+        self,
+        page: Page,
+        *,
+        states: frozenset[ClaimState] | None = None,
+        owner_prefix: str | None = None,
+        pool: str | None = None,
+    ) -> Sequence[Claim]:
+        chosen = select(claims)
+        if owner_prefix:
+            chosen = chosen.where(_begins(claims.c.owner, owner_prefix))
+        if pool is not None:
+            chosen = chosen.where(claims.c.pool == pool)
+        return [rows.claim_of(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
+
+    def run(self, ident: str) -> Run | None:
+        named = select(runs).where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
+        row = self._first(select(runs).where(runs.c.id == ident), named)
+        return None if row is None else rows.run_of(*row)
+
+    def runs(
+        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+    ) -> Sequence[Run]:
+        chosen = select(runs)
+        if subject is not None:
+            chosen = chosen.where(runs.c.subject == subject)
+        return [rows.run_of(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
+
+    def events(
+        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+    ) -> Sequence[Numbered]:
+        chosen = select(outbox).where(outbox.c.seq > after).order_by(outbox.c.seq).limit(max(limit, 0))
+        if claim is not None:
+            chosen = chosen.where(outbox.c.claim == claim)
+        if run is not None:
+            chosen = chosen.where(outbox.c.run == run)
+        if names:
+            chosen = chosen.where(or_(*(_named(name) for name in names)))
+        with self._database.read() as connection:
+            return [rows.event_of(*row) for row in connection.execute(chosen)]
+
+    def last_seq(self) -> Seq:
+        with self._database.read() as connection:
+            return _last_seq(connection)
+
+    # ----------------------------------------------------------------------------------------------------- access keys
+
+    def add_access_key(self, key: AccessKey, event: Event) -> None:
+        try:
+            with self._database.write() as connection:
+                last = _number(connection, 1)
+                connection.execute(
+                    insert(access_keys).values(dict(zip(access_keys.c.keys(), rows.access_key_row(key), strict=True)))
+                )
+                self._saver.save(connection, Changes(events=[event]), last)
+        except IntegrityError as error:
+            raise MooringsError("key.exists", f"there is an access key {key.id}", hint="choose another id") from error
+
+    def access_key(self, ident: str) -> AccessKey | None:
+        row = self._first(select(access_keys).where(access_keys.c.id == ident))
+        return None if row is None else rows.access_key_of(*row)
+
+    def access_keys(self) -> Sequence[AccessKey]:
+        with self._database.read() as connection:
+            found = connection.execute(select(access_keys).order_by(access_keys.c.created_at, access_keys.c.id))
+            return [rows.access_key_of(*row) for row in found]
+
+    def revoke_access_key(self, ident: str, event: Event) -> bool:
+        valid = and_(access_keys.c.id == ident, access_keys.c.revoked_at.is_(None))
+        with self._database.write() as connection:
+            if not connection.execute(update(access_keys).where(valid).values(revoked_at=event.at)).rowcount:
+                return False
+            self._saver.save(connection, Changes(events=[event]), _number(connection, 1))
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- the whole
+
+    def ping(self) -> None:
+        # A real commit: a transaction that is rolled back never touches the disk, and so never finds it full.
+        with self._database.write() as connection:
+            _number(connection, 0)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _first(self, *choices: _AnySelect) -> _AnyRow | None:
+        with self._database.snapshot() as connection:
+            for chosen in choices:
+                row = connection.execute(chosen.limit(1)).first()
+                if row is not None:
+                    return row
+        return None
+
+    def _page(
+        self,
+        chosen: _AnySelect,
+        table: Table,
+        moment: Column[int],
+        page: Page,
+        states: Collection[ClaimState | RunState] | None,
+    ) -> Sequence[_AnyRow]:
+        """The page of those chosen, by ``moment`` and id; nothing if there is no item to begin after."""
+        limit = max(page.limit, 0)
+        chosen = chosen.order_by(moment, table.c.id).limit(limit)
+        with self._database.snapshot() as connection:
+            if page.after is not None:
+                start = connection.execute(select(moment).where(table.c.id == page.after)).scalar_one_or_none()
+                beyond = false() if start is None else tuple_(moment, table.c.id) > tuple_(start, page.after)
+                chosen = chosen.where(beyond)
+            if states is None:
+                return connection.execute(chosen).all()
+            # A list a state, each in the order of its index: one list of several states would be all of them, sorted.
+            found = [
+                row for state in states for row in connection.execute(chosen.where(table.c.state == state.value)).all()
+            ]
+        at, ident = list(table.c).index(moment), list(table.c).index(table.c.id)
+        return sorted(found, key=lambda row: (row[at], row[ident]))[:limit]
+
+
+def _number(connection: Connection, n_events: int, epoch: Epoch | None = None) -> Seq:
+    """The number of the last of so many new events.
+
+    The first statement of every write: it takes the write lock, so numbers are given in the order of commits.
+
+    Raises:
+        MooringsError: ``store.fenced`` if another controller began to lead after that epoch.
+    """
+    if epoch is None:
+        raised = connection.execute(_RAISE_SEQ, {"n_events": n_events})
+    else:
+        raised = connection.execute(_RAISE_SEQ_GUARDED, {"n_events": n_events, "leading": epoch})
+    if not raised.rowcount:
+        holder = connection.execute(select(installation.c.holder)).scalar_one()
+        raise MooringsError(
+            "store.fenced",
+            f"{holder or 'nobody'} leads this installation now",
+            hint="this controller must not decide any more: stop it, or let it lead again",
+        )
+    return _last_seq(connection)
+
+
+def _last_seq(connection: Connection) -> Seq:
+    return Seq(connection.execute(_LAST_SEQ).scalar_one())
+
+
+def _begins(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
+    # A range, not LIKE: it uses the index, and nothing in the prefix is a pattern.
+    return and_(column >= prefix, column < prefix + _LAST_CHARACTER)
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    return _begins(outbox.c.name, name[:-1]) if name.endswith(".*") else outbox.c.name == name

@@ -1,0 +1,202 @@
+"""The tables, with as many of the laws as a database can keep by itself.
+
+Law 1 is the primary key of ``partition_devices``; that a partition belongs to a claim and a run has one are foreign
+keys; that a key is used once is a primary key. Code above may be wrong, or run twice: these stay true.
+
+Every field of a record is a column, so that a person with an SQL shell can read and filter. What only we ask about
+(what was asked for, a whole job, reasons) is one JSON text. JSON types of databases were refused: SQLite has none, and
+PostgreSQL's reorders keys and cannot hold every text. One row a device, not a range of devices, because only single
+values can be a key; one table a record kind, not one of JSON documents, because constraints need columns.
+
+Columns stand in the order of life: what identifies a record and never changes, what is written once, what changes.
+``saving`` reads that order from the marks ``FIXED`` and ``ONCE``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+FIXED: Final = {"fixed": True}  # never changes: a save that would change it is a conflict
+ONCE: Final = {"once": True}  # written with a new record, neither compared nor written again
+
+Word = Text().with_variant(Text(collation="C"), "postgresql")  # ids and names sort by bytes on every database
+Json = Text  # canonical and ASCII: whatever a user or a vendor wrote, the database can hold it
+Moment = BigInteger  # microseconds since 1970 UTC
+RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite: INTEGER PRIMARY KEY is the row's own number
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+# One row. Every write begins by raising ``seq`` here: that takes the write lock, checks the epoch and numbers the
+# events, so they are numbered in the order of commits on every database (a sequence would not promise that).
+installation = Table(
+    "installation",
+    metadata,
+    Column("only", SmallInteger, primary_key=True, autoincrement=False),
+    Column("id", Word, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Word, nullable=False),
+    Column("led_at", Moment),
+    CheckConstraint("only = 1", name="one_row"),
+)
+
+claims = Table(
+    "claims",
+    metadata,
+    Column("id", Word, primary_key=True, info=FIXED),
+    Column("name", Word, nullable=False, info=FIXED),
+    Column("owner", Word, nullable=False, info=FIXED),
+    Column("subject", Word, nullable=False, info=FIXED),
+    Column("arrival", Moment, nullable=False, info=FIXED),
+    Column("state", Word, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("broken", Integer, nullable=False),
+    Column("pool", Word),
+    Column("partition", Word),
+    Column("spec", Json, nullable=False),
+    Column("reason", Json),
+    Column("granted_at", Moment),
+    Column("ready_at", Moment),
+    Column("ended_at", Moment),
+    Column("lease_until", Moment),
+)
+Index("ix_claims_arrival", claims.c.arrival, claims.c.id)
+Index("ix_claims_state", claims.c.state, claims.c.arrival, claims.c.id)
+Index("ix_claims_owner", claims.c.owner, claims.c.arrival, claims.c.id)
+Index("ix_claims_name", claims.c.name, claims.c.arrival, claims.c.id)
+
+# Live ones only: a removed partition has no row, so its name and its devices are free.
+partitions = Table(
+    "partitions",
+    metadata,
+    Column("id", Word, primary_key=True, info=FIXED),
+    Column("name", Word, nullable=False, info=FIXED),
+    Column("claim", Word, ForeignKey(claims.c.id), nullable=False, info=FIXED),
+    Column("pool", Word, nullable=False, info=FIXED),
+    Column("block", Word, nullable=False, info=FIXED),
+    Column("gcds", Integer, nullable=False, info=FIXED),
+    Column("replicas_per_gcd", Integer, nullable=False, info=FIXED),
+    Column("state", Word, nullable=False),
+    Column("since", Moment, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("reason", Json, nullable=False),
+    UniqueConstraint("pool", "name"),
+)
+
+# Law 1: a device is in at most one live partition, whoever asks.
+partition_devices = Table(
+    "partition_devices",
+    metadata,
+    Column("pool", Word, primary_key=True),
+    Column("device", Integer, primary_key=True, autoincrement=False),
+    Column("partition", Word, ForeignKey(partitions.c.id, ondelete="CASCADE"), nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("ix_partition_devices_partition", partition_devices.c.partition)
+
+# Those out of service only.
+devices = Table(
+    "devices",
+    metadata,
+    Column("pool", Word, primary_key=True),
+    Column("device", Integer, primary_key=True, autoincrement=False),
+    Column("state", Word, nullable=False),
+    Column("reason", Json, nullable=False),
+    Column("since", Moment, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Word, primary_key=True, info=FIXED),
+    Column("name", Word, nullable=False, info=FIXED),
+    Column("engine", Word, nullable=False, info=FIXED),
+    Column("subject", Word, nullable=False, info=FIXED),
+    Column("created_at", Moment, nullable=False, info=FIXED),
+    Column("job", Json, nullable=False, info=ONCE),
+    Column("claim", Word, ForeignKey(claims.c.id), nullable=False),
+    Column("state", Word, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("reference", Word),
+    Column("started_at", Moment),
+    Column("ended_at", Moment),
+    Column("exit_code", Integer),
+    Column("task_codes", Json, nullable=False),
+    Column("stop_reason", Json, nullable=False),
+    Column("detail", Json, nullable=False),
+)
+Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
+Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
+Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)
+Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
+
+# For ever, so without foreign keys: a key outlives the record it made, should old records ever be pruned.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("subject", Word, primary_key=True),
+    Column("key", Word, primary_key=True),
+    Column("digest", Word, nullable=False),
+    Column("claim", Word),
+    Column("run", Word),
+    sqlite_with_rowid=False,
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("seq", RowNumber, primary_key=True, autoincrement=False),
+    Column("name", Word, nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("claim", Word),
+    Column("partition", Word),
+    Column("run", Word),
+    Column("pool", Word),
+    Column("device", Word),
+    Column("version", SmallInteger, nullable=False),
+    Column("data", Text, nullable=False),
+)
+for _column in (outbox.c.claim, outbox.c.run):
+    Index(
+        f"ix_outbox_{_column.name}",
+        _column,
+        outbox.c.seq,
+        sqlite_where=_column.is_not(None),
+        postgresql_where=_column.is_not(None),
+    )
+
+access_keys = Table(
+    "access_keys",
+    metadata,
+    Column("id", Word, primary_key=True),
+    Column("subject", Word, nullable=False),
+    Column("role", Word, nullable=False),
+    Column("owner_prefix", Word, nullable=False),
+    Column("digest", Word, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("revoked_at", Moment),
+)

@@ -1,0 +1,89 @@
+"""Reads and saves cost what they give or change, not what the database holds: SQLite finds and orders by an index."""
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import event
+
+from moorings.core.claims import ClaimState
+from moorings.core.devices import Device, DeviceState
+from moorings.ports.store import Changes, Page, Save, Seq
+from moorings.store.sqlite import open_sqlite
+from moorings.testing.records import NOW, POOL, granted
+from moorings.workloads.runs import RunState
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_sqlite(tmp_path / "moorings.db")
+    yield store
+    store.close()
+
+
+READS = {
+    "claim": lambda store: store.claim("x"),
+    "claims": lambda store: store.claims(Page(after="x")),
+    "claims in states": lambda store: store.claims(Page(), states=frozenset({ClaimState.RELEASED, ClaimState.READY})),
+    "run": lambda store: store.run("x"),
+    "runs": lambda store: store.runs(Page(after="x")),
+    "runs in states": lambda store: store.runs(Page(), states=frozenset({RunState.FAILED, RunState.LOST})),
+    "runs of a subject": lambda store: store.runs(Page(), subject="ann"),
+    "events": lambda store: store.events(Seq(5), 10),
+    "events of names": lambda store: store.events(Seq(5), 10, names=["claim.*", "run.ended"]),
+    "events of a claim": lambda store: store.events(Seq(5), 10, claim="x"),
+    "events of a run": lambda store: store.events(Seq(5), 10, run="x"),
+    "keys": lambda store: store.keys_used([("a", "b"), ("c", "d")]),
+}
+
+
+def plans_of(store, act):
+    asked = []
+
+    def note(_connection, _cursor, statement, parameters, *_others):
+        if statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE")):
+            asked.append((statement, parameters))
+
+    event.listen(store._database.engine, "before_cursor_execute", note)
+    act(store)
+    event.remove(store._database.engine, "before_cursor_execute", note)
+    with store._database.read() as connection:
+        return [
+            row[3]
+            for statement, parameters in asked
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_neither_sorts_nor_scans(store, name):
+    plan = plans_of(store, READS[name])
+    assert plan
+    assert [step for step in plan if "TEMP B-TREE" in step] == []
+    # A scan along an index, cut off by the page's limit, is as good as a search; so is one of all rows by number.
+    assert [step for step in plan if step.startswith("SCAN") and "USING" not in step] == []
+
+
+def test_loading_does_not_read_what_has_ended(store):
+    plan = plans_of(store, lambda store: store.load())
+    assert [step for step in plan if step.startswith("SEARCH claims")]
+    assert [step for step in plan if step.startswith("SEARCH runs")]
+    assert [step for step in plan if step.startswith(("SCAN claims", "SCAN runs"))] == []
+
+
+def test_a_save_finds_its_records_by_their_ids(store):
+    epoch = store.lead("test", NOW)
+    store.commit(epoch, granted(1, 2, 3))
+    saved = store.load()
+    changes = Changes(
+        claims=[(replace(claim, version=2), Save(1)) for claim in saved.claims],
+        partitions=[(replace(partition, version=2), Save(1)) for partition in saved.partitions],
+        devices=[Device(POOL, number, DeviceState.DRAINED, "", NOW) for number in range(3)],
+    )
+    plan = plans_of(store, lambda store: store.commit(epoch, changes))
+    plan += plans_of(store, lambda store: store.commit(epoch, Changes(removed=[(p.id, 2) for p in saved.partitions])))
+    scanned = {step for step in plan if step.startswith("SCAN") and "installation" not in step}
+    assert scanned <= {"SCAN given", "SCAN CONSTANT ROW"}
+    searched = {
+        step.split()[1] for step in plan if (step.startswith("SEARCH") and "id=?" in step) or "device=?" in step
+    }
+    assert {"claims", "partitions", "devices"} <= searched
