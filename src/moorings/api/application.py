@@ -1,0 +1,163 @@
+"""The ASGI application: the routes behind one shell that gives every request an id and every error a shape.
+
+The shell is a plain ASGI callable: a ``BaseHTTPMiddleware`` would cost a task and a queue a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moorings.api import openapi
+from moorings.api.calls import REQUEST_ID, Call, Closing, Service
+from moorings.api.limits import DEFAULT_LIMITS, Limits, Seats
+from moorings.api.openapi import Endpoint
+from moorings.api.operations import Operation
+from moorings.api.problems import fault, problem
+from moorings.api.routes import OPERATIONS
+from moorings.core.errors import MooringsError
+
+if TYPE_CHECKING:
+    from moorings.controller.service import Controller
+
+log = logging.getLogger("moorings.api")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
+class Application:
+    """The API of one controller, for an ASGI server.
+
+    Args:
+        inner: routes the requests.
+        closing: told when the server begins to stop.
+        limits: how much is taken on.
+        new_request_id: gives a fresh id for a request that brings none.
+    """
+
+    def __init__(self, inner: ASGIApp, closing: Closing, limits: Limits, new_request_id: Callable[[], str]) -> None:
+        self.limits = limits
+        self._inner = inner
+        self._closing = closing
+        self._new_request_id = new_request_id
+        self._requests = 0
+
+    def close(self) -> None:
+        """The server begins to stop: streams end, waits are answered, so that nothing holds it up."""
+        self._closing.begin()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (or a lifespan)."""
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        request_id = scope[REQUEST_ID] = self._request_id(scope)
+        mark = [(b"x-request-id", request_id.encode()), *_ON_ALL]
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *mark]
+            await send(message)
+
+        # Not the health checks: a busy controller is not a dead one.
+        if self._requests >= self.limits.requests_max and scope["path"].startswith("/v1/"):
+            await problem(_busy(self.limits.requests_max), request_id)(scope, receive, send_marked)
+            return
+        self._requests += 1
+        try:
+            await self._inner(scope, receive, send_marked)
+        finally:
+            self._requests -= 1
+
+    def _request_id(self, scope: Scope) -> str:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return str(value, "ascii")
+        return self._new_request_id()
+
+
+def _busy(most: int) -> MooringsError:
+    return MooringsError(
+        "controller.busy", f"{most} requests are being served or wait", hint="try again in a moment", retryable=True
+    )
+
+
+def make_application(
+    controller: Controller,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    new_request_id: Callable[[], str] = lambda: secrets.token_hex(8),
+) -> Application:
+    """The API of ``controller``."""
+    service = Service(
+        controller,
+        limits,
+        document=_document,
+        watches=Seats("open event streams", limits.watches_max, limits.watches_per_key_max),
+        follows=Seats("open streams of output", limits.follows_max, limits.follows_per_key_max),
+    )
+    inner = openapi.make_router(lambda operation: _endpoint(service, operation))
+    inner.add_exception_handler(HTTPException, _not_routed)
+    return Application(inner, service.closing, limits, new_request_id)
+
+
+@cache
+def _document() -> bytes:
+    return openapi.text().encode()
+
+
+def _endpoint(service: Service, operation: Operation) -> Endpoint:
+    """What serves ``operation``; whatever fails in it becomes a problem, never an exception."""
+
+    async def endpoint(request: Request) -> Response:
+        request_id: str = request.scope[REQUEST_ID]
+        try:
+            call = Call(service, operation, request)
+            if not operation.open:
+                await call.identify()
+            return await operation.serve(call)
+        except MooringsError as error:
+            answer = problem(error, request_id)
+            if answer.status_code >= 500:
+                told = {"request": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
+                log.warning("request.refused", extra=told)
+            return answer
+        except Exception:
+            log.exception(
+                "request.failed", extra={"request": request_id, "path": operation.path, "method": operation.method}
+            )
+            return fault(request_id)
+
+    return endpoint
+
+
+_ADDRESSES = [(compile_path(operation.path)[0], operation.method) for operation in OPERATIONS]
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """The answer to an address, or a method, that no operation has."""
+    request_id: str = request.scope[REQUEST_ID]
+    path = request.scope["path"]
+    methods = sorted({method for pattern, method in _ADDRESSES if pattern.match(path)})
+    if not methods:
+        unknown = MooringsError(
+            "path.unknown", f"there is nothing at {path[:200]!r}", hint="the addresses stand in /openapi.json"
+        )
+        return problem(unknown, request_id)
+    assert isinstance(error, HTTPException), error
+    allow = ", ".join(methods)
+    refused = MooringsError(
+        "method.not_allowed", f"{path[:200]} does not take {request.method[:20]}", hint=f"it takes {allow}"
+    )
+    return problem(refused, request_id, allow=allow)

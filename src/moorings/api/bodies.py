@@ -1,0 +1,178 @@
+"""The wire shapes under pydantic's eye: strict types, no unknown fields, and a bound on everything.
+
+The shapes are written once, in ``wire``, as plain dataclasses. Here each is wrapped in a subclass of itself whose
+fields carry the bounds, so a body that passes *is* a ``wire`` shape, and the OpenAPI document tells the same limits.
+Bounds keep hostile sizes away from the rest of the program; what makes sense is decided by ``core``, which says so in
+better words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import ErrorDetails
+
+from moorings.core.access import Role
+from moorings.core.claims import QueueMode
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import camel
+from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
+
+T = TypeVar("T")
+
+ERRORS_TOLD_MAX = 3
+NUMBER_MAX = (1 << 53) - 1  # what JSON carries exactly everywhere; SQL's BIGINT holds it too
+SECONDS_MAX = 1e9
+ENTRIES_MAX = 4096
+
+_NO_NUL = r"^[^\x00]*$"
+_Short = Annotated[str, Field(max_length=200, pattern=_NO_NUL)]
+_Path = Annotated[str, Field(max_length=4096, pattern=_NO_NUL)]
+_Whole = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+_Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
+
+# Fields whose name does not tell their bound. core and workloads check these too, where a limit is theirs.
+_BOUNDS: Mapping[tuple[str, str], object] = {
+    ("ClaimRequest", "queue"): Literal[tuple(mode.value for mode in QueueMode)],
+    ("ClaimRequest", "resources"): Annotated[Mapping[_Short, _Whole], Field(max_length=64)],
+    ("DrainRequest", "reason"): Annotated[str, Field(min_length=1, max_length=500, pattern=_NO_NUL)],
+    ("JobShape", "command"): Annotated[
+        tuple[Annotated[str, Field(max_length=COMMAND_CHARS_MAX)], ...],
+        Field(min_length=1, max_length=COMMAND_ARGS_MAX),
+    ],
+    ("JobShape", "environment"): Annotated[
+        Mapping[_Path, Annotated[str, Field(max_length=ENVIRONMENT_CHARS_MAX)]], Field(max_length=ENTRIES_MAX)
+    ],
+    ("JobShape", "workdir"): _Path,
+    ("JobShape", "checkpoint_directory"): _Path | None,
+    ("JobShape", "image"): _Path | None,
+    ("KeyRequest", "role"): Literal[tuple(role.value for role in Role)],
+    ("TopologyShape", "blocks"): Annotated[tuple[_Path, ...], Field(max_length=ENTRIES_MAX)],
+}
+_NO_NULL: Any = Annotated[None, SkipJsonSchema()]  # type: ignore[type-arg] # generic for checkers only
+_SCALARS: Mapping[object, object] = {str: _Short, int: _Whole, float: _Seconds}
+
+_CONFIG = ConfigDict(
+    strict=True,
+    extra="forbid",
+    alias_generator=camel,
+    validate_by_alias=True,
+    validate_by_name=False,
+    allow_inf_nan=False,
+    hide_input_in_errors=True,  # a job's environment must not reach a log this way
+)
+
+
+@cache
+def _wrapped(shape: type) -> type:
+    """``shape`` with pydantic's rules on it; answers (``...Body``) are only described, so they carry no bounds."""
+    hints = get_type_hints(shape)
+    answer = shape.__name__.endswith("Body")
+    columns = []
+    for item in dataclasses.fields(cast("Any", shape)):
+        kind = _answered(hints[item.name]) if answer else _bounded(shape.__name__, item.name, hints[item.name])
+        columns.append((item.name, kind, _defaults(item)))
+    return dataclasses.make_dataclass(
+        shape.__name__,
+        columns,
+        bases=(shape,),
+        namespace={"__doc__": shape.__doc__, "__module__": shape.__module__, "__pydantic_config__": _CONFIG},
+        frozen=True,
+        slots=True,
+        kw_only=True,
+    )
+
+
+def _defaults(item: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - what dataclasses.field gives is typed so
+    if item.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=item.default_factory)
+    return dataclasses.field(default=item.default) if item.default is not dataclasses.MISSING else dataclasses.field()
+
+
+def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type expressions
+    if (shape, name) in _BOUNDS:
+        return _BOUNDS[shape, name]
+    if dataclasses.is_dataclass(hint):
+        return _wrapped(cast("type", hint))
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_SCALARS.get(option, option) for option in get_args(hint))]  # noqa: UP007 - computed
+    assert hint in _SCALARS or hint is bool, f"{shape}.{name} needs a bound"
+    return _SCALARS.get(hint, hint)
+
+
+def _answered(hint: Any) -> Any:  # noqa: ANN401 - type expressions
+    """What stands in the document: our answers leave absent fields out, they never say null."""
+    if dataclasses.is_dataclass(hint):
+        return _wrapped(cast("type", hint))
+    if get_origin(hint) in (Union, UnionType):
+        kinds = tuple(_answered(option) for option in get_args(hint) if option is not NoneType)
+        return Union[(*kinds, _NO_NULL)]
+    if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
+        return tuple[_wrapped(get_args(hint)[0]), ...]  # type: ignore[misc] # computed
+    return hint
+
+
+@cache
+def adapter(shape: type) -> TypeAdapter[Any]:
+    """What checks and describes ``shape``."""
+    return TypeAdapter(_wrapped(shape))
+
+
+def parse_body(shape: type[T], body: bytes) -> T:
+    """The ``shape`` that a request's body holds.
+
+    Raises:
+        MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
+    """
+    try:
+        return cast("T", adapter(cast("type", shape)).validate_json(body))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        raise MooringsError("body.not_utf8", f"byte {wrong.start} of the body is not UTF-8") from None
+    if details[0]["type"] == "json_invalid":
+        message = details[0]["msg"].removeprefix("Invalid JSON: ")
+        raise MooringsError("body.not_json", f"the body is not JSON: {message}", hint="send one JSON object")
+    told = "; ".join(_told(detail) for detail in details[:ERRORS_TOLD_MAX])
+    rest = len(details) - ERRORS_TOLD_MAX
+    raise MooringsError(
+        "body.invalid", f"{told}; and {rest} more" if rest > 0 else told, hint=_hint(shape, details[0])
+    ) from None
+
+
+_WORDS = {
+    "unexpected_keyword_argument": "is not a known field",
+    "missing": "is missing",
+    "dataclass_type": "must be an object",
+}
+
+
+def _told(detail: ErrorDetails) -> str:
+    where = "body"
+    for part in detail["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part[:60]}"
+    message = detail["msg"]
+    return f"{where} {_WORDS.get(detail['type'], message.replace('Input should', 'must').replace('should', 'must'))}"
+
+
+def _hint(shape: type, detail: ErrorDetails) -> str:
+    if detail["type"] != "unexpected_keyword_argument":
+        return "the fields and their limits stand in /openapi.json"
+    known = dataclasses.fields(cast("Any", _inner(shape, detail["loc"])))
+    return "allowed: " + ", ".join(sorted(camel(item.name) for item in known))
+
+
+def _inner(shape: type, where: Sequence[int | str]) -> type:
+    """The shape whose field ``where`` ends at."""
+    for part in where[:-1]:
+        hints = get_type_hints(shape)
+        shape = next(hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if camel(item.name) == part)
+    return shape

@@ -1,0 +1,305 @@
+"""One request while it is served: what a route reads of it, with every check and limit, and the answers it can give.
+
+This stands where FastAPI's parameters and dependencies usually do; ``api/__init__`` says why. Reading is lazy: a
+route that wants no body reads none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from moorings.api.bodies import parse_body
+from moorings.api.limits import Limits, Seats
+from moorings.api.operations import KEY_HEADER, Operation
+from moorings.api.pages import Wanted, parse_token
+from moorings.api.parameters import CONTINUE, LIMIT, Parameter, read_query
+from moorings.api.security import bearer
+from moorings.core.access import Caller
+from moorings.core.claims import KEY_CHARS_MAX
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION
+
+if TYPE_CHECKING:
+    from moorings.controller.service import Controller
+
+T = TypeVar("T")
+
+REQUEST_ID = "moorings.request_id"  # where the application leaves it in the ASGI scope
+PATH_VALUE_CHARS_MAX = 200
+_DIGITS_MAX = 18
+_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+class Closing:
+    """Whether the server has begun to stop, and how those who wait learn of it.
+
+    Not an ``asyncio.Event``: this one may be made before a loop runs, and outlives it.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def begin(self) -> None:
+        """Tell everybody who waits, now and later."""
+        self.begun = True
+        for future in tuple(self._waiting):
+            future.set_result(None)
+
+    async def race(self, work: Awaitable[T], *, gone: Awaitable[None] | None = None) -> T:
+        """The result of ``work``, which is given up if the server stops, or ``gone`` is done, before it.
+
+        Raises:
+            MooringsError: what ``work`` raises, or ``controller.unreachable``.
+        """
+        task = asyncio.ensure_future(work)
+        others = [self._future()] if gone is None else [self._future(), asyncio.ensure_future(gone)]
+        everything: list[asyncio.Future[Any]] = [task, *others]
+        try:
+            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            for each in everything:
+                each.cancel()
+        raise MooringsError(
+            "controller.unreachable",
+            "the controller stops; what was asked for may have been done",
+            hint="ask again in a moment, with the same idempotency key",
+            retryable=True,
+        )
+
+    def _future(self) -> asyncio.Future[None]:
+        future = asyncio.get_running_loop().create_future()
+        if self.begun:
+            future.set_result(None)
+        else:
+            self._waiting.add(future)
+            future.add_done_callback(self._waiting.discard)
+        return future
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all requests share.
+
+    Attributes:
+        controller: the use cases.
+        limits: how much is taken on.
+        document: gives the OpenAPI document.
+        watches: seats for event streams.
+        follows: seats for streams of a run's output.
+        closing: whether the server stops.
+    """
+
+    controller: Controller
+    limits: Limits
+    document: Callable[[], bytes]
+    watches: Seats
+    follows: Seats
+    closing: Closing = field(default_factory=Closing)
+
+
+class Call:
+    """One request.
+
+    Attributes:
+        service: what all requests share.
+        operation: what is asked.
+        caller: who asks; known unless the operation is open.
+        headers: by lower-case name; the last one counts.
+        path_values: values of the path by name, as they came; ``path`` checks them.
+        request_id: names this request in answers and logs.
+        secret: the access key, once it was found good.
+    """
+
+    __slots__ = (
+        "_caller",
+        "_receive",
+        "_values",
+        "headers",
+        "operation",
+        "path_values",
+        "request_id",
+        "secret",
+        "service",
+    )
+
+    def __init__(self, service: Service, operation: Operation, request: Request) -> None:
+        scope = request.scope
+        self.service = service
+        self.operation = operation
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.path_values: dict[str, str] = scope["path_params"]
+        self.request_id: str = scope[REQUEST_ID]
+        self.secret = ""
+        self._caller: Caller | None = None
+        self._receive: Receive = request.receive
+        query = scope["query_string"]
+        self._values = read_query(query, operation.query) if query else {}
+
+    @property
+    def controller(self) -> Controller:
+        """The use cases."""
+        return self.service.controller
+
+    # -- what is asked -----------------------------------------------------------------------------------------------
+
+    async def identify(self) -> None:
+        """Find out who calls.
+
+        Raises:
+            MooringsError: ``auth.missing``, ``auth.invalid``.
+        """
+        secret = bearer(self.headers)
+        self._caller = await self.service.controller.authenticate(secret)
+        self.secret = secret
+
+    @property
+    def caller(self) -> Caller:
+        """Who calls."""
+        assert self._caller is not None, f"{self.operation.path} is open: nobody was asked for a key"
+        return self._caller
+
+    def path(self, name: str) -> str:
+        """A value of the path.
+
+        Raises:
+            MooringsError: ``path.unknown`` (nothing of ours is called like that).
+        """
+        value = self.path_values[name]
+        if len(value) > PATH_VALUE_CHARS_MAX or not (value.isascii() and value.isprintable()):
+            raise MooringsError("path.unknown", f"nothing is called {value[:40]!r}", hint="names are ASCII, and short")
+        return value
+
+    def query(self, parameter: Parameter[T]) -> T:
+        """A value of the query, or its default.
+
+        Raises:
+            MooringsError: ``page.invalid``, ``duration.invalid``.
+        """
+        values = self._values.get(parameter.name, ())
+        if parameter.required and not values:
+            raise MooringsError("page.invalid", f"{parameter.name} is missing", hint=parameter.description)
+        return parameter.take(values)
+
+    def wanted(self, kind: str) -> Wanted:
+        """The piece of a list of ``kind`` that is asked for.
+
+        Raises:
+            MooringsError: ``page.invalid``.
+        """
+        token = self.query(CONTINUE)
+        return Wanted(kind, self.query(LIMIT), None if token is None else parse_token(kind, token))
+
+    def idempotency_key(self) -> str | None:
+        """The idempotency key.
+
+        Raises:
+            MooringsError: ``key.invalid``.
+        """
+        raw = self.headers.get(KEY_HEADER.lower().encode())
+        if raw is None:
+            return None
+        key = raw.decode("latin-1")
+        if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
+            raise MooringsError(
+                "key.invalid",
+                f"the {KEY_HEADER} is not allowed",
+                hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters, a UUID for example",
+            )
+        return key
+
+    async def body(self, shape: type[T]) -> T:
+        """The body, checked.
+
+        Raises:
+            MooringsError: ``body.too_large``, ``body.not_utf8``, ``body.not_json``, ``body.invalid``,
+                ``request.invalid`` (it did not arrive in time).
+        """
+        return parse_body(shape, await self._read())
+
+    async def _read(self) -> bytes:
+        limits = self.service.limits
+        declared = self.headers.get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > _DIGITS_MAX or int(declared) > limits.drained_bytes_max:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                return await self._gather()
+        except TimeoutError:
+            raise MooringsError(
+                "request.invalid",
+                f"the body did not arrive within {limits.body_timeout_s:g} s",
+                hint="send it faster",
+                retryable=True,
+            ) from None
+
+    async def _gather(self) -> bytes:
+        """The body's bytes; one that is too large is read away for a while, so that its sender sees the answer."""
+        limits = self.service.limits
+        size, parts = 0, []
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise MooringsError("request.invalid", "the client has gone before the body was complete")
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= limits.body_bytes_max:
+                parts.append(part)
+            elif size > limits.drained_bytes_max:
+                break
+            more = message.get("more_body", False)
+        if size > limits.body_bytes_max:
+            raise self._too_large()
+        return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    def _too_large(self) -> MooringsError:
+        most = self.service.limits.body_bytes_max
+        return MooringsError("body.too_large", f"the body is larger than {most} bytes", hint="put data into files")
+
+    async def hold(self, work: Awaitable[T], wait_s: float) -> T:
+        """The result of ``work``, which may wait; it is given up when the client has gone or the server stops.
+
+        Raises:
+            MooringsError: what ``work`` raises, or ``controller.unreachable``.
+        """
+        if not wait_s:
+            return await work
+        return await self.service.closing.race(work, gone=self._gone())
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # -- what is answered --------------------------------------------------------------------------------------------
+
+    def answer(self, body: object, *, location: str | None = None) -> Response:
+        """The answer that is one body."""
+        kind = self.operation.answer.kind
+        # A shape's own `kind` (of accelerator) wins over the resource's: the wire shapes are the contract.
+        return self._respond({"apiVersion": API_VERSION, "kind": kind, **encode(body)}, location)
+
+    def answer_list(self, bodies: Sequence[object], after: str | None) -> Response:
+        """The answer that is one page of a list; ``after`` continues it."""
+        kind = self.operation.answer.kind
+        page = {"apiVersion": API_VERSION, "kind": kind, "items": [encode(body) for body in bodies]}
+        return self._respond(page if after is None else {**page, "continue": after})
+
+    def answer_nothing(self) -> Response:
+        """The answer that says only that it was done."""
+        return Response(status_code=self.operation.answer.status)
+
+    def _respond(self, content: object, location: str | None = None) -> Response:
+        headers = None if location is None else {"Location": location}
+        return Response(_dumps(content).encode(), self.operation.answer.status, headers, "application/json")

@@ -1,0 +1,70 @@
+"""Requests in wire shapes as what the core calls them: a claim's specification, a job.
+
+Field by field and by hand: the two sides may drift apart, and a line that no longer fits is found by mypy here.
+Nothing is checked (``bodies`` did, and the controller will).
+"""
+
+from __future__ import annotations
+
+from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
+from moorings.core.devices import PoolName
+from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+
+
+def claim_spec(request: ClaimRequest) -> ClaimSpec:
+    """What ``POST /v1/claims`` asks for."""
+    return ClaimSpec(
+        kind=request.kind,
+        size=request.size,
+        gcds=request.gcds,
+        replicas_per_gcd=request.replicas_per_gcd,
+        pool=_pool(request.pool),
+        resources=dict(request.resources),
+        project=request.project,
+        priority=request.priority,
+        time_limit_s=request.time_limit_s,
+        preemptible=request.preemptible,
+        checkpoint=_contract(request.checkpoint),
+        lease_s=request.lease_s,
+        queue=QueueMode(request.queue),
+    )
+
+
+def partition_spec(request: PartitionRequest) -> ClaimSpec:
+    """What ``POST /v1/partitions`` asks for: a claim without end, as its owner will release it by hand."""
+    return ClaimSpec(
+        kind=request.kind,
+        size=request.size,
+        gcds=request.gcds,
+        replicas_per_gcd=request.replicas_per_gcd,
+        pool=_pool(request.pool),
+    )
+
+
+def job_spec(shape: JobShape) -> JobSpec:
+    """The job ``POST /v1/runs`` wants started."""
+    wanted, resources = shape.accelerators, shape.resources
+    return JobSpec(
+        name=shape.name,
+        command=tuple(shape.command),
+        workdir=shape.workdir,
+        environment=dict(shape.environment),
+        tasks=shape.tasks,
+        accelerators=Accelerators(wanted.kind, wanted.size, wanted.replicas, wanted.pool),
+        resources=Resources(resources.cpus, resources.memory_bytes, resources.nodes),
+        project=shape.project,
+        priority=shape.priority,
+        time_limit_s=shape.time_limit_s,
+        checkpoint=_contract(shape.checkpoint),
+        checkpoint_directory=shape.checkpoint_directory,
+        image=shape.image,
+    )
+
+
+def _pool(name: str | None) -> PoolName | None:
+    return None if name is None else PoolName(name)
+
+
+def _contract(shape: CheckpointShape) -> CheckpointContract:
+    return CheckpointContract(shape.resumable, shape.warn_signal, shape.warn_s, shape.grace_s)

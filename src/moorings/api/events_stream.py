@@ -1,0 +1,112 @@
+"""Streams: the event log as server-sent events, and what keeps a stream from holding anything for a slow reader.
+
+There is no queue a subscriber. A watch knows the last sequence number it sent, reads the next rows from the store
+when it may write again, and waits for news when there are none: a slow reader costs nothing but its connection, and
+loses nothing. Fan-out through a queue for each was refused for that reason; the rows are in the database's cache
+anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from moorings.api.calls import Service
+from moorings.api.render import event_body
+from moorings.core.errors import MooringsError
+from moorings.ports.store import Row, Seq
+from moorings.wire.codec import encode
+
+BATCH = 200
+
+log = logging.getLogger("moorings.api")
+
+
+class Stream(StreamingResponse):
+    """An answer that goes on; ``leave`` is called once when it has ended, however it ends.
+
+    It ends without its last chunk if something fails under way, so the reader does not take the part for the whole.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes], media_type: str, leave: Callable[[], None]) -> None:
+        super().__init__(chunks, media_type=media_type, headers={"X-Accel-Buffering": "no"})
+        self._chunks = chunks
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        except MooringsError as error:
+            log.warning("stream.ended", extra={"code": error.code, "detail": error.detail, "path": scope["path"]})
+        except Exception:
+            log.exception("stream.failed", extra={"path": scope["path"]})
+        finally:
+            self._leave()
+            await self._chunks.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events are wanted."""
+
+    claim: str | None = None
+    run: str | None = None
+    names: tuple[str, ...] = ()
+
+    async def read(self, service: Service, after: Seq, limit: int) -> list[Row]:
+        """At most ``limit`` of them with a greater sequence number."""
+        rows = await service.controller.list_events(after, limit, claim=self.claim, run=self.run, names=self.names)
+        return list(rows)
+
+
+def build_event(row: Row) -> bytes:
+    """One row as a server-sent event."""
+    data = json.dumps(encode(event_body(row)), separators=(",", ":"), ensure_ascii=False)
+    return f"id: {row.seq}\nevent: {row.event.name}\ndata: {data}\n\n".encode()
+
+
+async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> AsyncGenerator[bytes]:
+    """The events after ``after``, as they happen; until the server stops or the access key is revoked.
+
+    Raises:
+        MooringsError: the store failed, or ``auth.invalid``.
+    """
+    time, beat_s = asyncio.get_running_loop().time, service.limits.heartbeat_s
+    yield f": events after {after}\n\n".encode()
+    beat = time() + beat_s
+    while not service.closing.begun:
+        await service.controller.authenticate(secret)
+        head = service.controller.last_seq()  # before the read: the read sees at least these
+        rows = await wanted.read(service, after, BATCH)
+        if rows:
+            yield b"".join(map(build_event, rows))
+            after = rows[-1].seq
+        if len(rows) == BATCH:
+            continue
+        after = max(after, head)  # what the filter passed over need not be read again
+        if time() >= beat:
+            yield b": heartbeat\n\n"
+            beat = time() + beat_s
+        try:
+            await service.closing.race(service.controller.wait_events(after, max(0.0, beat - time())))
+        except MooringsError:
+            if not service.closing.begun:
+                raise
+
+
+async def follow(service: Service, chunks: AsyncIterator[bytes], secret: str) -> AsyncGenerator[bytes]:
+    """``chunks``, until the server stops or the access key is revoked.
+
+    Raises:
+        MooringsError: ``controller.unreachable`` or ``auth.invalid`` then: there may have been more.
+    """
+    while (chunk := await service.closing.race(anext(chunks, None))) is not None:
+        await service.controller.authenticate(secret)
+        yield chunk

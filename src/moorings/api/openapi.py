@@ -1,0 +1,147 @@
+"""The OpenAPI document: made from the table the routes are made from, and committed, so a change is seen in review.
+
+FastAPI assembles the paths; the shapes come from ``bodies``, which checks them too. ``docs/reference/openapi.json`` is
+``text()``; a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+import moorings
+from moorings.api.bodies import adapter
+from moorings.api.operations import Operation
+from moorings.api.routes import OPERATIONS
+from moorings.wire.codec import encode
+from moorings.wire.shapes import ProblemBody
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_ABOUT = """\
+The controller's API. Every error is `application/problem+json` with a stable `code`; lists come in pages of `limit`
+items that `continue` joins; calls that take `wait` are held until something has happened, so nobody polls. Requests
+are checked strictly: an unknown field or query value is refused. Answers may gain fields: pass over those you do not
+know. A resource tells its `apiVersion` and `kind`; claims, partitions, pools and devices have a `kind` of their own,
+the accelerator's.
+"""
+_TAGS = {
+    "claims": "Somebody's wish for a partition, and then their lease on it.",
+    "runs": "Jobs that were started here, and what is tracked of them.",
+    "partitions": "Blocks of devices that are configured and isolated.",
+    "events": "Everything that happened, in order.",
+    "pools": "Devices of one kind behind one driver.",
+    "devices": "Single accelerators.",
+    "keys": "Access keys; for admins.",
+    "controller": "The controller itself; open to all.",
+}
+
+
+# FastAPI would trace, count and log requests (with what was wrong in their bodies) to whatever the environment names.
+_SILENT: TelemetryConfig = {
+    "auto_configure": False,
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+}
+
+
+class _Plain(GenerateJsonSchema):
+    """Without a title for each field, which would only repeat its name; defaults as they are sent."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def encode_default(self, dft: object) -> object:
+        return encode(dft)  # pydantic would tell Python's names
+
+
+class DirectRoute(APIRoute):
+    """A route whose endpoint takes the request as it is: FastAPI has nothing to solve, parse or validate for it."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        endpoint: Callable[[Request], Any] = self.endpoint
+        return endpoint
+
+
+def make_router(endpoint_of: Callable[[Operation], Endpoint]) -> FastAPI:
+    """A FastAPI application with all routes, and without the pages that load scripts from elsewhere."""
+    app = FastAPI(
+        title="Moorings",
+        version=moorings.__version__,
+        description=_ABOUT,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry={
+            "auto_configure": False,
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+        },
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+    )
+    app.router.route_class = DirectRoute
+    for operation in OPERATIONS:
+        app.router.add_api_route(operation.path, endpoint_of(operation), **operation.described())
+    return app
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+
+    async def unserved(request: Request) -> Response:
+        raise NotImplementedError(request.url)
+
+    made: dict[str, Any] = make_router(lambda _operation: unserved).openapi()
+    made["components"] = {
+        "schemas": _schemas(),
+        "securitySchemes": {
+            "accessKey": {"type": "http", "scheme": "bearer", "description": "an access key, `moor_...`"}
+        },
+    }
+    return made
+
+
+def _schemas() -> dict[str, Any]:
+    shapes: dict[type, None] = {ProblemBody: None}
+    for operation in OPERATIONS:
+        shapes |= dict.fromkeys(operation.answer.shapes)
+        if operation.body is not None:
+            shapes[operation.body] = None
+    _, made = TypeAdapter.json_schemas(
+        [(shape.__name__, "validation", adapter(shape)) for shape in shapes],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Plain,
+    )
+    schemas: dict[str, Any] = made["$defs"]
+    for name, schema in schemas.items():
+        if name.endswith("Body"):
+            _describe_answer(schema)
+    return dict(sorted(schemas.items()))
+
+
+def _describe_answer(schema: dict[str, Any]) -> None:
+    """An answer may gain fields, and one that is absent has no default."""
+    schema.pop("additionalProperties", None)
+    for each in schema["properties"].values():
+        each.pop("default", None)
+
+
+def text() -> str:
+    """The document as it is committed and served."""
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"

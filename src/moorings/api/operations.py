@@ -1,0 +1,179 @@
+"""What a route promises: its address, what it reads, what it answers. The routes and the document are made from this.
+
+A table rather than decorators with typed arguments, because the arguments' checks, their errors and their limits are
+ours (``calls``); FastAPI is given the same table in OpenAPI's words, so the document cannot drift from what is
+served.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from moorings.api.parameters import Parameter
+from moorings.api.problems import MEDIA_TYPE as PROBLEM_MEDIA_TYPE
+from moorings.wire.shapes import API_VERSION, ProblemBody
+
+if TYPE_CHECKING:
+    from moorings.api.calls import Call
+
+Schema = dict[str, Any]
+
+KEY_HEADER = "Idempotency-Key"
+_PATH_VALUE = re.compile(r"\{(\w+)\}")
+_PATH_WORDS = {"id": "Its id, or its name where it has one.", "pool": "The pool's name."}
+
+
+def ref(shape: type) -> Schema:
+    """A reference to a shape in the document."""
+    return {"$ref": f"#/components/schemas/{shape.__name__}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A good answer.
+
+    Attributes:
+        status: HTTP status.
+        description: one sentence, for the document.
+        kind: ``Claim`` or ``ClaimList``, told in the answer; empty where it has none.
+        content: OpenAPI's description of the body by media type; empty: no body.
+        shapes: the wire shapes it refers to.
+    """
+
+    status: int
+    description: str
+    kind: str = ""
+    content: Mapping[str, Schema] | None = None
+    shapes: tuple[type, ...] = ()
+
+
+def one(kind: str, shape: type, *, status: int = 200) -> Answer:
+    """An answer that is one ``shape``; ``kind`` stands beside it unless the shape has a ``kind`` of its own."""
+    told = {"apiVersion": {"type": "string", "const": API_VERSION}}
+    if "kind" not in shape.__dataclass_fields__:  # type: ignore[attr-defined] # every shape is a dataclass
+        told["kind"] = {"type": "string", "const": kind}
+    schema = {"allOf": [{"type": "object", "properties": told, "required": list(told)}, ref(shape)]}
+    return Answer(status, f"the {kind.lower()}", kind, {"application/json": {"schema": schema}}, (shape,))
+
+
+def many(kind: str, shape: type) -> Answer:
+    """An answer that is one page of a list of ``shape``."""
+    name = f"{kind}List"
+    schema = {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string", "const": API_VERSION},
+            "kind": {"type": "string", "const": name},
+            "items": {"type": "array", "items": ref(shape)},
+            "continue": {"type": "string", "description": "there is more: send this as `continue`"},
+        },
+        "required": ["apiVersion", "kind", "items"],
+    }
+    return Answer(200, "one page of the list", name, {"application/json": {"schema": schema}}, (shape,))
+
+
+NOTHING = Answer(204, "done; there is nothing to say")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one address.
+
+    Attributes:
+        method: GET, POST or DELETE.
+        path: with ``{names}``.
+        serve: what answers; its docstring describes it.
+        answer: the good answer.
+        body: the shape of the request's body; None: it has none.
+        query: the values its query may have.
+        keyed: whether it takes an idempotency key.
+        headers: further headers it reads, by name, with a sentence each.
+        open: whether it is served without an access key.
+    """
+
+    method: str
+    path: str
+    serve: Callable[[Call], Awaitable[Response]]
+    answer: Answer
+    body: type | None = None
+    query: tuple[Parameter[Any], ...] = ()
+    keyed: bool = False
+    headers: Mapping[str, str] | None = None
+    open: bool = False
+
+    @property
+    def tag(self) -> str:
+        """The resource it belongs to."""
+        parts = self.path.split("/")
+        return parts[2] if parts[1] == "v1" else "controller"
+
+    def described(self) -> dict[str, Any]:
+        """Itself, as arguments of FastAPI's ``add_api_route``."""
+        summary, _, description = inspect.cleandoc(self.serve.__doc__ or "").partition("\n\n")
+        extra: Schema = {"parameters": [*self._path_values(), *self._query_values(), *self._header_values()]}
+        if self.body is not None:
+            extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(self.body)}}}
+        extra["security"] = [] if self.open else [{"accessKey": []}]
+        good: Schema = {"description": self.answer.description}
+        if self.answer.content is not None:
+            good["content"] = dict(self.answer.content)
+        bad = {"description": "an error", "content": {PROBLEM_MEDIA_TYPE: {"schema": ref(ProblemBody)}}}
+        return {
+            "methods": [self.method],
+            "status_code": self.answer.status,
+            "response_class": Response,
+            "responses": {self.answer.status: good, "default": bad},
+            "operation_id": self.serve.__name__,
+            "summary": summary.rstrip("."),
+            "description": " ".join(description.split()),
+            "tags": [self.tag],
+            "openapi_extra": extra,
+        }
+
+    def _path_values(self) -> list[Schema]:
+        return [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": _PATH_WORDS[name],
+                "schema": {"type": "string", "maxLength": 200},
+            }
+            for name in _PATH_VALUE.findall(self.path)
+        ]
+
+    def _query_values(self) -> list[Schema]:
+        found = []
+        for item in self.query:
+            schema = {"type": "array", "items": dict(item.schema)} if item.repeated else dict(item.schema)
+            found.append(
+                {
+                    "name": item.name,
+                    "in": "query",
+                    "required": item.required,
+                    "description": item.description,
+                    "schema": schema,
+                }
+            )
+        return found
+
+    def _header_values(self) -> list[Schema]:
+        words = dict(self.headers or {})
+        if self.keyed:
+            words[KEY_HEADER] = "The same key gives the same thing, however often the request is sent; unique for ever."
+        return [
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": text,
+                "schema": {"type": "string", "maxLength": 200},
+            }
+            for name, text in words.items()
+        ]

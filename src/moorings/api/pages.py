@@ -1,0 +1,76 @@
+"""Lists in pieces: what ``limit`` and ``continue`` mean, and the opaque token that joins two pages.
+
+A token names the last item of a page, not a number of items, so nothing is shown twice or left out because something
+else came or went in between. One item more than wanted is asked for: that is how we know that there is another page.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from moorings.core.errors import MooringsError
+from moorings.ports.store import Page
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The piece of a list that a request asks for.
+
+    Attributes:
+        kind: which list; a token of another list is refused.
+        limit: how many items.
+        after: key of the last item of the page before; None for the first page.
+    """
+
+    kind: str
+    limit: int
+    after: str | None
+
+    @property
+    def page(self) -> Page:
+        """What is asked of the store: one more than wanted."""
+        return Page(self.limit + 1, self.after)
+
+    def cut(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+        """The items of this page, of what ``page`` gave, and the token of the next page."""
+        if len(items) <= self.limit:
+            return items, None
+        return items[: self.limit], build_token(self.kind, key(items[self.limit - 1]))
+
+    def choose(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+        """The items of this page, of the whole list; they come in the order of their keys."""
+        ordered = sorted(items, key=key)
+        after = self.after
+        return self.cut([item for item in ordered if after is None or key(item) > after], key)
+
+
+def build_token(kind: str, key: str) -> str:
+    """The token that continues a list of ``kind`` after the item ``key``."""
+    return urlsafe_b64encode(json.dumps([kind, key]).encode()).decode().rstrip("=")
+
+
+def parse_token(kind: str, token: str) -> str:
+    """The key in a token of ours.
+
+    Raises:
+        MooringsError: ``page.invalid``.
+    """
+    try:
+        content = json.loads(urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        content = None
+    match content:
+        case [str(found), str(key)] if found == kind and key.isprintable():
+            return key
+    raise MooringsError(
+        "page.invalid",
+        f"continue is not a token of this list: {token[:40]!r}",
+        hint="send what the page before gave as `continue`, or leave it out",
+    )

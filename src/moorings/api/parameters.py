@@ -1,0 +1,237 @@
+"""Values of the query: what each means, what it may be, and how it is read; used by the routes and by the document.
+
+Every value that is not allowed is refused, and so is a name the route does not know: a misspelt ``?wiat=30s`` that is
+silently passed over is a bug somebody hunts for an hour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, NoReturn, TypeVar
+from urllib.parse import parse_qsl
+
+from moorings.api.limits import WAIT_S_MAX
+from moorings.core.claims import ENDED as CLAIM_ENDED
+from moorings.core.claims import SIZE_MAX, ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_duration_s
+from moorings.ports.store import Seq
+from moorings.workloads.jobs import TASKS_MAX
+from moorings.workloads.runs import ENDED as RUN_ENDED
+from moorings.workloads.runs import RunState
+
+T = TypeVar("T")
+D = TypeVar("D")
+StateT = TypeVar("StateT", bound=StrEnum)
+
+VALUE_CHARS_MAX = 500
+VALUES_MAX = 50
+LIMIT_MAX = 1000
+SEQ_MAX = (1 << 63) - 1
+UNTIL = ("GRANTED", "READY", "ENDED")
+
+_SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
+_NUMBER = re.compile(r"\d{1,19}")
+_EVENT_NAME = re.compile(r"[a-z_]{1,40}\.([a-z_]{1,40}|\*)")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Generic[T]):
+    """One value of the query.
+
+    Attributes:
+        name: as in the address.
+        description: one sentence, for the document.
+        schema: JSON Schema of one value.
+        take: what the values sent under that name mean (none: the default).
+        repeated: whether it may be given several times.
+        required: whether it must be given.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, object]
+    take: Callable[[Sequence[str]], T]
+    repeated: bool = False
+    required: bool = False
+
+
+def read_query(query: bytes, known: Sequence[Parameter[Any]]) -> dict[str, list[str]]:
+    """The values of a query by name.
+
+    Raises:
+        MooringsError: ``page.invalid`` (not readable, a name that is not in ``known``, or given twice).
+    """
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=VALUES_MAX,
+        )
+    except ValueError:
+        raise MooringsError(
+            "page.invalid", "the query cannot be read", hint="write NAME=VALUE&NAME=VALUE, in UTF-8"
+        ) from None
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        parameter = next((item for item in known if item.name == name), None)
+        if parameter is None:
+            allowed = ", ".join(item.name for item in known) or "none"
+            raise MooringsError(
+                "page.invalid", f"{name[:40]!r} is no query value of this address", hint=f"allowed: {allowed}"
+            )
+        if name in found and not parameter.repeated:
+            raise MooringsError("page.invalid", f"{name} is given twice", hint="give it once")
+        if len(value) > VALUE_CHARS_MAX or not value.isprintable():
+            _refuse(name, f"be printable and at most {VALUE_CHARS_MAX} characters long", value)
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _refuse(name: str, wanted: str, value: str) -> NoReturn:
+    raise MooringsError("page.invalid", f"{name} must {wanted}, not {value[:40]!r}")
+
+
+def _one(read: Callable[[str], T], default: D) -> Callable[[Sequence[str]], T | D]:
+    return lambda values: read(values[0]) if values else default
+
+
+def _number(name: str, low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not _NUMBER.fullmatch(text) or not text.isascii() or not low <= int(text) <= high:
+            _refuse(name, f"be a whole number from {low} to {high}", text)
+        return int(text)
+
+    return read
+
+
+def _choice(name: str, allowed: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            _refuse(name, f"be one of {', '.join(allowed)}", text)
+        return text
+
+    return read
+
+
+def _flag(name: str, description: str) -> Parameter[bool]:
+    def read(text: str) -> bool:
+        if text not in _FLAGS:
+            _refuse(name, "be true or false", text)
+        return _FLAGS[text]
+
+    return Parameter(name, description, {"type": "boolean", "default": False}, _one(read, False))
+
+
+def _text(name: str, description: str) -> Parameter[str | None]:
+    def read(text: str) -> str:
+        if not text:
+            _refuse(name, "not be empty", text)
+        return text
+
+    return Parameter(name, description, {"type": "string", "maxLength": VALUE_CHARS_MAX}, _one(read, None))
+
+
+def _states(kind: type[StateT], what: str) -> Parameter[frozenset[StateT] | None]:
+    allowed = tuple(kind)
+
+    def take(values: Sequence[str]) -> frozenset[StateT] | None:
+        read = _choice("state", allowed)
+        return frozenset(kind(read(value)) for value in values) or None
+
+    schema = {"type": "string", "enum": list(allowed)}
+    return Parameter("state", f"Only {what} in this state.", schema, take, repeated=True)
+
+
+def parse_wait_s(text: str) -> float:
+    """Seconds in a wait: ``30s``, ``5m``, or a plain number of seconds.
+
+    Raises:
+        MooringsError: ``duration.invalid``.
+    """
+    hint = "write 30s, 5m or a number of seconds; at most 10m"
+    if not text.isascii():
+        raise MooringsError("duration.invalid", f"{text[:40]!r} is not a duration", hint=hint)
+    seconds = float(text) if _SECONDS.fullmatch(text) else parse_duration_s(text)
+    if seconds > WAIT_S_MAX:
+        raise MooringsError("duration.invalid", f"a wait of {text[:40]} is too long", hint=hint)
+    return seconds
+
+
+def _event_names(values: Sequence[str]) -> tuple[str, ...]:
+    for value in values:
+        if not _EVENT_NAME.fullmatch(value):
+            _refuse("name", "be an event's name, as claim.ready or claim.*", value)
+    return tuple(values)
+
+
+WAIT = Parameter(
+    "wait",
+    "How long the answer may be held until what is waited for is there (`30s`, `5m` or seconds; at most 10 minutes). "
+    "When the time is up the answer tells how things stand.",
+    {"type": "string", "default": "0s", "examples": ["30s"]},
+    _one(parse_wait_s, 0.0),
+)
+FOR = Parameter(
+    "for",
+    "What `wait` waits for: a partition is being made, it may be used, or the claim has ended.",
+    {"type": "string", "enum": list(UNTIL), "default": "READY"},
+    _one(_choice("for", UNTIL), "READY"),
+)
+LIMIT = Parameter(
+    "limit",
+    "How many items at most.",
+    {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": 100},
+    _one(_number("limit", 1, LIMIT_MAX), 100),
+)
+CONTINUE = _text("continue", "What the page before gave as `continue`.")
+PAGING: tuple[Parameter[Any], ...] = (LIMIT, CONTINUE)
+
+CLAIM_STATES = _states(ClaimState, "claims")
+CLAIMS_UNENDED = frozenset(ClaimState) - CLAIM_ENDED
+RUN_STATES = _states(RunState, "runs")
+RUNS_UNENDED = frozenset(RunState) - RUN_ENDED
+ALL = _flag("all", "Also those that have ended.")
+OWNER_PREFIX = _text("ownerPrefix", "Only of owners that begin with this.")
+SUBJECT = _text("subject", "Only those this subject made.")
+POOL = _text("pool", "Only of this pool.")
+
+SIZE = Parameter(
+    "size",
+    "Devices of a partition.",
+    {"type": "integer", "minimum": 1, "maximum": SIZE_MAX},
+    _one(_number("size", 1, SIZE_MAX), None),
+    required=True,
+)
+TASK = Parameter(
+    "task",
+    "Only the output of the task with this rank.",
+    {"type": "integer", "minimum": 0, "maximum": TASKS_MAX},
+    _one(_number("task", 0, TASKS_MAX), None),
+)
+FOLLOW = _flag("follow", "Go on until the run has ended.")
+
+AFTER = Parameter(
+    "after",
+    "Only events with a greater sequence number.",
+    {"type": "integer", "minimum": 0},
+    _one(lambda text: Seq(_number("after", 0, SEQ_MAX)(text)), None),
+)
+WATCH = _flag(
+    "watch", "Answer with server-sent events: those after `after` (default: from now on), then each as it happens."
+)
+CLAIM = _text("claim", "Only events of this claim.")
+RUN = _text("run", "Only events of this run.")
+EVENT_NAMES = Parameter(
+    "name",
+    "Only events of this name; `claim.*` for all of a noun.",
+    {"type": "string", "pattern": _EVENT_NAME.pattern},
+    _event_names,
+    repeated=True,
+)

@@ -1,0 +1,283 @@
+"""What the controller shows, as wire bodies: views in, shapes out, and nothing decided on the way."""
+
+from __future__ import annotations
+
+import json
+
+from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.claims import CheckpointContract
+from moorings.core.instants import Instant
+from moorings.core.reasons import Reason
+from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
+from moorings.ports.store import AccessKey, Row
+from moorings.wire.codec import time_text
+from moorings.wire.shapes import (
+    AcceleratorsShape,
+    BindingBody,
+    CapacityBody,
+    CheckpointShape,
+    ClaimBody,
+    DeviceBody,
+    EventBody,
+    ExplanationBody,
+    GcdBody,
+    JobShape,
+    KeyBody,
+    PartitionBody,
+    PoolBody,
+    ReasonBody,
+    ResourcesShape,
+    RunBody,
+    TopologyShape,
+)
+from moorings.workloads.jobs import JobSpec
+
+
+def _time(at: Instant | None) -> str | None:
+    return None if at is None else time_text(at)
+
+
+def reason_body(reason: Reason | None) -> ReasonBody | None:
+    """A reason, if there is one."""
+    if reason is None:
+        return None
+    return ReasonBody(
+        code=reason.code,
+        message=reason.message,
+        blockers=reason.blockers,
+        until=_time(reason.until),
+        hint=reason.hint,
+    )
+
+
+def claim_body(view: ClaimView) -> ClaimBody:
+    """A claim, with the partition it holds."""
+    claim, spec, partition = view.claim, view.claim.spec, view.partition
+    return ClaimBody(
+        id=claim.id,
+        name=claim.name,
+        owner=claim.owner,
+        subject=claim.subject,
+        state=claim.state,
+        kind=spec.kind,
+        size=spec.size,
+        gcds=spec.gcds,
+        replicas_per_gcd=spec.replicas_per_gcd,
+        project=spec.project,
+        priority=spec.priority,
+        preemptible=spec.preemptible,
+        attempt=claim.attempt,
+        created_at=time_text(claim.arrival),
+        resources=spec.resources,
+        checkpoint=_checkpoint(spec.checkpoint),
+        pool=claim.pool or spec.pool,
+        partition=partition.name if partition else None,
+        partition_id=partition.id if partition else claim.partition,
+        devices=str(partition.block) if partition else None,
+        time_limit_s=spec.time_limit_s,
+        lease_s=spec.lease_s,
+        lease_until=_time(claim.lease_until),
+        position=view.position,
+        reason=reason_body(view.reason),
+        granted_at=_time(claim.granted_at),
+        ready_at=_time(claim.ready_at),
+        ended_at=_time(claim.ended_at),
+    )
+
+
+def _checkpoint(contract: CheckpointContract) -> CheckpointShape:
+    return CheckpointShape(
+        resumable=contract.resumable,
+        warn_signal=contract.warn_signal,
+        warn_s=contract.warn_s,
+        grace_s=contract.grace_s,
+    )
+
+
+def explanation_body(explanation: Explanation) -> ExplanationBody:
+    """Why a claim is where it is."""
+    return ExplanationBody(
+        claim=explanation.claim.id,
+        state=explanation.claim.state,
+        summary=explanation.summary,
+        position=explanation.position,
+        reasons=tuple(body for body in map(reason_body, explanation.reasons) if body),
+    )
+
+
+def binding_body(binding: Binding) -> BindingBody:
+    """What a partition's job is given."""
+    return BindingBody(partition=binding.partition, api=binding.api, gcds=tuple(map(_gcd, binding.gcds)))
+
+
+def _gcd(gcd: GcdBinding) -> GcdBody:
+    return GcdBody(
+        gcd=gcd.gcd,
+        devices=gcd.devices,
+        file_name=gcd.file_name,
+        file_text=gcd.file_text,
+        environment=gcd.environment,
+    )
+
+
+def partition_body(view: PartitionView) -> PartitionBody:
+    """A partition and who holds it."""
+    partition = view.partition
+    return PartitionBody(
+        id=partition.id,
+        name=partition.name,
+        claim=partition.claim,
+        owner=view.owner,
+        pool=partition.pool,
+        kind=view.kind,
+        size=partition.size,
+        devices=str(partition.block),
+        gcds=partition.gcds,
+        replicas_per_gcd=partition.replicas_per_gcd,
+        state=partition.state,
+        since=time_text(partition.since),
+        reason=partition.reason,
+    )
+
+
+def pool_body(view: PoolView) -> PoolBody:
+    """A pool and how much of it is free."""
+    return PoolBody(
+        name=view.pool.name,
+        kind=view.pool.kind,
+        driver=view.pool.driver,
+        reachable=view.reachable,
+        devices=view.pool.topology.n_devices,
+        free=view.free,
+        out_of_service=view.out_of_service,
+        largest=view.largest,
+        waiting=view.waiting,
+        partitions=view.partitions,
+        topology=topology_shape(view.pool.topology),
+        available={str(size): count for size, count in view.available.items()},
+        resources=dict(view.pool.resources),
+        problem=view.problem,
+    )
+
+
+def topology_shape(topology: Topology) -> TopologyShape:
+    """How a pool is wired, in the words of the pools file."""
+    match topology:
+        case PowerOfTwo():
+            return TopologyShape(
+                type="power-of-two",
+                domains=topology.domains,
+                domain_size=topology.domain_size,
+                max_block=topology.max_block,
+            )
+        case AnySubset():
+            return TopologyShape(
+                type="any-subset", domains=1, domain_size=topology.n_devices, max_block=topology.max_block
+            )
+        case Catalogue():
+            return TopologyShape(
+                type="catalogue",
+                domains=1,
+                domain_size=topology.n_devices,
+                max_block=topology.max_block,
+                blocks=tuple(map(str, topology.blocks)),
+            )
+
+
+def capacity_body(view: PoolView, size: int, partitions: int) -> CapacityBody:
+    """How many partitions of one size could be formed now."""
+    return CapacityBody(pool=view.pool.name, size=size, partitions=partitions, free=view.free, largest=view.largest)
+
+
+def device_body(view: DeviceView) -> DeviceBody:
+    """A device and who holds it; one that was never out of service has no ``since``."""
+    device = view.device
+    return DeviceBody(
+        id=device.id,
+        pool=device.pool,
+        kind=view.kind,
+        index=device.index,
+        domain=view.domain,
+        state=device.state,
+        reason=device.reason,
+        since=_time(device.since) if device.since else None,
+        partition=view.partition,
+        claim=view.claim,
+        owner=view.owner,
+    )
+
+
+def run_body(view: RunView) -> RunBody:
+    """A run, with the partition its claim holds."""
+    run, partition = view.run, view.partition
+    return RunBody(
+        id=run.id,
+        name=run.job.name,
+        engine=run.engine,
+        subject=run.subject,
+        state=run.state,
+        claim=run.claim,
+        attempt=run.attempt,
+        job=job_shape(run.job),
+        created_at=time_text(run.created_at),
+        reference=run.reference,
+        partition=partition.name if partition else None,
+        pool=(view.claim.pool if view.claim else None) or run.job.accelerators.pool,
+        reason=reason_body(view.reason),
+        position=view.position,
+        started_at=_time(run.started_at),
+        ended_at=_time(run.ended_at),
+        exit_code=run.exit_code,
+        task_codes=run.task_codes,
+        detail=run.detail,
+    )
+
+
+def job_shape(job: JobSpec) -> JobShape:
+    """A job, complete."""
+    wanted, resources = job.accelerators, job.resources
+    return JobShape(
+        name=job.name,
+        command=job.command,
+        workdir=job.workdir,
+        environment=job.environment,
+        tasks=job.tasks,
+        accelerators=AcceleratorsShape(kind=wanted.kind, size=wanted.size, replicas=wanted.replicas, pool=wanted.pool),
+        resources=ResourcesShape(cpus=resources.cpus, memory_bytes=resources.memory_bytes, nodes=resources.nodes),
+        project=job.project,
+        priority=job.priority,
+        time_limit_s=job.time_limit_s,
+        checkpoint=_checkpoint(job.checkpoint),
+        checkpoint_directory=job.checkpoint_directory,
+        image=job.image,
+    )
+
+
+def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
+    """An access key; with its secret only in the answer that made it."""
+    return KeyBody(
+        id=key.id,
+        subject=key.subject,
+        role=key.role,
+        owner_prefix=key.owner_prefix,
+        created_at=time_text(key.created_at),
+        revoked_at=_time(key.revoked_at),
+        secret=secret,
+    )
+
+
+def event_body(row: Row) -> EventBody:
+    """One row of the event log."""
+    event = row.event
+    return EventBody(
+        seq=row.seq,
+        name=event.name,
+        at=time_text(event.at),
+        claim=event.claim,
+        partition=event.partition,
+        run=event.run,
+        pool=event.pool,
+        device=event.device,
+        data=json.loads(event.data),
+    )

@@ -1,0 +1,17 @@
+"""The routes, one file a resource. ``OPERATIONS`` is all of them, the busiest first: they are tried in this order."""
+
+from __future__ import annotations
+
+from moorings.api.operations import Operation
+from moorings.api.routes import claims, devices, events, health, keys, partitions, pools, runs
+
+OPERATIONS: tuple[Operation, ...] = (
+    *claims.OPERATIONS,
+    *runs.OPERATIONS,
+    *partitions.OPERATIONS,
+    *events.OPERATIONS,
+    *pools.OPERATIONS,
+    *devices.OPERATIONS,
+    *keys.OPERATIONS,
+    *health.OPERATIONS,
+)

@@ -1,0 +1,115 @@
+"""``/v1/claims``: asking for partitions, and giving them back."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.demands import claim_spec
+from moorings.api.operations import Operation, many, one
+from moorings.api.parameters import ALL, CLAIM_STATES, CLAIMS_UNENDED, FOR, OWNER_PREFIX, PAGING, POOL, WAIT
+from moorings.api.render import binding_body, claim_body, explanation_body
+from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, ExplanationBody
+
+
+async def list_claims(call: Call) -> Response:
+    """List claims.
+
+    By arrival. Those that have not ended, unless a state or `all` is given.
+    """
+    wanted = call.wanted("claims")
+    states = call.query(CLAIM_STATES) or (None if call.query(ALL) else CLAIMS_UNENDED)
+    views = await call.controller.list_claims(
+        wanted.page, states=states, owner_prefix=call.query(OWNER_PREFIX), pool=call.query(POOL)
+    )
+    shown, after = wanted.cut(views, lambda view: view.claim.id)
+    return call.answer_list([claim_body(view) for view in shown], after)
+
+
+async def create_claim(call: Call) -> Response:
+    """Ask for a partition.
+
+    The answer is 201 also when the idempotency key was used before: then it is the claim that key made, as it stands
+    now.
+    """
+    request = await call.body(ClaimRequest)
+    wait_s = call.query(WAIT)
+    view = await call.hold(
+        call.controller.create_claim(
+            call.caller,
+            claim_spec(request),
+            name=request.name,
+            owner=request.owner,
+            key=call.idempotency_key(),
+            wait_s=wait_s,
+            until=call.query(FOR),
+        ),
+        wait_s,
+    )
+    return call.answer(claim_body(view), location=f"/v1/claims/{view.claim.id}")
+
+
+async def get_claim(call: Call) -> Response:
+    """Show a claim.
+
+    With `wait` the answer is held until what `for` names.
+    """
+    wait_s = call.query(WAIT)
+    work = call.controller.get_claim(call.path("id"), wait_s=wait_s, until=call.query(FOR))
+    return call.answer(claim_body(await call.hold(work, wait_s)))
+
+
+async def release_claim(call: Call) -> Response:
+    """Release a claim.
+
+    Its partition is removed and the claim ends; with `wait` the answer is held until it has. Releasing again is no
+    error.
+    """
+    wait_s = call.query(WAIT)
+    work = call.controller.release_claim(call.caller, call.path("id"), wait_s=wait_s)
+    return call.answer(claim_body(await call.hold(work, wait_s)))
+
+
+async def renew_claim(call: Call) -> Response:
+    """Renew a claim's lease: it runs anew from now."""
+    return call.answer(claim_body(await call.controller.renew_claim(call.caller, call.path("id"))))
+
+
+async def explain_claim(call: Call) -> Response:
+    """Explain why a claim is where it is, and what would change it."""
+    return call.answer(explanation_body(await call.controller.explain_claim(call.path("id"))))
+
+
+async def get_binding(call: Call) -> Response:
+    """Show what the claim's job is given.
+
+    Only to its owner and to admins, and only while the partition is usable.
+    """
+    return call.answer(binding_body(await call.controller.claim_binding(call.caller, call.path("id"))))
+
+
+_CLAIM = one("Claim", ClaimBody)
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/claims",
+        create_claim,
+        one("Claim", ClaimBody, status=201),
+        body=ClaimRequest,
+        query=(WAIT, FOR),
+        keyed=True,
+    ),
+    Operation("DELETE", "/v1/claims/{id}", release_claim, _CLAIM, query=(WAIT,)),
+    Operation("GET", "/v1/claims/{id}", get_claim, _CLAIM, query=(WAIT, FOR)),
+    Operation(
+        "GET",
+        "/v1/claims",
+        list_claims,
+        many("Claim", ClaimBody),
+        query=(CLAIM_STATES, OWNER_PREFIX, POOL, ALL, *PAGING),
+    ),
+    Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM),
+    Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody)),
+    Operation("GET", "/v1/claims/{id}/binding", get_binding, one("Binding", BindingBody)),
+)

@@ -1,0 +1,72 @@
+"""``/v1/events``: the event log, in pages and as a stream."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.events_stream import Filter, Stream, watch
+from moorings.api.operations import Answer, Operation, many, ref
+from moorings.api.parameters import AFTER, CLAIM, EVENT_NAMES, PAGING, RUN, SEQ_MAX, WATCH
+from moorings.api.render import event_body
+from moorings.core.errors import MooringsError
+from moorings.ports.store import Seq
+from moorings.wire.shapes import EventBody
+
+STREAM_TYPE = "text/event-stream"
+_SEQ = re.compile(r"[0-9]{1,19}")
+
+
+async def list_events(call: Call) -> Response:
+    """List events, or watch them.
+
+    In the order of their sequence numbers. With `watch=1`, or `Accept: text/event-stream`, the answer is a stream of
+    server-sent events (`id` is the sequence number, `event` the name, `data` the event as JSON) that starts after
+    `Last-Event-ID`, else after `after`, else now, and goes on.
+    """
+    wanted = Filter(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
+    if call.query(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
+        return _watch(call, wanted)
+    page = call.wanted("events")
+    after = _parse_seq(page.after, "continue") if page.after else call.query(AFTER) or Seq(0)
+    rows = await wanted.read(call.service, after, page.page.limit)
+    shown, token = page.cut(rows, lambda row: str(row.seq))
+    return call.answer_list([event_body(row) for row in shown], token)
+
+
+def _watch(call: Call, wanted: Filter) -> Response:
+    last = call.headers.get(b"last-event-id", b"").decode("latin-1")
+    after = _parse_seq(last, "Last-Event-ID") if last else call.query(AFTER)
+    seats, key = call.service.watches, call.caller.key_id
+    start = call.controller.last_seq() if after is None else after
+    seats.take(key)
+    return Stream(watch(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key))
+
+
+def _parse_seq(text: str, name: str) -> Seq:
+    if not _SEQ.fullmatch(text) or int(text) > SEQ_MAX:
+        raise MooringsError("page.invalid", f"{name} must be a sequence number, not {text[:40]!r}")
+    return Seq(int(text))
+
+
+_LIST = many("Event", EventBody)
+_STREAM = {"schema": {"type": "string", "description": "server-sent events"}, "itemSchema": ref(EventBody)}
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/events",
+        list_events,
+        Answer(
+            200,
+            "one page of the log, or the stream",
+            _LIST.kind,
+            {**(_LIST.content or {}), STREAM_TYPE: _STREAM},
+            _LIST.shapes,
+        ),
+        query=(AFTER, CLAIM, RUN, EVENT_NAMES, WATCH, *PAGING),
+        headers={"Last-Event-ID": "The last sequence number that was seen; wins over `after`."},
+    ),
+)

@@ -1,0 +1,39 @@
+"""``/v1/pools``: which devices there are, and how much of them is free."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.operations import Operation, many, one
+from moorings.api.parameters import PAGING, SIZE
+from moorings.api.render import capacity_body, pool_body
+from moorings.wire.shapes import CapacityBody, PoolBody
+
+
+async def list_pools(call: Call) -> Response:
+    """List pools, in the order of the pools file."""
+    views = call.controller.list_pools()
+    place = {view.pool.name: f"{index:04}" for index, view in enumerate(views)}
+    shown, after = call.wanted("pools").choose(views, lambda view: place[view.pool.name])
+    return call.answer_list([pool_body(view) for view in shown], after)
+
+
+async def get_pool(call: Call) -> Response:
+    """Show a pool."""
+    return call.answer(pool_body(call.controller.get_pool(call.path("pool"))))
+
+
+async def get_capacity(call: Call) -> Response:
+    """Count the partitions of one size that could be formed now."""
+    pool, size = call.path("pool"), call.query(SIZE)
+    assert size is not None, "required"
+    partitions = call.controller.capacity(pool, size)
+    return call.answer(capacity_body(call.controller.get_pool(pool), size, partitions))
+
+
+OPERATIONS = (
+    Operation("GET", "/v1/pools", list_pools, many("Pool", PoolBody), query=PAGING),
+    Operation("GET", "/v1/pools/{pool}", get_pool, one("Pool", PoolBody)),
+    Operation("GET", "/v1/pools/{pool}/capacity", get_capacity, one("Capacity", CapacityBody), query=(SIZE,)),
+)

@@ -1,0 +1,88 @@
+"""``/v1/runs``: starting jobs, following and stopping them."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.demands import job_spec
+from moorings.api.events_stream import Stream, follow
+from moorings.api.operations import Answer, Operation, many, one
+from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
+from moorings.api.render import run_body
+from moorings.wire.shapes import RunBody, RunRequest
+
+
+async def list_runs(call: Call) -> Response:
+    """List runs.
+
+    By creation. Those that have not ended, unless a state or `all` is given.
+    """
+    wanted = call.wanted("runs")
+    states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
+    views = await call.controller.list_runs(wanted.page, states=states, subject=call.query(SUBJECT))
+    shown, after = wanted.cut(views, lambda view: view.run.id)
+    return call.answer_list([run_body(view) for view in shown], after)
+
+
+async def create_run(call: Call) -> Response:
+    """Start a job.
+
+    It starts when its partition may be used. The answer is 201 also when the idempotency key was used before: then it
+    is the run that key made, as it stands now.
+    """
+    request = await call.body(RunRequest)
+    view = await call.controller.create_run(
+        call.caller, job_spec(request.job), engine=request.engine, key=call.idempotency_key()
+    )
+    return call.answer(run_body(view), location=f"/v1/runs/{view.run.id}")
+
+
+async def get_run(call: Call) -> Response:
+    """Show a run.
+
+    With `wait` the answer is held until the run has ended.
+    """
+    wait_s = call.query(WAIT)
+    work = call.controller.get_run(call.path("id"), wait_s=wait_s)
+    return call.answer(run_body(await call.hold(work, wait_s)))
+
+
+async def cancel_run(call: Call) -> Response:
+    """Cancel a run.
+
+    Its processes get TERM, and KILL after their grace period; with `wait` the answer is held until the run has ended.
+    Cancelling again is no error.
+    """
+    wait_s = call.query(WAIT)
+    work = call.controller.cancel_run(call.caller, call.path("id"), wait_s=wait_s)
+    return call.answer(run_body(await call.hold(work, wait_s)))
+
+
+async def get_logs(call: Call) -> Response:
+    """Show what a run's tasks printed.
+
+    All tasks, each line after its rank in brackets if there are several, or one `task`. Only to who started it and to
+    admins.
+    """
+    chunks = await call.controller.run_logs(
+        call.caller, call.path("id"), task=call.query(TASK), follow=call.query(FOLLOW)
+    )
+    seats, key = call.service.follows, call.caller.key_id
+    seats.take(key)
+    return Stream(follow(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.leave(key))
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/runs", create_run, one("Run", RunBody, status=201), body=RunRequest, keyed=True),
+    Operation("GET", "/v1/runs/{id}", get_run, one("Run", RunBody), query=(WAIT,)),
+    Operation("GET", "/v1/runs", list_runs, many("Run", RunBody), query=(RUN_STATES, SUBJECT, ALL, *PAGING)),
+    Operation("POST", "/v1/runs/{id}/cancel", cancel_run, one("Run", RunBody), query=(WAIT,)),
+    Operation(
+        "GET",
+        "/v1/runs/{id}/logs",
+        get_logs,
+        Answer(200, "the output, as it is", content={"text/plain": {"schema": {"type": "string"}}}),
+        query=(TASK, FOLLOW),
+    ),
+)

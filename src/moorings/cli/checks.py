@@ -1,0 +1,120 @@
+"""What ``moor doctor`` looks at: each check says PASS, WARN, FAIL or SKIP, with evidence and a way to mend it.
+
+Checks only read. Judging is apart from asking: ``check_*`` are functions from what was seen to findings.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from moorings import __version__
+from moorings.cli.kinds import fold_devices, span
+from moorings.core.errors import MooringsError
+from moorings.wire.shapes import API_VERSION, DeviceBody, PoolBody, VersionBody
+
+SHOWN_MAX = 8
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    PASS = "PASS"  # noqa: S105 - no password
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result: its id, verdict, evidence, and how to mend it."""
+
+    id: str
+    verdict: Verdict
+    evidence: str
+    fix: str = ""
+
+
+def failed(check: str, error: MooringsError) -> Finding:
+    """The finding for an error that a check met."""
+    return Finding(check, Verdict.FAIL, error.detail, error.hint)
+
+
+def check_credentials(path: Path, mode: int | None, owner: int, me: int) -> Finding:
+    """Whether only this user can read the credentials file; ``mode`` is None where there is none."""
+    if mode is None:
+        return Finding(
+            "credentials", Verdict.SKIP, f"there is no {path}", "'moor up' makes one; or set MOORINGS_ACCESS_KEY_FILE"
+        )
+    if owner != me:
+        return Finding("credentials", Verdict.FAIL, f"{path} belongs to user {owner}", "keep a file of your own")
+    if stat.S_IMODE(mode) & 0o077:
+        return Finding("credentials", Verdict.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", f"chmod 600 {path}")
+    return Finding("credentials", Verdict.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
+
+
+def check_transport(secure: bool, host: str) -> Finding:
+    """Whether the access key travels in the clear."""
+    if secure:
+        return Finding("transport", Verdict.PASS, f"https to {host}")
+    if host in LOOPBACK:
+        return Finding("transport", Verdict.PASS, "plain http, but only on this machine")
+    return Finding(
+        "transport", Verdict.WARN, f"plain http to {host}: the access key travels in the clear", "use https://"
+    )
+
+
+def check_version(version: VersionBody) -> Finding:
+    """Whether the command and the controller speak the same API, and are of like age."""
+    if version.api_version != API_VERSION:
+        evidence = f"the controller speaks {version.api_version}, this command {API_VERSION}"
+        return Finding("version", Verdict.FAIL, evidence, "install the controller's release of moor")
+    theirs, ours = (text.split(".")[:2] for text in (version.version, __version__))
+    if theirs != ours:
+        evidence = f"the controller is {version.version}, this command {__version__}"
+        return Finding("version", Verdict.WARN, evidence, "install the same release of both")
+    return Finding("version", Verdict.PASS, f"controller {version.version}, command {__version__}")
+
+
+def check_pools(pools: Sequence[PoolBody]) -> Iterator[Finding]:
+    """Whether every pool's hardware answers."""
+    if not pools:
+        yield Finding("pools", Verdict.FAIL, "no pool is defined", "name a pools file: moor up --pools FILE")
+    for pool in pools:
+        if pool.reachable:
+            yield Finding(f"pools.{pool.name}", Verdict.PASS, f"{pool.devices} devices, {pool.free} free")
+        else:
+            fix = f"is the hardware's controller of pool {pool.name} up, and is its address right in the pools file?"
+            yield Finding(f"pools.{pool.name}", Verdict.FAIL, f"it cannot be reached: {pool.problem}", fix)
+
+
+def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
+    """Devices that are out of service, or held by partitions that somebody made outside Moorings."""
+    found = list(devices)
+    out = [device for device in found if device.state != "IN_SERVICE"]
+    broken = [device for device in out if device.state == "QUARANTINED"]
+    foreign = [device for device in found if device.partition is not None and device.claim is None]
+    if out:
+        evidence = f"{len(out)} of {len(found)} are out of service: {_named(out)}"
+        fix = "look at 'moor get devices'; then 'moor resume device ID'"
+        yield Finding(
+            "devices.service", Verdict.WARN, evidence, fix if broken else "'moor resume device ID' brings them back"
+        )
+    else:
+        yield Finding("devices.service", Verdict.PASS, f"all {len(found)} are in service")
+    if foreign:
+        names = sorted({device.partition or "" for device in foreign})
+        evidence = f"{len(foreign)} are in partitions made outside Moorings: {', '.join(names[:SHOWN_MAX])}"
+        yield Finding("devices.foreign", Verdict.WARN, evidence, "remove those partitions with the vendor's own tool")
+    else:
+        yield Finding("devices.foreign", Verdict.PASS, "no partition was made outside Moorings")
+
+
+def _named(devices: Sequence[DeviceBody]) -> str:
+    rows = fold_devices(devices)
+    shown = ", ".join(f"{span(row)} ({row[0].reason or row[0].state})" for row in rows[:SHOWN_MAX])
+    return f"{shown}, ..." if len(rows) > SHOWN_MAX else shown

@@ -1,0 +1,34 @@
+"""The one table of commands: what ``moor`` can do, and which module does it. Nothing is imported before it is called.
+
+To add a command: a module here whose attribute has the command's name, and a row in ``COMMANDS``; then ``make docs``.
+"""
+
+from __future__ import annotations
+
+from moorings.cli.grammar import Entry
+
+_RUN, _LOOK, _CHANGE, _HOUSE = "Run jobs", "Look", "Change", "Keep house"
+
+COMMANDS: dict[str, Entry] = {
+    "run": Entry("run", "Run a job on a partition of its own, and wait for its end.", _RUN),
+    "logs": Entry("runs", "Show the output of a run.", _RUN),
+    "cancel": Entry("runs", "Stop runs.", _RUN),
+    "wait": Entry("runs", "Wait for a run's end, or for a claim's partition.", _RUN),
+    "get": Entry("get", "List things, or show some by name.", _LOOK, ("list", "ls")),
+    "describe": Entry("describe", "Show everything about one thing.", _LOOK),
+    "explain": Entry("describe", "Say why something waits, and what would change that.", _LOOK),
+    "watch": Entry("get", "List things, and go on with what changes.", _LOOK),
+    "events": Entry("events", "Show what has happened.", _LOOK),
+    "create": Entry("create", "Make a partition, a claim or an access key.", _CHANGE),
+    "delete": Entry("delete", "Remove partitions, release claims, revoke keys.", _CHANGE, ("rm", "remove")),
+    "reset": Entry("delete", "Put a partition's devices into a clean state.", _CHANGE),
+    "drain": Entry("drain", "Take devices out of service.", _CHANGE),
+    "resume": Entry("drain", "Put devices back into service.", _CHANGE),
+    "up": Entry("controller", "Start a controller on this machine.", _HOUSE),
+    "down": Entry("controller", "Stop the controller on this machine; runs go on.", _HOUSE),
+    "status": Entry("status", "Show how the controller and its pools are.", _HOUSE),
+    "doctor": Entry("doctor", "Check the installation, and say what to mend.", _HOUSE),
+    "config": Entry("config", "Show the configuration, or choose a context.", _HOUSE),
+    "version": Entry("version", "Show the versions of the command and of the controller.", _HOUSE),
+    "completion": Entry("completion", "Print a completion script for a shell.", _HOUSE),
+}

@@ -1,0 +1,78 @@
+"""``moor config``: what holds, where it came from, and which context is in use."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import click
+
+from moorings.cli.configuration import NAMES, Configuration, config_folder, credentials_file, load_configuration
+from moorings.cli.grammar import MoorCommand, NounGroup, examples
+from moorings.cli.output import render_data, render_table
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+
+_CONTEXT_LINE = re.compile(r"^context\s*=.*$", re.MULTILINE)
+
+config = NounGroup(
+    name="config",
+    help="Show the configuration, or choose a context.",
+    epilog=examples("moor config view --show-origin", "moor config use-context pod1"),
+    no_args_is_help=True,
+)
+
+
+@config.command("view", cls=MoorCommand)
+@click.option("--show-origin", is_flag=True, help="Also where each value came from.")
+@output_option
+@click.pass_obj
+def view(session: Session, *, show_origin: bool, output: str | None) -> None:
+    """Show the configuration that holds; the access key only by its beginning."""
+    shown = showing(session, output, usual="table")
+    values = {name: _shown(session.configuration, name) for name in NAMES}
+    origins = {name: session.configuration.values[name].origin for name in NAMES}
+    if shown.form.name in ("json", "yaml"):
+        data: dict[str, object] = {
+            name: {"value": values[name], "origin": origins[name]} if show_origin else values[name] for name in NAMES
+        }
+        session.console.data(render_data(data, shown.form, look_of(session)))
+        return
+    headers = ["NAME", "VALUE", *(["ORIGIN"] if show_origin else [])]
+    rows = [[name, values[name], *([origins[name]] if show_origin else [])] for name in NAMES]
+    session.console.data(render_table(headers, rows, look_of(session)))
+
+
+@config.command("use-context", cls=MoorCommand)
+@click.argument("name")
+@click.pass_obj
+def use_context(session: Session, name: str) -> None:
+    """Use the context NAME from now on."""
+    load_configuration({**session.flags, "context": name}, session.environment)  # or there is no such context
+    path = config_folder(session.environment) / "config.toml"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write_context(path, name)
+    session.console.data(f"context {name} is used from now on ({path})")
+
+
+@config.command("path", cls=MoorCommand)
+@click.pass_obj
+def path(session: Session) -> None:
+    """Print the path of the credentials file."""
+    session.console.data(str(credentials_file(session.environment)))
+
+
+def _shown(configuration: Configuration, name: str) -> str:
+    text = configuration.text(name)
+    return f"{text[:8]}..." if name == "access_key" and text else text
+
+
+def _write_context(path: Path, name: str) -> None:
+    """Set the one line, and leave the rest of a person's file as it is."""
+    line = f'context = "{name}"'
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    changed = _CONTEXT_LINE.sub(lambda _match: line, text, count=1) if _CONTEXT_LINE.search(text) else f"{line}\n{text}"
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.write_text(changed, encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,201 @@
+"""``moor create``: partitions, claims, access keys."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from moorings.cli.errors import Ended
+from moorings.cli.following import await_claim, patience_of
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
+from moorings.cli.interrupts import Interrupted, Interrupts
+from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
+from moorings.cli.limits import Limit
+from moorings.cli.progress import Progress
+from moorings.cli.session import Session
+from moorings.cli.showing import output_option, showing
+from moorings.core.claims import ClaimSpec, ClaimState, check_name, check_spec
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_bytes, parse_duration_s
+from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
+
+_shape = options(
+    click.option("--size", type=int, required=True, metavar="N", help="Devices."),
+    click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu)."),
+    click.option("--pool", metavar="POOL", help="Only in this pool."),
+    click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1)."),
+    click.option("--replicas-per-gcd", type=int, default=1, metavar="N", help="Model replicas inside each GCD (1)."),
+)
+_wait = click.option("--wait", is_flag=True, help="Wait for room, and until the partition is ACTIVE.")
+_timeout = click.option("--timeout", metavar="DURATION", help="Give up waiting after this time, with exit code 124.")
+
+create = NounGroup(
+    name="create",
+    help="Make a partition, a claim or an access key.",
+    epilog=examples(
+        "moor create partition p64 --size 64",
+        "moor create claim --size 16 --gcds 4 --time 2h --wait",
+        "moor create key alice --role user",
+    ),
+    no_args_is_help=True,
+)
+
+
+@create.command("partition", cls=MoorCommand)
+@click.argument("name")
+@_shape
+@_wait
+@_timeout
+@output_option
+@click.pass_obj
+def create_partition(
+    session: Session,
+    /,
+    name: str,
+    *,
+    wait: bool,
+    timeout: str | None,
+    output: str | None,
+    **shape: Any,  # noqa: ANN401 - the options of a partition's shape
+) -> None:
+    """Make a partition by hand, and wait until it is ACTIVE.
+
+    Where there is no room now it is refused (exit code 6), or with --wait waited for.
+    """
+    request = _request(check_name(name, what="partition"), **shape)
+    request = replace(request, queue="wait" if wait else "never")
+    claim = _made(session, request, timeout=timeout)
+    shown = showing(session, output, usual="table")
+    if shown.form.name == "table":
+        session.console.data(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
+    else:
+        shown.show_one(PARTITIONS, session.client.partition(claim.partition_id or name))
+
+
+@create.command("claim", cls=MoorCommand)
+@click.argument("name", required=False)
+@_shape
+@click.option("--owner", metavar="OWNER", help="Who holds it, as KIND/NAME (user/<you>).")
+@click.option("--project", metavar="NAME", help="Who pays (default).")
+@click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
+@click.option("--time", metavar="DURATION", help="How long it may hold its partition (no limit).")
+@click.option("--lease", metavar="DURATION", help="It is released unless renewed within this time (no lease).")
+@click.option("--memory", metavar="SIZE", help="Memory of the pool's management node, as 64G.")
+@click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
+@click.option("--now", is_flag=True, help="Be refused (exit code 6) instead of waiting for room.")
+@_wait
+@_timeout
+@output_option
+@click.pass_obj
+def create_claim(
+    session: Session,
+    /,
+    name: str | None,
+    *,
+    owner: str | None,
+    project: str | None,
+    priority: int,
+    time: str | None,
+    lease: str | None,
+    memory: str | None,
+    preemptible: bool,
+    now: bool,
+    wait: bool,
+    timeout: str | None,
+    output: str | None,
+    **shape: Any,  # noqa: ANN401 - the options of a partition's shape
+) -> None:
+    """Ask for a partition; the claim queues, and keeps the partition until it is deleted."""
+    request = replace(
+        _request(None if name is None else check_name(name), **shape),
+        owner=owner,
+        project=project or session.configuration.text("project"),
+        priority=priority,
+        time_limit_s=None if time is None else parse_duration_s(time),
+        lease_s=None if lease is None else parse_duration_s(lease),
+        resources={} if memory is None else {"memory": parse_bytes(memory)},
+        preemptible=preemptible,
+        queue="never" if now else "wait",
+    )
+    claim = _made(session, request, timeout=timeout) if wait else _posted(session, request)
+    reason = f": {claim.reason.message}" if claim.reason is not None else ""
+    showing(session, output, usual="table").show_done(
+        CLAIMS, claim, f"claim/{claim.name} created, {claim.state}{reason}"
+    )
+
+
+@create.command("key", cls=MoorCommand)
+@click.argument("subject")
+@click.option(
+    "--role", type=click.Choice(["admin", "user", "agent", "viewer"]), default="user", help="What it may do (user)."
+)
+@click.option("--owner-prefix", metavar="PREFIX", help="Owners an agent may act for, as slurm/cluster1.")
+@output_option
+@click.pass_obj
+def create_key(session: Session, subject: str, *, role: str, owner_prefix: str | None, output: str | None) -> None:
+    """Make an access key for SUBJECT; its secret is shown this once."""
+    key = session.client.create_key(KeyRequest(subject=subject, role=role, owner_prefix=owner_prefix))
+    shown = showing(session, output, usual="table")
+    if shown.form.name != "table":
+        shown.show_one(KEYS, key)
+        return
+    session.console.note(f"key/{key.id} created for {key.subject} ({key.role}). Its secret is shown only now:")
+    session.console.data(key.secret or "")
+
+
+def _request(
+    name: str | None, *, size: int, kind: str, pool: str | None, gcds: int, replicas_per_gcd: int
+) -> ClaimRequest:
+    check_spec(
+        ClaimSpec(
+            kind=kind,
+            size=size,
+            gcds=gcds,
+            replicas_per_gcd=replicas_per_gcd,
+            pool=PoolName(pool) if pool is not None else None,
+        )
+    )
+    return ClaimRequest(name=name, size=size, kind=kind, pool=pool, gcds=gcds, replicas_per_gcd=replicas_per_gcd)
+
+
+def _posted(session: Session, request: ClaimRequest) -> ClaimBody:
+    try:
+        return session.client.create_claim(request, secrets.token_hex(16))
+    except MooringsError as error:
+        if error.code == "claim.no_room" and "--wait" not in error.hint:
+            error.hint = f"{error.hint}; --wait waits for room" if error.hint else "--wait waits for room"
+        raise
+
+
+def _made(session: Session, request: ClaimRequest, *, timeout: str | None) -> ClaimBody:
+    """The claim, READY.
+
+    Raises:
+        MooringsError: ``wait.timeout``, or why it came to nothing.
+    """
+    limit = Limit(None if timeout is None else parse_duration_s(timeout))
+    progress = Progress(session.console)
+    claim = _posted(session, request)
+    session.client.patience = patience_of(progress)
+    try:
+        with Interrupts():
+            made = await_claim(session.client, progress, claim.id, "READY", name=claim.name, limit=limit)
+    except Interrupted as stop:
+        progress.say(f"claim/{claim.name} stays; 'moor delete claim {claim.name}' withdraws it")
+        raise Ended(stop.exit_code) from None
+    if made is None:
+        raise MooringsError(
+            "wait.timeout",
+            f"claim {claim.name} is not READY; the time is up",
+            hint=f"it goes on: 'moor wait claim/{claim.name}', or 'moor delete claim {claim.name}'",
+        )
+    if made.state != ClaimState.READY:
+        told = made.reason
+        why = f": {told.message}" if told is not None else ""
+        code = told.code if told is not None else "claim.not_ready"
+        raise MooringsError(code, f"claim {made.name} is {made.state}{why}", hint=told.hint if told else "")
+    return made

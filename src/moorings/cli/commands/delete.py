@@ -1,0 +1,128 @@
+"""``moor delete`` and ``moor reset``: what takes something away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+
+from moorings.cli.following import REASON_FRESH_S, patience_of
+from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
+from moorings.cli.limits import Limit
+from moorings.cli.progress import Progress
+from moorings.cli.session import Session
+from moorings.core.claims import ENDED
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_duration_s
+from moorings.wire.shapes import ClaimBody
+
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+_waiting = options(
+    click.option("--wait/--no-wait", default=True, help="Wait until nothing is left (yes)."),
+    click.option("--timeout", metavar="DURATION", help="Give up waiting after this time, with exit code 124."),
+)
+
+delete = NounGroup(
+    name="delete",
+    help="Remove partitions, release claims, revoke keys.",
+    epilog=examples("moor delete partition p64", "moor delete claim p64 -y", "moor delete key key-3hq2"),
+    no_args_is_help=True,
+)
+
+
+@delete.command("partition", cls=MoorCommand)
+@names_argument("partition", required=True)
+@_yes
+@_waiting
+@click.pass_obj
+def delete_partition(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
+    """Remove partitions, by releasing their claims."""
+    _release(session, "partition", names, session.client.delete_partition, (yes, wait, timeout))
+
+
+@delete.command("claim", cls=MoorCommand)
+@names_argument("claim", required=True)
+@_yes
+@_waiting
+@click.pass_obj
+def delete_claim(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
+    """Release claims; their partitions are removed."""
+    _release(session, "claim", names, session.client.delete_claim, (yes, wait, timeout))
+
+
+@delete.command("key", cls=MoorCommand)
+@names_argument("key", required=True)
+@_yes
+@click.pass_obj
+def delete_key(session: Session, names: Sequence[str], *, yes: bool) -> None:
+    """Revoke access keys, at once."""
+    chosen = bare_names("key", names)
+    _confirm(session, f"Revoke {', '.join(chosen)}?", yes=yes)
+    for name in chosen:
+        session.client.delete_key(name)
+        session.console.data(f"key/{name} revoked")
+
+
+@delete.command("run", cls=MoorCommand, hidden=True)
+@names_argument("run", required=True)
+def delete_run(names: Sequence[str]) -> None:
+    """Runs are cancelled, not deleted: their record stays."""
+    raise click.UsageError(f"runs are not deleted; stop one with 'moor cancel {' '.join(bare_names('run', names))}'")
+
+
+reset = NounGroup(
+    name="reset",
+    help="Put a partition's devices into a clean state.",
+    epilog=examples("moor reset partition p64"),
+    no_args_is_help=True,
+)
+
+
+@reset.command("partition", cls=MoorCommand)
+@names_argument("partition", required=True)
+@_yes
+@click.pass_obj
+def reset_partition(session: Session, names: Sequence[str], *, yes: bool) -> None:
+    """Put partitions' devices into a clean state; they are not usable meanwhile."""
+    chosen = bare_names("partition", names)
+    _confirm(session, f"Reset {', '.join(chosen)}? What runs on it is lost.", yes=yes)
+    for name in chosen:
+        partition = session.client.reset_partition(name)
+        session.console.data(f"partition/{partition.name} reset, {partition.state}")
+
+
+def _release(
+    session: Session,
+    noun: str,
+    names: Sequence[str],
+    release: Callable[[str], ClaimBody],
+    how: tuple[bool, bool, str | None],
+) -> None:
+    yes, wait, timeout = how
+    chosen = bare_names(noun, names)
+    _confirm(session, f"Delete {noun} {', '.join(chosen)}?", yes=yes)
+    limit, progress = Limit(None if timeout is None else parse_duration_s(timeout)), Progress(session.console)
+    released = [(name, release(name)) for name in chosen]
+    session.client.patience = patience_of(progress)
+    for name, claim in released:
+        if wait:
+            _await_end(session, progress, claim, limit)
+        session.console.data(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
+
+
+def _await_end(session: Session, progress: Progress, claim: ClaimBody, limit: Limit) -> None:
+    while claim.state not in ENDED:
+        if limit.over:
+            raise MooringsError("wait.timeout", f"claim {claim.id} is {claim.state}; the time is up", hint="it goes on")
+        claim = session.client.claim(claim.id, wait_s=limit.left_s(REASON_FRESH_S), until="ENDED")
+        if claim.state not in ENDED:
+            progress.wait(f"{claim.name}: waits for its partition to be removed")
+    progress.clear()
+
+
+def _confirm(session: Session, question: str, *, yes: bool) -> None:
+    """Ask where there is somebody to ask; a script has said what it wants by calling this."""
+    if yes or not session.console.can_ask:
+        return
+    if not click.confirm(question, err=True):
+        raise click.Abort

@@ -1,0 +1,127 @@
+"""``moor describe`` and ``moor explain``: everything about one thing, and why it waits."""
+
+from __future__ import annotations
+
+import click
+
+from moorings.cli.grammar import NounGroup, bare_names, examples, name_argument
+from moorings.cli.kinds import EVENTS, KINDS
+from moorings.cli.output import Format, render_data, render_list
+from moorings.cli.output import describe as described
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.text import plain
+from moorings.client.requests import EventFilter
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION, ExplanationBody, ReasonBody
+
+EVENTS_SHOWN = 20
+
+
+def _describe(session: Session, noun: str, name: str, output: str | None) -> None:
+    client, kind = session.client, KINDS[noun]
+    ident = bare_names(noun, [name])[0]
+    body: object
+    where: EventFilter | None = None
+    if noun == "pool":
+        body = client.pool(ident)
+    elif noun == "device":
+        body = client.device(ident)
+    elif noun == "partition":
+        body = partition = client.partition(ident)
+        where = EventFilter(claim=partition.claim)
+    elif noun == "claim":
+        body = claim = client.claim(ident)
+        where = EventFilter(claim=claim.id)
+    else:
+        body = run = client.run(ident)
+        where = EventFilter(run=run.id)
+    shown = showing(session, output, usual="table")
+    if shown.form.name != "table":
+        shown.show_one(kind, body)
+        return
+    session.console.data(described(body, session.now(), shown.look))
+    if where is not None:
+        _show_events(session, where)
+
+
+def _show_events(session: Session, where: EventFilter) -> None:
+    events = session.client.last_events(where, EVENTS_SHOWN)
+    if events:
+        table = render_list(EVENTS, events, Format(), session.now(), look_of(session))
+        session.console.data("\nEvents:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
+
+
+def _describe_command(noun: str) -> click.Command:
+    @name_argument(noun)
+    @output_option
+    @click.pass_obj
+    def callback(session: Session, name: str, output: str | None) -> None:
+        _describe(session, noun, name, output)
+
+    return click.command(noun, cls=NounGroup.command_class, help=f"Show everything about one {noun}.")(callback)
+
+
+describe = NounGroup(
+    name="describe",
+    help="Show everything about one thing.",
+    epilog=examples("moor describe run digits", "moor describe pool pod64", "moor describe partition/p64"),
+    no_args_is_help=True,
+)
+for _noun in ("pool", "device", "partition", "claim", "run"):
+    describe.add_command(_describe_command(_noun), _noun)
+
+
+def explanation_text(told: ExplanationBody) -> str:
+    """An explanation as lines for a person."""
+    place = f" (position {told.position})" if told.position is not None else ""
+    lines = [f"claim {told.claim} is {told.state}{place}: {plain(told.summary)}"]
+    for reason in told.reasons:
+        lines += _reason_lines(reason)
+    return "\n".join(lines)
+
+
+def _reason_lines(reason: ReasonBody) -> list[str]:
+    lines = [f"- {plain(reason.message)} [{reason.code}]"]
+    if reason.blockers:
+        lines.append(f"  in the way: {plain(', '.join(reason.blockers))}")
+    if reason.until:
+        lines.append(f"  until: {reason.until[:19]}Z at the latest")
+    if reason.hint:
+        lines.append(f"  hint: {plain(reason.hint)}")
+    return lines
+
+
+def _claim_of(session: Session, noun: str, ident: str) -> str:
+    if noun == "run":
+        return session.client.run(ident).claim
+    if noun == "partition":
+        return session.client.partition(ident).claim
+    return ident
+
+
+def _explain_command(noun: str) -> click.Command:
+    @name_argument(noun)
+    @output_option
+    @click.pass_obj
+    def callback(session: Session, name: str, output: str | None) -> None:
+        shown = showing(session, output, usual="table")
+        told = session.client.explain_claim(_claim_of(session, noun, bare_names(noun, [name])[0]))
+        if shown.form.name in ("json", "yaml"):
+            document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
+            session.console.data(render_data(document, shown.form, shown.look))
+        else:
+            session.console.data(explanation_text(told))
+
+    text = f"Say why a {noun} is where it is, and what would change that."
+    return click.command(noun, cls=NounGroup.command_class, help=text)(callback)
+
+
+explain = NounGroup(
+    name="explain",
+    help="Say why something waits, and what would change that.",
+    epilog=examples("moor explain run digits", "moor explain claim p64"),
+    no_args_is_help=True,
+)
+for _noun in ("claim", "run", "partition"):
+    explain.add_command(_explain_command(_noun), _noun)

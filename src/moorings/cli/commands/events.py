@@ -1,0 +1,80 @@
+"""``moor events``: the event log, and what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from moorings.cli.following import patience_of
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.kinds import EVENTS
+from moorings.cli.output import Look, render_line, render_list
+from moorings.cli.progress import Progress
+from moorings.cli.session import Session
+from moorings.cli.showing import Showing, look_of, output_options, showing
+from moorings.client.requests import EventFilter
+from moorings.wire.shapes import EventBody
+
+LAST_SHOWN = 100
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Show what has happened.\n\nThe newest events, oldest first; or all after a sequence number.",
+    epilog=examples(
+        "moor events --last 20", "moor events -f --name 'claim.*'", "moor events --run run-7f3kq2m4xw2a -o json"
+    ),
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
+@click.option("--claim", metavar="CLAIM", help="Only of this claim (id or name).")
+@click.option("--run", metavar="RUN", help="Only of this run (id or name).")
+@click.option("--name", multiple=True, metavar="NAME", help="Only of this name; claim.* for all of a noun.")
+@click.option("--last", type=click.IntRange(min=0), metavar="N", help=f"So many of the newest ({LAST_SHOWN}).")
+@click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="All after this sequence number.")
+@output_options
+@click.pass_obj
+def events(
+    session: Session,
+    *,
+    follow: bool,
+    claim: str | None,
+    run: str | None,
+    name: tuple[str, ...],
+    last: int | None,
+    after: int | None,
+    output: str | None,
+    no_headers: bool,
+    sort_by: str | None,
+) -> None:
+    """Show what has happened."""
+    client = session.client
+    where = EventFilter(client.claim(claim).id if claim else None, client.run(run).id if run else None, name)
+    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by)
+    if after is not None:
+        found = tuple(client.events_after(where, after))
+    else:
+        found = client.last_events(where, LAST_SHOWN if last is None else last)
+    if not follow:
+        shown.show_list(EVENTS, found)
+        return
+    look = look_of(session, headers=not no_headers, widths=[])
+    newest = found[-1].seq if found else (after or client.last_seq())
+    client.patience = patience_of(Progress(session.console))
+    look = _show_batch(shown, found, look)
+    for batch in client.watch_events(where, after=newest):
+        look = _show_batch(shown, batch, look)
+
+
+def _show_batch(shown: Showing, batch: Sequence[EventBody], look: Look) -> Look:
+    """Show some events; how the next ones are to look."""
+    session = shown.session
+    if not batch:
+        return look
+    if shown.form.name == "json":
+        for event in batch:
+            session.console.data(render_line(event, look))
+    else:
+        session.console.data(render_list(EVENTS, batch, shown.form, session.now(), look))
+    return replace(look, headers=False)

@@ -1,0 +1,174 @@
+"""``moor get`` and ``moor watch``: the lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from moorings.cli.commands.events import events
+from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
+from moorings.cli.kinds import KINDS, Kind
+from moorings.cli.session import Session
+from moorings.cli.showing import Showing, output_options, showing
+from moorings.client.requests import ClaimFilter, RunFilter
+
+Filters = dict[str, Any]
+Load = Callable[[Session, Filters], Sequence[Any]]
+
+_watch = click.option("-w", "--watch", is_flag=True, help="Go on with what changes.")
+_all = click.option("-A", "--all", is_flag=True, help="Also what has ended.")
+_pool = click.option("--pool", metavar="POOL", help="Only of this pool.")
+_state = click.option(
+    "--state", metavar="STATE", help="Only in this state.", callback=lambda _c, _p, v: v and v.upper()
+)
+
+
+def _load_claims(session: Session, filters: Filters) -> Sequence[Any]:
+    return session.client.claims(
+        ClaimFilter(filters["state"], filters["owner"], filters["pool"], all=bool(filters["all"] or filters["state"]))
+    )
+
+
+def _load_runs(session: Session, filters: Filters) -> Sequence[Any]:
+    runs = session.client.runs(RunFilter(filters["state"], all=bool(filters["all"] or filters["state"])))
+    return _matching(runs, pool=filters["pool"])
+
+
+def _load_keys(session: Session, filters: Filters) -> Sequence[Any]:
+    return [key for key in session.client.keys() if filters["all"] or key.revoked_at is None]
+
+
+def _matching(items: Sequence[Any], **wanted: str | None) -> Sequence[Any]:
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    return [item for item in items if all(getattr(item, name) == value for name, value in chosen.items())]
+
+
+_LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
+    "pool": (lambda session, _filters: session.client.pools(), ()),
+    "device": (lambda session, f: _matching(session.client.devices(f["pool"]), state=f["state"]), (_pool, _state)),
+    "partition": (
+        lambda session, f: _matching(session.client.partitions(), pool=f["pool"], state=f["state"]),
+        (_pool, _state),
+    ),
+    "claim": (
+        _load_claims,
+        (_pool, _state, click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."), _all),
+    ),
+    "run": (_load_runs, (_pool, _state, _all)),
+    "key": (_load_keys, (click.option("-A", "--all", is_flag=True, help="Also revoked ones."),)),
+}
+
+
+def _one(session: Session, noun: str, name: str) -> object:
+    client = session.client
+    if noun == "key":
+        return next((key for key in client.keys() if key.id == name), None) or _no_key(name)
+    found: object = {
+        "pool": client.pool,
+        "device": client.device,
+        "partition": client.partition,
+        "claim": client.claim,
+        "run": client.run,
+    }[noun](name)
+    return found
+
+
+def _no_key(name: str) -> object:
+    from moorings.core.errors import MooringsError
+
+    raise MooringsError("key.unknown", f"there is no access key {name!r}", hint="see 'moor get keys'")
+
+
+def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filters) -> None:
+    shown = showing(
+        session, filters.pop("output"), no_headers=filters.pop("no_headers"), sort_by=filters.pop("sort_by")
+    )
+    watch = filters.pop("watch", False)
+    chosen = bare_names(kind.noun, names)
+    if watch:
+        _watch_list(shown, kind, chosen, filters)
+    elif len(chosen) == 1:
+        shown.show_one(kind, _one(session, kind.noun, chosen[0]))
+    elif chosen:
+        _show_named(shown, kind, chosen)
+    else:
+        where = f" in pool {filters['pool']}" if filters.get("pool") else ""
+        shown.show_list(kind, _LOADS[kind.noun][0](session, filters), where=where)
+
+
+def _show_named(shown: Showing, kind: Kind[Any], names: Sequence[str]) -> None:
+    """Show those that exist; the first that does not is the error, after the others were shown."""
+    from moorings.core.errors import MooringsError
+
+    found, missing = [], None
+    for name in names:
+        try:
+            found.append(_one(shown.session, kind.noun, name))
+        except MooringsError as error:
+            missing = missing or error
+    if found:
+        shown.show_list(kind, found)
+    if missing is not None:
+        raise missing
+
+
+def _watch_list(shown: Showing, kind: Kind[Any], names: Sequence[str], filters: Filters) -> None:
+    from moorings.cli.watching import watch_items
+
+    load = _LOADS[kind.noun][0]
+
+    def current() -> Sequence[Any]:
+        items = load(shown.session, filters)
+        return [item for item in items if not names or kind.ident(item) in names or getattr(item, "id", "") in names]
+
+    watch_items(shown, kind, current, lambda ident: _last(shown.session, kind.noun, ident))
+
+
+def _last(session: Session, noun: str, ident: str) -> object:
+    """A run or a claim that has left the list of those that go on; partitions leave nothing."""
+    return _one(session, noun, ident) if noun in ("run", "claim") else None
+
+
+def _command(noun: str) -> click.Command:
+    kind = KINDS[noun]
+    extra = _LOADS[noun][1]
+
+    def callback(session: Session, names: Sequence[str], **filters: Any) -> None:  # noqa: ANN401 - Click's options
+        _show(session, kind, names, filters)
+
+    decorated = options(names_argument(noun), *extra, output_options, _watch)(callback)
+    name = f"{kind.plural}"
+    return click.command(name, cls=MoorCommand, help=f"List {name}, or show some by name.")(click.pass_obj(decorated))
+
+
+def _group(verb: str, text: str, epilog: str) -> NounGroup:
+    group = NounGroup(name=verb, help=text, epilog=epilog, no_args_is_help=True)
+    for noun in _LOADS:
+        group.add_command(_command(noun), noun)
+    group.add_command(events, "event")
+    return group
+
+
+get = _group(
+    "get",
+    "List things, or show some by name.",
+    examples(
+        "moor get partitions",
+        "moor get pools -o wide",
+        "moor get runs --all --sort-by createdAt",
+        "moor get devices --pool pod64 --state DRAINED",
+        "moor get claim/p64 -o json",
+    ),
+)
+
+watch = _group(
+    "watch",
+    "List things, and go on with what changes.",
+    examples("moor watch runs", "moor watch partitions -o json"),
+)
+watch.context_settings["default_map"] = {
+    **{KINDS[noun].plural: {"watch": True} for noun in _LOADS},
+    "events": {"follow": True},
+}

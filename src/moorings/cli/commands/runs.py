@@ -1,0 +1,172 @@
+"""``moor logs``, ``moor cancel`` and ``moor wait``: what one does with runs that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from moorings.cli.following import (
+    END_WAIT_S,
+    RunFollower,
+    await_claim,
+    patience_of,
+    run_end_text,
+    run_exit_code,
+)
+from moorings.cli.grammar import MoorCommand, bare_names, examples, name_argument, names_argument, singular
+from moorings.cli.limits import Limit
+from moorings.cli.progress import Progress
+from moorings.cli.session import Session
+from moorings.core.claims import ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import duration_text, parse_duration_s
+from moorings.wire.errors import Exit
+from moorings.wire.shapes import RunBody
+from moorings.workloads.runs import ENDED
+
+_timeout = click.option("--timeout", metavar="DURATION", help="Give up after this time, with exit code 124.")
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Show the output of a run.\n\nOf several tasks, each line stands behind its rank in brackets.",
+    epilog=examples("moor logs digits", "moor logs -f run-7f3kq2m4xw2a", "moor logs digits --task 1"),
+)
+@name_argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
+@click.pass_obj
+def logs(session: Session, name: str, *, follow: bool, task: int | None) -> None:
+    """Show the output of a run."""
+    (name,) = bare_names("run", [name])
+    client, console = session.client, session.console
+    if follow:
+        progress = Progress(console)
+        client.patience = patience_of(progress)
+        RunFollower(client, progress, console.raw).copy_logs(client.run(name), task=task)
+        return
+    for chunk in client.logs(name, task=task):
+        console.raw(chunk)
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Stop runs.\n\nTheir processes get TERM, and KILL after the job's grace period. Waits until they have ended.",
+    epilog=examples("moor cancel digits", "moor cancel run-7f3kq2m4xw2a --no-wait"),
+)
+@names_argument("run", required=True)
+@click.option("--wait/--no-wait", default=True, help="Wait until they have ended (yes).")
+@_timeout
+@click.pass_obj
+def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str | None) -> None:
+    """Stop runs."""
+    client, progress = session.client, Progress(session.console)
+    limit = _limit(timeout)
+    runs = [client.cancel_run(name) for name in bare_names("run", names)]
+    for run in runs:
+        ended = _until_ended(session, progress, run, limit) if wait else run
+        session.console.data(f"run/{ended.id} {_cancel_text(ended)}")
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Wait for a run's end, or for a claim's partition.\n\n"
+    "Of a run, the exit code is the run's. Of a claim, 0 if it came to what was waited for, else 1.",
+    epilog=examples("moor wait digits", "moor wait claim/p64 --for READY --timeout 10m"),
+)
+@click.argument("name", metavar="RUN|CLAIM")
+@click.option(
+    "--for",
+    "until",
+    type=click.Choice(["GRANTED", "READY", "ENDED"], case_sensitive=False),
+    help="What to wait for, of a claim (READY).",
+)
+@_timeout
+@click.pass_obj
+def wait(session: Session, name: str, *, until: str | None, timeout: str | None) -> int:
+    """Wait for a run's end, or for a claim's partition."""
+    limit, progress = _limit(timeout), Progress(session.console)
+    session.client.patience = patience_of(progress)
+    noun, ident = _which(session, name)
+    if noun == "claim":
+        return _wait_for_claim(session, progress, ident, until or "READY", limit)
+    ended = _until_ended(session, progress, session.client.run(ident), limit)
+    progress.say(run_end_text(ended))
+    return run_exit_code(ended)
+
+
+def _limit(timeout: str | None) -> Limit:
+    return Limit(None if timeout is None else parse_duration_s(timeout))
+
+
+def _which(session: Session, name: str) -> tuple[str, str]:
+    """Whether a name means a run or a claim: by its noun, by its id, else a run if there is one."""
+    before, slash, after = name.partition("/")
+    if slash and singular(before) in ("run", "claim"):
+        return singular(before), after
+    if slash:
+        raise click.UsageError(f"{name!r} is neither a run nor a claim")
+    try:
+        return "run", session.client.run(name).id
+    except MooringsError as error:
+        if error.code != "run.unknown":
+            raise
+    try:
+        return "claim", session.client.claim(name).id
+    except MooringsError as error:
+        if error.code != "claim.unknown":
+            raise
+        raise MooringsError(
+            "run.unknown",
+            f"there is no run or claim {name!r}",
+            hint="see 'moor get runs --all' and 'moor get claims --all'",
+        ) from error
+
+
+def _until_ended(session: Session, progress: Progress, run: RunBody, limit: Limit) -> RunBody:
+    """The run as it ended.
+
+    Raises:
+        MooringsError: ``wait.timeout``.
+    """
+    while run.state not in ENDED:
+        if limit.over:
+            progress.clear()
+            raise MooringsError(
+                "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor wait {run.id}'"
+            )
+        progress.wait(_state_text(run, session))
+        run = session.client.run(run.id, wait_s=limit.left_s(END_WAIT_S))
+    progress.clear()
+    return run
+
+
+def _state_text(run: RunBody, session: Session) -> str:
+    if run.reason is not None and run.started_at is None:
+        place = f" (position {run.position})" if run.position is not None else ""
+        return f"{run.id}: {run.reason.message}{place}"
+    if run.started_at is not None and session.console.err_is_tty:
+        from moorings.core.instants import seconds_between
+        from moorings.wire.codec import parse_time
+
+        return f"{run.id}: {run.state} for {duration_text(seconds_between(parse_time(run.started_at), session.now()))}"
+    return f"{run.id}: {run.state}"
+
+
+def _cancel_text(run: RunBody) -> str:
+    if run.state == "CANCELLED":
+        return "cancelled"
+    return f"had ended: {run.state}" if run.state in ENDED else "is being cancelled"
+
+
+def _wait_for_claim(session: Session, progress: Progress, ident: str, until: str, limit: Limit) -> int:
+    until = until.upper()
+    claim = await_claim(session.client, progress, ident, until, name=ident, limit=limit)
+    if claim is None:
+        raise MooringsError(
+            "wait.timeout", f"claim {ident} is not {until}; the time is up", hint="see 'moor explain claim'"
+        )
+    session.console.data(f"claim/{claim.name} {claim.state}")
+    good = claim.state == ClaimState.READY or until == "ENDED" or (until == "GRANTED" and claim.state == "GRANTED")
+    return Exit.OK if good else Exit.FAILED

@@ -1,0 +1,65 @@
+"""``moor status``: how the controller and its pools are, at a glance."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.kinds import POOLS
+from moorings.cli.output import Format, render_data, render_list
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Show how the controller and its pools are.",
+    epilog=examples("moor status", "moor status -o json"),
+)
+@output_option
+@click.pass_obj
+def status(session: Session, *, output: str | None) -> int:
+    """Show how the controller and its pools are."""
+    client = session.client
+    shown = showing(session, output, usual="table")
+    version = client.version()
+    problem = _problem(session)
+    pools = client.pools()
+    claims = Counter(claim.state for claim in client.claims())
+    runs = Counter(run.state for run in client.runs())
+    if shown.form.name in ("json", "yaml"):
+        data = {
+            "server": client.server,
+            "version": version.version,
+            "installation": version.installation,
+            "ready": problem is None,
+            "problem": problem.detail if problem is not None else "",
+            "pools": [encode(pool) for pool in pools],
+            "claims": dict(claims),
+            "runs": dict(runs),
+        }
+        session.console.data(render_data(data, shown.form, shown.look))
+        return 0
+    ready = "ready" if problem is None else f"NOT READY: {problem.detail}"
+    session.console.data(f"controller  {client.server} ({version.version}), {ready}")
+    session.console.data(f"claims      {_counts(claims)}")
+    session.console.data(f"runs        {_counts(runs)}")
+    session.console.data("")
+    session.console.data(render_list(POOLS, pools, Format("table"), session.now(), look_of(session)))
+    return 0
+
+
+def _problem(session: Session) -> MooringsError | None:
+    try:
+        session.client.ready()
+    except MooringsError as error:
+        return error
+    return None
+
+
+def _counts(counted: Counter[str]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in sorted(counted.items())) or "none"

@@ -1,0 +1,46 @@
+"""``moor version``: which releases speak to each other."""
+
+from __future__ import annotations
+
+import click
+
+from moorings import __version__
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.output import render_data
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Show the versions of the command and of the controller.",
+    epilog=examples("moor version", "moor version --client", "moor version -o json"),
+)
+@click.option("--client", "client_only", is_flag=True, help="Only of the command; needs no controller.")
+@output_option
+@click.pass_obj
+def version(session: Session, *, client_only: bool, output: str | None) -> int:
+    """Show the versions."""
+    shown = showing(session, output, usual="table")
+    data: dict[str, object] = {"client": {"version": __version__, "apiVersion": API_VERSION}}
+    problem: MooringsError | None = None
+    if not client_only:
+        try:
+            data["controller"] = {**encode(session.client.version()), "server": session.client.server}
+        except MooringsError as error:
+            problem = error
+    if shown.form.name in ("json", "yaml"):
+        session.console.data(render_data(data, shown.form, look_of(session)))
+    else:
+        session.console.data(f"client      {__version__} ({API_VERSION})")
+        controller = data.get("controller")
+        if isinstance(controller, dict):
+            session.console.data(
+                f"controller  {controller['version']} ({controller['apiVersion']}) at {controller['server']}"
+            )
+    if problem is not None:
+        raise problem
+    return 0

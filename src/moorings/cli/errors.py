@@ -1,0 +1,41 @@
+"""What a person sees of a failure, and the exit code: a sentence, a hint, a request id; a traceback only if asked."""
+
+from __future__ import annotations
+
+from moorings.cli.text import plain
+from moorings.core.errors import MooringsError
+from moorings.wire.errors import Exit, kind_of
+
+_BY_CODE = {
+    "auth.missing": "name your key's file with MOORINGS_ACCESS_KEY_FILE, or see 'moor config view --show-origin'",
+    "auth.invalid": "the key may be revoked, or of another controller; see 'moor config view --show-origin'",
+}
+
+
+def error_lines(error: MooringsError) -> list[str]:
+    """The lines a failed command ends with on stderr."""
+    lines = [f"error: {plain(error.detail)}"]
+    hint = error.hint or _BY_CODE.get(error.code, "")
+    if hint:
+        lines.append(f"hint: {plain(hint)}")
+    request_id = getattr(error, "request_id", "")
+    if request_id:
+        lines.append(f"request id: {plain(request_id)}")
+    return lines
+
+
+def exit_code(error: MooringsError) -> int:
+    """The exit code of an error; a name that does not exist is 3, a controller that is away is 7."""
+    return int(kind_of(error.code).exit)
+
+
+class ReaderGone(Exception):  # noqa: N818 - an end, not an error
+    """Nobody reads our output any more (``moor events | head``). Click would take a ``BrokenPipeError`` for its own."""
+
+
+class Ended(Exception):  # noqa: N818 - an end, not an error
+    """A command's own end with an exit code, after it has said all there is to say."""
+
+    def __init__(self, code: Exit | int) -> None:
+        super().__init__(code)
+        self.code = int(code)

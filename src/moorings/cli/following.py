@@ -1,0 +1,237 @@
+"""Following a run or a claim to where it goes, in the open, and through restarts of the controller.
+
+Nothing is polled in a tight loop: the controller holds its answers (``?wait=``) and streams events and logs. A wait is
+asked for again every few seconds only so that the reason shown is a fresh one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from moorings.cli.limits import Limit
+from moorings.cli.progress import Progress
+from moorings.client.client import Client
+from moorings.client.requests import EventFilter
+from moorings.client.transport import Patience, Retries
+from moorings.core.claims import ENDED as CLAIM_ENDED
+from moorings.core.claims import WAITING, ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import duration_text
+from moorings.wire.codec import parse_time
+from moorings.wire.errors import Exit
+from moorings.wire.shapes import ClaimBody, RunBody
+from moorings.workloads.runs import ENDED as RUN_ENDED
+from moorings.workloads.runs import RunState
+
+REASON_FRESH_S = 5.0
+END_WAIT_S = 5.0
+PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a forgotten terminal does not wait for ever
+
+_RANK = re.compile(rb"\[(\d+)\] ")
+
+
+def patience_of(progress: Progress, limit_s: float = PATIENCE_S) -> Patience:
+    """Patience that says what it waits for."""
+
+    def tell(error: MooringsError, _pause_s: float) -> None:
+        progress.wait(f"{error.detail}; trying again for up to {duration_text(limit_s)}")
+
+    return Patience(limit_s, tell=tell)
+
+
+class LogCopy:
+    """What of a run's output is new, however often it is read from the beginning.
+
+    One task's output is the same bytes each time, so bytes are counted. Several tasks' lines may be woven together
+    differently at each reading, so lines are counted for each rank.
+
+    Args:
+        woven: whether lines begin with ``[rank] ``.
+    """
+
+    def __init__(self, *, woven: bool) -> None:
+        self._woven = woven
+        self._printed = 0
+        self._skip = 0
+        self._lines: Counter[bytes] = Counter()
+        self._seen: Counter[bytes] = Counter()
+        self._rank = b""
+        self._rest = b""
+
+    def restart(self) -> None:
+        """The output is read from its beginning again."""
+        self._skip, self._seen, self._rank, self._rest = self._printed, Counter(), b"", b""
+
+    def take(self, chunk: bytes) -> bytes:
+        """The new bytes of ``chunk``."""
+        if not self._woven:
+            new = chunk[self._skip :]
+            self._skip = max(0, self._skip - len(chunk))
+            self._printed += len(new)
+            return new
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return b"".join(line + b"\n" for line in lines if self._is_new(line))
+
+    def finish(self) -> bytes:
+        """What is left of a last line without an end; the output is complete."""
+        rest, self._rest = self._rest, b""
+        return rest if rest and self._is_new(rest) else b""
+
+    def _is_new(self, line: bytes) -> bool:
+        prefix = _RANK.match(line)
+        self._rank = prefix[1] if prefix else self._rank
+        self._seen[self._rank] += 1
+        if self._seen[self._rank] <= self._lines[self._rank]:
+            return False
+        self._lines[self._rank] = self._seen[self._rank]
+        return True
+
+
+class RunFollower:
+    """Follows one run: says why it waits, copies its output, returns it as it ended.
+
+    Args:
+        client: patient, so that it survives a restart of the controller.
+        progress: where to say what happens.
+        write: takes the output.
+    """
+
+    def __init__(self, client: Client, progress: Progress, write: Callable[[bytes], None]) -> None:
+        self._client = client
+        self._progress = progress
+        self._take = write
+        self._started = False
+        self._copy: LogCopy | None = None
+
+    def follow(self, run: RunBody, *, task: int | None = None) -> RunBody:
+        """The run as it ended; may be called again after an interrupt, and goes on where it was."""
+        if run.state == RunState.WAITING:
+            self._await_berth(run)
+        if not self._started:
+            self._await_start(run)
+        return self.copy_logs(run, task=task)
+
+    def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
+        """Copy the output to its end; the run as it ended."""
+        self._copy = self._copy or LogCopy(woven=task is None and run.job.tasks > 1)
+        lost = self._client.losses
+        while True:
+            self._copy_stream(run.id, task, self._copy)
+            run = self._client.run(run.id, wait_s=END_WAIT_S)
+            if run.state in RUN_ENDED:
+                break
+        if lost != self._client.losses:  # the stream may have ended with the controller, not with the run
+            for chunk in self._new_chunks(run.id, task, self._copy, follow=False):
+                self._write(chunk)
+        self._write(self._copy.finish())
+        return run
+
+    def _copy_stream(self, ident: str, task: int | None, copy: LogCopy) -> None:
+        """Copy what is new until the stream ends, from the beginning again whenever the connection is lost."""
+        retries = Retries(self._client.patience)
+        while True:
+            try:
+                for chunk in self._new_chunks(ident, task, copy, follow=True):
+                    retries = Retries(self._client.patience)
+                    self._write(chunk)
+            except MooringsError as error:
+                retries.pause(error)
+            else:
+                return
+
+    def _new_chunks(self, ident: str, task: int | None, copy: LogCopy, *, follow: bool) -> Iterator[bytes]:
+        copy.restart()
+        for chunk in self._client.logs(ident, task=task, follow=follow):
+            yield copy.take(chunk)
+
+    def _write(self, chunk: bytes) -> None:
+        if chunk:
+            self._progress.clear()
+            self._take(chunk)
+
+    def _await_berth(self, run: RunBody) -> None:
+        claim = await_claim(self._client, self._progress, run.claim, "READY", name=run.id)
+        assert claim is not None, "without a limit it comes to an end"
+
+    def _await_start(self, run: RunBody) -> None:
+        """Say when its processes run; told by the event log, from its beginning, so nothing can be missed."""
+        wanted = EventFilter(run=run.id, names=("run.started", "run.ended"))
+        for batch in self._client.watch_events(wanted, after=0):
+            if batch:
+                self._started = True
+                if batch[0].name == "run.started":
+                    self._progress.say(f"{run.id}: running")
+                return
+
+
+def await_claim(
+    client: Client, progress: Progress, ident: str, until: str, *, name: str, limit: Limit | None = None
+) -> ClaimBody | None:
+    """The claim when it has come to ``until`` or has ended; None if the limit came first. Says why it waits."""
+    limit = limit or Limit(None)
+    told = False
+    goal = "GRANTED" if until == "READY" else until
+    while True:
+        claim = client.claim(ident, wait_s=limit.left_s(REASON_FRESH_S), until=goal)
+        if claim.state in WAITING:
+            told, goal = False, "GRANTED" if until == "READY" else until
+            progress.wait(f"{name}: {waiting_text(claim)}")
+        elif not told and claim.devices is not None and until != "ENDED":
+            told, goal = True, until
+            progress.say(f"{name}: GRANTED {claim.pool} devices {claim.devices}")
+        if has_come(claim, until):
+            if until == "READY" and claim.state == ClaimState.READY:
+                progress.say(f"{name}: partition {claim.partition} ACTIVE{_after(claim)}")
+            progress.clear()
+            return claim
+        if claim.state == ClaimState.GRANTED and until == "READY":
+            goal = until
+            progress.wait(f"{name}: waits for partition {claim.partition} to be ACTIVE")
+        if limit.over:
+            progress.clear()
+            return None
+
+
+def has_come(claim: ClaimBody, until: str) -> bool:
+    """Whether a claim is where ``until`` (GRANTED, READY, ENDED) says, or will never be."""
+    if claim.state in CLAIM_ENDED:
+        return True
+    if until == "ENDED":
+        return False
+    return claim.state not in WAITING and (until == "GRANTED" or claim.state != ClaimState.GRANTED)
+
+
+def waiting_text(claim: ClaimBody) -> str:
+    """Why a claim waits, as a sentence: the controller's words and the place in the queue."""
+    message = claim.reason.message if claim.reason is not None else f"waits for {claim.size} devices"
+    place = f" (position {claim.position})" if claim.position is not None else ""
+    return message + place
+
+
+def run_end_text(run: RunBody) -> str:
+    """How a run ended, in a line."""
+    parts = [f"{run.id}: {run.state}"]
+    if run.started_at and run.ended_at:
+        seconds = (parse_time(run.ended_at) - parse_time(run.started_at)) / 1e6
+        parts.append(f"after {seconds:.1f} s" if seconds < 120 else f"after {duration_text(seconds)}")
+    text = " ".join(parts)
+    if run.exit_code is not None:
+        text += f", exit code {run.exit_code}"
+    reason = run.reason.message if run.reason is not None and run.state != RunState.SUCCEEDED else ""
+    detail = run.detail or reason
+    return f"{text}: {detail}" if detail else text
+
+
+def run_exit_code(run: RunBody) -> int:
+    """What ``moor run`` ends with: the job's own code; where that says nothing, 124 for the time limit, else 1."""
+    if run.state == RunState.SUCCEEDED:
+        return 0
+    return run.exit_code or (Exit.TIMEOUT if run.state == RunState.TIMED_OUT else Exit.FAILED)
+
+
+def _after(claim: ClaimBody) -> str:
+    if claim.granted_at is None or claim.ready_at is None:
+        return ""
+    return f" after {(parse_time(claim.ready_at) - parse_time(claim.granted_at)) / 1e6:.1f} s"

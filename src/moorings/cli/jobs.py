@@ -1,0 +1,126 @@
+"""From a command line and a job file to one complete job, refused here if it makes no sense: before any network.
+
+The file goes through ``workloads.jobs.parse_job``, the flags become the same ``JobSpec`` and pass the same checks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_duration_s
+from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """What the flags of ``moor run`` say; None where they say nothing."""
+
+    size: int | None = None
+    kind: str | None = None
+    pool: str | None = None
+    tasks: int | None = None
+    replicas: int | None = None
+    time: str | None = None
+    name: str | None = None
+    priority: int | None = None
+    project: str | None = None
+    environment: tuple[str, ...] = ()
+    workdir: str | None = None
+
+
+def build_job(
+    file: str | None,
+    command: Sequence[str],
+    flags: JobFlags,
+    environment: Mapping[str, str],
+    folder: Path,
+    project: str,
+) -> JobSpec:
+    """The job that a file, a command and flags make; flags win over the file.
+
+    Args:
+        file: a job file, or None.
+        command: program and arguments; empty: those of the file.
+        flags: what the command line says.
+        environment: the submitter's variables.
+        folder: the folder the command was called in, absolute.
+        project: who pays for a command if no flag says; a file says itself.
+
+    Raises:
+        MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``.
+    """
+    if file is not None:
+        job = read_job(folder / file, environment)
+    else:
+        passed = {name: environment[name] for name in ("PATH",) if name in environment}
+        job = JobSpec(
+            name=name_of(command), command=tuple(command), workdir=str(folder), environment=passed, project=project
+        )
+    if command:
+        job = replace(job, command=tuple(command))
+    return check_job(_with_flags(job, flags, environment, folder))
+
+
+def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
+    """The job of a job file.
+
+    Raises:
+        MooringsError: ``job.invalid``, naming file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MooringsError(
+            "job.invalid",
+            f"the job file {path} cannot be read: {error}",
+            hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
+        ) from error
+    folder = path.absolute().parent
+    return parse_job(
+        text, source=str(path), folder=str(folder), submitter=environment, default_name=name_of([path.stem])
+    )
+
+
+def name_of(command: Sequence[str]) -> str:
+    """A job's name after its program: ``/usr/bin/python3`` is ``python3``."""
+    stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
+    return stem.strip("._-") or "job"
+
+
+def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], folder: Path) -> JobSpec:
+    wanted = job.accelerators
+    return replace(
+        job,
+        name=flags.name if flags.name is not None else job.name,
+        tasks=flags.tasks if flags.tasks is not None else job.tasks,
+        accelerators=Accelerators(
+            kind=flags.kind if flags.kind is not None else wanted.kind,
+            size=flags.size if flags.size is not None else wanted.size,
+            replicas=flags.replicas if flags.replicas is not None else wanted.replicas,
+            pool=flags.pool if flags.pool is not None else wanted.pool,
+        ),
+        time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,
+        priority=flags.priority if flags.priority is not None else job.priority,
+        project=flags.project if flags.project is not None else job.project,
+        environment={**job.environment, **_variables(flags.environment, environment)},
+        workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
+    )
+
+
+def _variables(given: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """``NAME=VALUE`` as it is, ``NAME`` with the submitter's value; a variable that does not exist is refused."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals and name not in environment:
+            raise MooringsError(
+                "job.invalid", f"--env {name[:80]}: there is no such variable here", hint="give it as --env NAME=VALUE"
+            )
+        found[name] = value if equals else environment[name]
+    return found

@@ -1,0 +1,306 @@
+"""The kinds of things one can look at: their nouns, their columns, their names in JSON. One entry a kind.
+
+A column says how one cell is made from one item and the time; ``output`` does the rest. Adding a kind or a column is
+one entry here and a golden file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Generic, TypeVar
+
+from moorings.core.instants import Instant, seconds_between
+from moorings.core.quantities import age_text, duration_text
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import ClaimBody, DeviceBody, EventBody, KeyBody, PartitionBody, PoolBody, ReasonBody, RunBody
+
+T = TypeVar("T")
+
+NOTHING = "-"
+EVENT_DATA_SHOWN = (
+    "name",
+    "size",
+    "kind",
+    "owner",
+    "devices",
+    "why",
+    "reason",
+    "detail",
+    "exit_code",
+    "role",
+    "version",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """One column: its header, and its cell of an item at a time. ``wide``: only with ``-o wide``."""
+
+    header: str
+    cell: Callable[[T, Instant], object]
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Folded(Generic[T]):
+    """A shorter view for the plain table: neighbours that are alike become one row."""
+
+    columns: tuple[Column[Sequence[T]], ...]
+    fold: Callable[[Iterable[T]], Sequence[Sequence[T]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """One kind of thing.
+
+    Attributes:
+        noun: as in ``moor get <noun>``; ``plural`` and ``aliases`` mean the same.
+        api: its name in JSON documents (``Partition``, ``PartitionList``).
+        columns: its table.
+        ident: what ``-o name`` prints after the noun.
+        folded: a shorter table, if there is one.
+    """
+
+    noun: str
+    plural: str
+    aliases: tuple[str, ...]
+    api: str
+    columns: tuple[Column[T], ...]
+    ident: Callable[[T], str]
+    folded: Folded[T] | None = None
+
+
+def age(text: str | None, now: Instant) -> str:
+    """How long ago an API time is."""
+    return age_text(seconds_between(parse_time(text), now)) if text else NOTHING
+
+
+def reason_text(reason: ReasonBody | None, position: int | None = None) -> str:
+    """A reason for a table: its message, and the place in the queue."""
+    message = reason.message if reason is not None else ""
+    place = f"position {position}" if position is not None else ""
+    return f"{message} ({place})" if message and place else message or place
+
+
+def topology_text(pool: PoolBody) -> str:
+    """How a pool is wired, in a word: ``power-of-two 4x64``."""
+    return f"{pool.topology.type} {pool.topology.domains}x{pool.topology.domain_size}"
+
+
+def subject_of(event: EventBody) -> str:
+    """What an event is about, as a name that other commands take."""
+    about = (("run", event.run), ("claim", event.claim), ("device", event.device), ("pool", event.pool))
+    return next((f"{noun}/{ident}" for noun, ident in about if ident), NOTHING)
+
+
+def fold_devices(devices: Iterable[DeviceBody]) -> list[list[DeviceBody]]:
+    """Neighbouring devices that are alike in all that matters, together."""
+    rows: list[list[DeviceBody]] = []
+    for _, alike in groupby(sorted(devices, key=lambda item: (item.pool, item.index)), key=_likeness):
+        for device in alike:
+            if rows and _likeness(rows[-1][-1]) == _likeness(device) and rows[-1][-1].index + 1 == device.index:
+                rows[-1].append(device)
+            else:
+                rows.append([device])
+    return rows
+
+
+def _likeness(device: DeviceBody) -> tuple[str | None, ...]:
+    return (device.pool, device.kind, device.state, device.partition, device.owner, device.reason)
+
+
+def span(devices: Sequence[DeviceBody]) -> str:
+    """Neighbouring devices as one text: ``pod64:3-5``."""
+    first, last = devices[0], devices[-1]
+    return first.id if first is last else f"{first.pool}:{first.index}-{last.index}"
+
+
+def _event_detail(event: EventBody, names: Sequence[str] | None = None) -> str:
+    """The plain values of an event's data; of those names only, if any are given."""
+    chosen = event.data.items() if names is None else ((name, event.data.get(name)) for name in names)
+    return " ".join(f"{name}={value}" for name, value in chosen if isinstance(value, str | int | float) and value != "")
+
+
+def _run_reason(run: RunBody) -> str:
+    """Why a run waits, or how it ended."""
+    if run.ended_at is None:
+        return reason_text(run.reason, run.position)
+    return run.detail or ("" if run.exit_code == 0 else reason_text(run.reason))
+
+
+def field(name: str) -> Callable[[Any, Instant], object]:
+    """The cell that is the field ``name`` itself."""
+    return lambda item, _now: getattr(item, name)
+
+
+def since(name: str) -> Callable[[Any, Instant], object]:
+    """The cell that is the age of the time in field ``name``."""
+    return lambda item, now: age(getattr(item, name), now)
+
+
+wide = partial(Column, wide=True)
+
+POOLS: Kind[PoolBody] = Kind(
+    "pool",
+    "pools",
+    ("po",),
+    "Pool",
+    (
+        Column("NAME", field("name")),
+        Column("KIND", field("kind")),
+        Column("DRIVER", field("driver")),
+        Column("DEVICES", field("devices")),
+        Column("FREE", field("free")),
+        Column("LARGEST", field("largest")),
+        Column("PARTITIONS", field("partitions")),
+        Column("WAITING", field("waiting")),
+        wide("OUT", field("out_of_service")),
+        wide("TOPOLOGY", lambda pool, _now: topology_text(pool)),
+        wide("MAX_BLOCK", lambda pool, _now: pool.topology.max_block),
+        Column("STATE", lambda pool, _now: "UP" if pool.reachable else "UNREACHABLE"),
+        wide("PROBLEM", field("problem")),
+    ),
+    lambda pool: pool.name,
+)
+
+DEVICES: Kind[DeviceBody] = Kind(
+    "device",
+    "devices",
+    ("dev", "devs"),
+    "Device",
+    (
+        Column("ID", field("id")),
+        Column("KIND", field("kind")),
+        Column("DOMAIN", field("domain")),
+        Column("STATE", field("state")),
+        Column("PARTITION", field("partition")),
+        Column("OWNER", field("owner")),
+        Column("AGE", since("since")),
+        Column("REASON", field("reason")),
+    ),
+    lambda device: device.id,
+    Folded(
+        (
+            Column("DEVICES", lambda row, _now: span(row)),
+            Column("COUNT", lambda row, _now: len(row)),
+            Column("KIND", lambda row, _now: row[0].kind),
+            Column("STATE", lambda row, _now: row[0].state),
+            Column("PARTITION", lambda row, _now: row[0].partition),
+            Column("OWNER", lambda row, _now: row[0].owner),
+            Column("REASON", lambda row, _now: row[0].reason),
+        ),
+        fold_devices,
+    ),
+)
+
+PARTITIONS: Kind[PartitionBody] = Kind(
+    "partition",
+    "partitions",
+    ("part", "parts"),
+    "Partition",
+    (
+        Column("NAME", field("name")),
+        Column("POOL", field("pool")),
+        Column("SIZE", field("size")),
+        Column("DEVICES", field("devices")),
+        Column("GCDS", field("gcds")),
+        Column("STATE", field("state")),
+        Column("OWNER", field("owner")),
+        Column("AGE", since("since")),
+        wide("KIND", field("kind")),
+        wide("REPLICAS", lambda item, _now: item.gcds * item.replicas_per_gcd),
+        wide("CLAIM", field("claim")),
+        wide("ID", field("id")),
+        wide("REASON", field("reason")),
+    ),
+    lambda item: item.name,
+)
+
+CLAIMS: Kind[ClaimBody] = Kind(
+    "claim",
+    "claims",
+    ("cl",),
+    "Claim",
+    (
+        wide("ID", field("id")),
+        Column("NAME", field("name")),
+        Column("OWNER", field("owner")),
+        Column("KIND", field("kind")),
+        Column("SIZE", field("size")),
+        Column("STATE", field("state")),
+        Column("POOL", field("pool")),
+        Column("PARTITION", field("partition")),
+        wide("DEVICES", field("devices")),
+        wide("GCDS", field("gcds")),
+        wide("PROJECT", field("project")),
+        wide("PRIORITY", field("priority")),
+        wide("LIMIT", lambda item, _now: None if item.time_limit_s is None else duration_text(item.time_limit_s)),
+        wide("ATTEMPT", field("attempt")),
+        Column("AGE", since("created_at")),
+        Column("REASON", lambda item, _now: reason_text(item.reason, item.position)),
+    ),
+    lambda item: item.name,
+)
+
+RUNS: Kind[RunBody] = Kind(
+    "run",
+    "runs",
+    (),
+    "Run",
+    (
+        Column("ID", field("id")),
+        Column("NAME", field("name")),
+        Column("STATE", field("state")),
+        Column("DEVICES", lambda item, _now: item.job.accelerators.size),
+        wide("TASKS", lambda item, _now: item.job.tasks),
+        wide("POOL", field("pool")),
+        Column("PARTITION", field("partition")),
+        wide("SUBJECT", field("subject")),
+        wide("ENGINE", field("engine")),
+        wide("CLAIM", field("claim")),
+        Column("AGE", since("created_at")),
+        Column("EXIT", field("exit_code")),
+        Column("REASON", lambda item, _now: _run_reason(item)),
+        wide("COMMAND", lambda item, _now: " ".join(item.job.command)),
+    ),
+    lambda item: item.id,
+)
+
+KEYS: Kind[KeyBody] = Kind(
+    "key",
+    "keys",
+    (),
+    "Key",
+    (
+        Column("ID", field("id")),
+        Column("SUBJECT", field("subject")),
+        Column("ROLE", field("role")),
+        Column("OWNER_PREFIX", field("owner_prefix")),
+        Column("AGE", since("created_at")),
+        Column("STATE", lambda item, _now: "REVOKED" if item.revoked_at else "VALID"),
+    ),
+    lambda item: item.id,
+)
+
+EVENTS: Kind[EventBody] = Kind(
+    "event",
+    "events",
+    ("ev",),
+    "Event",
+    (
+        Column("SEQ", field("seq")),
+        Column("TIME", lambda item, _now: item.at[:19] + "Z"),
+        Column("NAME", field("name")),
+        Column("OBJECT", lambda item, _now: subject_of(item)),
+        wide("PARTITION", field("partition")),
+        wide("POOL", field("pool")),
+        Column("DETAIL", lambda item, _now: _event_detail(item, EVENT_DATA_SHOWN)),
+        wide("DATA", lambda item, _now: _event_detail(item)),
+    ),
+    lambda item: str(item.seq),
+)
+
+KINDS: dict[str, Kind[Any]] = {kind.noun: kind for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, KEYS, EVENTS)}

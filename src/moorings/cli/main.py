@@ -1,0 +1,108 @@
+"""``moor``: the entry point. Parses, calls, and turns every end into an exit code and a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from moorings import __version__
+from moorings.cli.commands import COMMANDS
+from moorings.cli.grammar import Commands, global_options
+from moorings.cli.session import Session
+from moorings.core.errors import MooringsError
+
+SIGPIPE_EXIT = 141  # 128 + 13, what a shell reports of a command whose reader has gone
+
+root = Commands(
+    COMMANDS,
+    name="moor",
+    params=[
+        *global_options(hidden=False),
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            help="Show the version of the command.",
+            is_eager=True,
+            expose_value=False,
+            callback=lambda *given: _version(*given),
+        ),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
+    help="Moorings gives AI jobs a berth on accelerators.\n\n"
+    "\b\nmoor up                                    start a controller here\n"
+    "moor run --ipus 4 -- python3 train.py      run a job on 4 IPUs of its own\n"
+    "moor get partitions                        see what is in use\n"
+    "moor explain run NAME                      ask why it waits",
+)
+
+
+def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).console.data(f"moor {__version__}")
+        ctx.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Everything a person should know has been written."""
+    session = Session(os.environ)
+    try:
+        result = root.main(arguments, prog_name="moor", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        return _usage(session, error)
+    except click.ClickException as error:
+        session.console.error(f"error: {error.format_message()}")
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        session.console.error("")
+        return 130
+    except Exception as error:
+        return _failure(session, error)
+    finally:
+        session.close()
+
+
+def _usage(session: Session, error: click.UsageError) -> int:
+    session.console.error(f"error: {error.format_message()}")
+    path = error.ctx.command_path if error.ctx is not None else "moor"
+    session.console.error(f"hint: see '{path} --help'")
+    return error.exit_code
+
+
+def _failure(session: Session, error: Exception) -> int:
+    from moorings.cli.errors import Ended, ReaderGone, error_lines, exit_code
+
+    if isinstance(error, Ended):
+        return error.code
+    if isinstance(error, ReaderGone | BrokenPipeError):
+        _drop_stdout()
+        return SIGPIPE_EXIT
+    if not isinstance(error, MooringsError) or "debug" in session.flags:
+        import traceback
+
+        if "debug" in session.flags:
+            traceback.print_exception(error)
+    if not isinstance(error, MooringsError):
+        session.console.error(f"error: moor met a fault of its own: {type(error).__name__}: {error}")
+        session.console.error("hint: 'moor --debug ...' shows where; please report it")
+        return 1
+    for line in error_lines(error):
+        session.console.error(line)
+    return exit_code(error)
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

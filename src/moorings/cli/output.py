@@ -1,0 +1,261 @@
+"""Values as people and programs want them: table, wide, json, yaml, name, csv, custom columns; and ``describe``.
+
+``render`` is a function from values and the time to text, so every form has its golden file. JSON and YAML carry the
+REST names; the table is for eyes and for ``awk``: three spaces between columns, ``-`` for nothing, never a broken line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from moorings.cli.kinds import NOTHING, Column, Kind, age
+from moorings.cli.text import plain
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.core.quantities import duration_text
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION
+
+T = TypeVar("T")
+
+FORMATS = ("table", "wide", "json", "yaml", "name", "csv")
+CUSTOM = "custom-columns"
+GAP = "   "
+_ACRONYMS = {"id": "ID", "gcd": "GCD", "gcds": "GCDs", "cpus": "CPUs", "csx": "CSX"}
+
+_COLOUR_OF = {
+    **dict.fromkeys(("UP", "READY", "ACTIVE", "RUNNING", "SUCCEEDED", "IN_SERVICE", "VALID", "PASS"), "green"),
+    **dict.fromkeys(("FAILED", "LOST", "ERROR", "UNREACHABLE", "TIMED_OUT", "FAIL"), "red"),
+    **dict.fromkeys(("PENDING", "WAITING", "GRANTED", "PROVISIONING", "STARTING", "STOPPING", "WARN"), "yellow"),
+    **dict.fromkeys(("DRAINED", "QUARANTINED", "RESETTING", "RELEASING", "REMOVING"), "yellow"),
+    **dict.fromkeys(("CANCELLED", "RELEASED", "ANNOUNCED", "REVOKED", "SKIP"), "grey"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a table may look where it is shown.
+
+    Attributes:
+        headers: whether it has a header line.
+        width: characters of a line, or None: nothing is cut.
+        paint: colours a text.
+        unicode: whether JSON may hold characters beyond ASCII, and a cut line its sign.
+        widths: of the columns so far, so that later rows stand under the header; None: each table for itself.
+    """
+
+    headers: bool = True
+    width: int | None = None
+    paint: Callable[[str, str], str] = lambda text, _colour: text
+    unicode: bool = True
+    widths: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A form of output: its name, and for custom columns their (header, path) pairs."""
+
+    name: str = "table"
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+def parse_format(text: str) -> Format:
+    """The form that ``-o`` names.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    name, _, argument = text.partition("=")
+    if name in FORMATS and not argument:
+        return Format(name)
+    pairs = tuple(tuple(part.split(":", 1)) for part in argument.split(",")) if name == CUSTOM else ()
+    if pairs and all(len(pair) == 2 and all(pair) for pair in pairs):
+        return Format(CUSTOM, tuple((pair[0], pair[1].lstrip(".")) for pair in pairs))
+    raise MooringsError(
+        "name.invalid",
+        f"{text[:40]!r} is no form of output",
+        hint=f"use {', '.join(FORMATS)} or {CUSTOM}=NAME:.name,STATE:.state",
+    )
+
+
+def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: Look = Look()) -> str:
+    """Items as text without the last newline; empty if there is nothing to show."""
+    if form.name in ("json", "yaml"):
+        listed: dict[str, object] = {
+            "apiVersion": API_VERSION,
+            "kind": f"{kind.api}List",
+            "items": [encode(item) for item in items],
+        }
+        return _document(listed, form, look)
+    return _lines(kind, items, form, now, look)
+
+
+def render_one(kind: Kind[T], item: T, form: Format, now: Instant, look: Look = Look()) -> str:
+    """One item as text; JSON and YAML are the item as the API gives it, and not a list."""
+    if form.name in ("json", "yaml"):
+        return _document(encode(item), form, look)
+    return _lines(kind, (item,), form, now, look)
+
+
+def render_line(item: object, look: Look = Look()) -> str:
+    """One item as one line of JSON, for watching."""
+    return json.dumps(encode(item), ensure_ascii=not look.unicode, separators=(",", ":"))
+
+
+def render_data(data: Mapping[str, object], form: Format, look: Look = Look()) -> str:
+    """Plain data as JSON or YAML."""
+    return _document(dict(data), form, look)
+
+
+def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: Look = Look()) -> str:
+    """Aligned columns; the last one is cut if the line is too wide for the terminal."""
+    cells = [[plain(cell) or NOTHING for cell in row] for row in rows]
+    shown = [list(headers), *cells] if look.headers else cells
+    widths = [max((len(row[index]) for row in shown), default=0) for index in range(len(headers))]
+    if look.widths is not None:
+        look.widths[:] = widths = [max(pair) for pair in zip_longest(widths, look.widths, fillvalue=0)]
+    lines = []
+    for number, row in enumerate(shown):
+        cut = _cut(row, widths, look)
+        padded = [cell.ljust(width) for cell, width in zip(cut[:-1], widths[:-1], strict=True)] + cut[-1:]
+        if number or not look.headers:
+            padded = [_painted(cell, text, look) for cell, text in zip(padded, cut, strict=True)]
+        lines.append(GAP.join(padded))
+    return "\n".join(lines)
+
+
+def describe(body: object, now: Instant, look: Look = Look()) -> str:
+    """Everything about one object, a field a line, with labels for humans."""
+    return "\n".join(_described(encode(body), now, look, depth=0))
+
+
+def sort_items(items: Sequence[T], path: str) -> list[T]:
+    """Items by the value of a JSON field (``createdAt``, ``job.accelerators.size``); those without it come last."""
+
+    def place(item: T) -> tuple[int, float, str]:
+        value = _at(encode(item), path.lstrip("."))
+        if isinstance(value, int | float):
+            return (0, float(value), "")
+        return (1, 0.0, str(value)) if value is not None else (2, 0.0, "")
+
+    return sorted(items, key=place)
+
+
+def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: Look) -> str:
+    if form.name == "name":
+        return "\n".join(f"{kind.noun}/{kind.ident(item)}" for item in items)
+    if form.name == CUSTOM:
+        rows = [[_text(_at(encode(item), path)) for _, path in form.columns] for item in items]
+        return render_table([header for header, _ in form.columns], rows, look)
+    if form.name == "csv":
+        return _csv(kind.columns, items, now, look)
+    if form.name == "table" and kind.folded is not None:
+        return _table(kind.folded.columns, kind.folded.fold(items), now, look)
+    columns = [column for column in kind.columns if form.name == "wide" or not column.wide]
+    return _table(columns, items, now, look)
+
+
+def _table(columns: Sequence[Column[T]], items: Sequence[T], now: Instant, look: Look) -> str:
+    rows = ([_text(column.cell(item, now)) for column in columns] for item in items)
+    return render_table([column.header for column in columns], rows, look)
+
+
+def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Instant, look: Look) -> str:
+    import csv
+    import io
+
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    if look.headers:
+        writer.writerow(column.header for column in columns)
+    writer.writerows([_text(column.cell(item, now)) for column in columns] for item in items)
+    return buffer.getvalue().rstrip("\n")
+
+
+def _document(data: dict[str, object], form: Format, look: Look) -> str:
+    if form.name == "yaml":
+        import yaml  # costs 40 ms: only who asks for it pays
+
+        return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=look.unicode, width=1000)).rstrip("\n")
+    return json.dumps(data, indent=2, ensure_ascii=not look.unicode)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _cut(row: Sequence[str], widths: Sequence[int], look: Look) -> list[str]:
+    if look.width is None:
+        return list(row)
+    room = max(8, look.width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1))
+    last = row[-1]
+    if len(last) <= room:
+        return list(row)
+    sign = "…" if look.unicode else "..."
+    return [*row[:-1], last[: room - len(sign)] + sign]
+
+
+def _painted(padded: str, text: str, look: Look) -> str:
+    colour = _COLOUR_OF.get(text, "")
+    return padded.replace(text, look.paint(text, colour), 1) if colour else padded
+
+
+def _at(data: object, path: str) -> object:
+    for part in path.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return json.dumps(data) if isinstance(data, dict | list) else data
+
+
+def _described(data: Mapping[str, Any], now: Instant, look: Look, depth: int) -> list[str]:
+    known = {name: value for name, value in data.items() if value not in ("", None, [], {})}
+    labels = {name: _label(name) + ":" for name in known}
+    width = max((len(label) for label in labels.values()), default=0)
+    lines = []
+    for name, value in known.items():
+        indent = "  " * depth
+        if name == "environment":  # names only: people do keep secrets in variables
+            lines.append(f"{indent}{labels[name].ljust(width)}  {plain(', '.join(sorted(value)))}")
+        elif isinstance(value, dict):
+            lines += [indent + labels[name], *_described(value, now, look, depth + 1)]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += [indent + labels[name], *_entries(value, now, look, depth + 1)]
+        else:
+            text = _value(name, value, now)
+            lines.append(f"{indent}{labels[name].ljust(width)}  {look.paint(text, _COLOUR_OF.get(text, ''))}")
+    return lines
+
+
+def _entries(values: Sequence[Mapping[str, Any]], now: Instant, look: Look, depth: int) -> list[str]:
+    lines = []
+    for value in values:
+        inner = _described(value, now, look, depth + 1)
+        lines += ["  " * depth + "- " + inner[0].lstrip(), *inner[1:]] if inner else []
+    return lines
+
+
+def _label(name: str) -> str:
+    stem = name.removesuffix("S") if name.endswith(("LimitS", "leaseS", "warnS", "graceS")) else name
+    if "_" in stem:
+        return plain(stem)
+    words = "".join(f" {char.lower()}" if char.isupper() else char for char in stem).split()
+    shown = [_ACRONYMS.get(word, word) for word in words]
+    return plain(" ".join([shown[0][:1].upper() + shown[0][1:], *shown[1:]]))
+
+
+def _value(name: str, value: object, now: Instant) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "command" and isinstance(value, list):
+        return plain(shlex.join(map(str, value)))
+    if isinstance(value, list):
+        return ", ".join(plain(str(item)) for item in value)
+    if isinstance(value, str) and (name.endswith(("At", "Until")) or name in ("since", "until", "at")):
+        return f"{value[:19]}Z ({age(value, now)} ago)" if name not in ("until", "leaseUntil") else f"{value[:19]}Z"
+    if isinstance(value, int | float) and name.endswith("S") and name[-2:-1].islower():
+        return duration_text(value)
+    return plain(str(value))

@@ -1,0 +1,51 @@
+"""Waiting in the open: why something waits, on stderr.
+
+One live line on a terminal; in a log a plain line when the reason changes and at least every 30 seconds, so that a log
+shows both that the wait goes on and why. A spinner was refused: it says only that it spins.
+"""
+
+from __future__ import annotations
+
+import time
+
+from moorings.cli.console import Console
+from moorings.cli.text import plain
+
+REPEAT_S = 30.0
+
+
+class Progress:
+    """What a command says while it works.
+
+    Args:
+        console: where to.
+        repeat_s: how often an unchanged reason is said again where there is no terminal.
+    """
+
+    def __init__(self, console: Console, *, repeat_s: float = REPEAT_S) -> None:
+        self._console = console
+        self._repeat_s = repeat_s
+        self._live = console.err_is_tty and not console.quiet
+        self._shown = ""
+        self._said_at = 0.0
+
+    def say(self, text: str) -> None:
+        """Something has happened: a line that stays."""
+        self.clear()
+        self._console.note(plain(text))
+
+    def wait(self, text: str) -> None:
+        """This is what is being waited for now."""
+        now = time.monotonic()
+        if self._live:
+            self._console.write_live(text)
+        elif text != self._shown or now - self._said_at >= self._repeat_s:
+            self._console.note(plain(text))
+            self._said_at = now
+        self._shown = text
+
+    def clear(self) -> None:
+        """Take the live line away, before anything else is written."""
+        if self._live and self._shown:
+            self._console.write_live("")
+        self._shown = ""

@@ -1,0 +1,123 @@
+"""``python -m moorings.cli.reference``: the reference page of the command line, made from the commands themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
+from moorings.cli.grammar import NOUNS, Commands
+from moorings.cli.main import root
+from moorings.cli.session import Session
+from moorings.wire.errors import Exit
+
+_MEANS = {
+    Exit.OK: "success; an empty list is one",
+    Exit.FAILED: "the operation, or the job, failed",
+    Exit.USAGE: "wrong usage, or a value that is not allowed",
+    Exit.NOT_FOUND: "there is no such thing",
+    Exit.DENIED: "not allowed, or no valid access key",
+    Exit.CONFLICT: "conflict with what is there",
+    Exit.NO_ROOM: "no room now; the same may succeed later",
+    Exit.UNREACHABLE: "the controller, or what it needs, cannot be reached; the same may succeed later",
+    Exit.FINDINGS: "`moor doctor` found something",
+    Exit.TIMEOUT: "the time of `--timeout` was up",
+}
+
+
+def build_reference(commands: Commands) -> str:
+    """The page as Markdown."""
+    with click.Context(commands, info_name="moor", obj=Session({})) as ctx:
+        lines = [
+            "# The moor command",
+            "",
+            "<!-- made by `python -m moorings.cli.reference` (`make docs`): do not edit -->",
+            "",
+            "`moor VERB NOUN [NAME]`. Nouns may be written in several ways:",
+            "",
+            *(f"- {', '.join(f'`{word}`' for word in (noun, *others))}" for noun, others in NOUNS.items()),
+            "",
+            "`NOUN/NAME`, which `-o name` prints, is taken wherever `NOUN NAME` is.",
+            "",
+            "## Flags of every command",
+            "",
+            *_options(commands, ctx, hidden=False),
+            "",
+            *_settings(),
+            "",
+            *_exit_codes(),
+        ]
+        for name in commands.list_commands(ctx):
+            command = commands.get_command(ctx, name)
+            assert command is not None, name
+            lines += _command(command, ctx, name, aliases=commands.table[name].aliases)
+    return "\n".join(lines) + "\n"
+
+
+def _command(
+    command: click.Command, parent: click.Context, name: str, *, aliases: tuple[str, ...] = (), level: int = 2
+) -> Iterator[str]:
+    with click.Context(command, info_name=name, parent=parent) as ctx:
+        yield from ["", f"{'#' * level} {ctx.command_path}", ""]
+        text = (command.help or "").replace("\b\n", "").strip()
+        yield from [text, ""]
+        if aliases:
+            yield from [f"Also: {', '.join(f'`moor {alias}`' for alias in aliases)}.", ""]
+        pieces = command.collect_usage_pieces(ctx)
+        yield from ["```text", " ".join([ctx.command_path, *pieces]), "```", ""]
+        yield from _options(command, ctx, hidden=True)
+        yield from _examples(command)
+        if isinstance(command, click.Group):
+            for noun in command.list_commands(ctx):
+                child = command.get_command(ctx, noun)
+                if child is not None and not child.hidden:
+                    yield from _command(child, ctx, noun, level=level + 1)
+
+
+def _options(command: click.Command, ctx: click.Context, *, hidden: bool) -> Iterator[str]:
+    """A table of options; ``hidden``: those of every command are left out."""
+    rows = []
+    for parameter in command.params:
+        if not isinstance(parameter, click.Option) or (hidden and parameter.hidden):
+            continue
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            rows.append(f"| `{record[0].replace('|', chr(92) + '|')}` | {record[1]} |")
+    if rows:
+        yield from ["| option | meaning |", "|---|---|", *rows]
+
+
+def _examples(command: click.Command) -> Iterator[str]:
+    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
+    if lines:
+        yield from ["", "```shell", *lines, "```"]
+
+
+def _settings() -> Iterator[str]:
+    yield from [
+        "## Configuration",
+        "",
+        "The first that says something holds: flag, environment, the file of `--config` (or `MOORINGS_CONFIG`),",
+        "`~/.config/moorings/config.toml`, `/etc/moorings/client.toml`, then the credentials file",
+        "`~/.config/moorings/credentials.toml` (or `MOORINGS_CREDENTIALS`), which must have mode 0600.",
+        "`moor config view --show-origin` tells where each value came from.",
+        "",
+        "| setting | flag | environment | default |",
+        "|---|---|---|---|",
+    ]
+    for name in NAMES:
+        variables = f"`MOORINGS_{name.upper()}`" + (", `MOORINGS_ACCESS_KEY_FILE`" if name == "access_key" else "")
+        flag, default = flag_of(name), DEFAULTS[name] or "none"
+        yield f"| `{name}` | {f'`{flag}`' if flag else 'none'} | {variables} | {default} |"
+
+
+def _exit_codes() -> Iterator[str]:
+    yield from ["## Exit codes", "", "| code | meaning |", "|---|---|"]
+    yield from (f"| {code.value} | {_MEANS[code]} |" for code in Exit)
+    yield from ["| 128+N | killed by signal N; `moor run` returns the job's own code unchanged |"]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(build_reference(root))

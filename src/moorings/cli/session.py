@@ -1,0 +1,82 @@
+"""What every command gets: the flags given so far, the configuration they lead to, a console, and a client.
+
+Everything is made when it is first asked for: ``moor --version`` does not pay for HTTP, nor ``moor run --help`` for
+files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from moorings.cli.console import Console
+from moorings.core.instants import Instant
+
+if TYPE_CHECKING:
+    from moorings.cli.configuration import Configuration
+    from moorings.client.client import Client
+
+
+class Session:
+    """One invocation of ``moor``.
+
+    Attributes:
+        environment: the variables it was called with.
+        flags: global flags given, by the setting's name.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.flags: dict[str, str] = {}
+        self._closing = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._closing.close()
+
+    @cached_property
+    def console(self) -> Console:
+        """Where to write."""
+        # The configuration may be what is broken: colours are not worth an error.
+        colour = self.flags.get("color") or self.environment.get("MOORINGS_COLOR") or "auto"
+        return Console(self.environment, colour=colour, quiet="quiet" in self.flags)
+
+    @cached_property
+    def configuration(self) -> Configuration:
+        """Where each setting stands.
+
+        Raises:
+            MooringsError: ``config.invalid``, ``credentials.unsafe``.
+        """
+        from moorings.cli.configuration import load_configuration
+
+        return load_configuration(self.flags, self.environment)
+
+    @cached_property
+    def client(self) -> Client:
+        """A client of the configured controller; connects at its first call."""
+        return self._closing.enter_context(self.client_of())
+
+    def client_of(self, *, timeout_s: float | None = None, server: str | None = None) -> Client:
+        """Another client, to be closed by the caller; without the access key if it is of another ``server``."""
+        from moorings.client.client import Client
+        from moorings.client.transport import Endpoint, Transport
+
+        values = self.configuration
+        endpoint = Endpoint(
+            server=server or values.text("server"),
+            access_key=values.text("access_key") if server in (None, values.text("server")) else "",
+            ca_file=values.text("ca_file"),
+            cert_file=values.text("cert_file"),
+            key_file=values.text("key_file"),
+            timeout_s=values.timeout_s if timeout_s is None else timeout_s,
+        )
+        trace = self.console.error if "verbose" in self.flags else None
+        return Client(Transport(endpoint, trace=trace))
+
+    def now(self) -> Instant:
+        """The time, for ages."""
+        return Instant(time.time_ns() // 1000)

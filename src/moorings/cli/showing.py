@@ -1,0 +1,90 @@
+"""From a command to the terminal: the output options every listing takes, and the one way items are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import click
+
+from moorings.cli.grammar import options
+from moorings.cli.kinds import Kind
+from moorings.cli.output import Format, Look, parse_format, render_list, render_one, sort_items
+from moorings.cli.session import Session
+from moorings.cli.text import plain
+
+T = TypeVar("T")
+CommandT = TypeVar("CommandT", bound=Callable[..., object])
+
+FORMAT_HELP = "table, wide, json, yaml, name, csv or custom-columns=HEADER:.field,..."
+
+output_option = click.option("-o", "--output", metavar="FORMAT", help=f"Form of the output: {FORMAT_HELP}.")
+
+
+def output_options(command: CommandT) -> CommandT:
+    """``-o``, ``--no-headers`` and ``--sort-by``."""
+    return options(
+        output_option,
+        click.option("--no-headers", is_flag=True, help="Leave the header line out."),
+        click.option(
+            "--sort-by", metavar="FIELD", help="Order by a JSON field, as createdAt or job.accelerators.size."
+        ),
+    )(command)
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How one command was asked to show things."""
+
+    session: Session
+    form: Format
+    look: Look
+    sort_by: str | None
+
+    def show_list(self, kind: Kind[T], items: Sequence[T], *, where: str = "") -> None:
+        """Show items; of an empty list stderr tells, and the exit code stays 0."""
+        ordered = sort_items(items, self.sort_by) if self.sort_by else items
+        console = self.session.console
+        if not items and self.form.name not in ("json", "yaml"):
+            console.note(f"No {kind.plural} found{where}.")
+            return
+        console.data(render_list(kind, ordered, self.form, self.session.now(), self.look))
+
+    def show_one(self, kind: Kind[T], item: T) -> None:
+        """Show one item; as JSON it is the item itself and not a list."""
+        self.session.console.data(render_one(kind, item, self.form, self.session.now(), self.look))
+
+    def show_done(self, kind: Kind[T], item: T, sentence: str) -> None:
+        """Show what came of a change: the sentence, or the item if a form was asked for."""
+        if self.form.name == "table":
+            self.session.console.data(plain(sentence))
+        else:
+            self.show_one(kind, item)
+
+
+def showing(
+    session: Session,
+    output: str | None,
+    *,
+    no_headers: bool = False,
+    sort_by: str | None = None,
+    usual: str | None = None,
+) -> Showing:
+    """How to show things, from a command's options and the configuration.
+
+    Args:
+        session: of this command.
+        output: what ``-o`` says.
+        no_headers: what ``--no-headers`` says.
+        sort_by: what ``--sort-by`` says.
+        usual: the form if ``-o`` says nothing; None: what the configuration says.
+    """
+    form = parse_format(output or usual or session.configuration.text("output"))
+    return Showing(session, form, look_of(session, headers=not no_headers), sort_by)
+
+
+def look_of(session: Session, *, headers: bool = True, widths: list[int] | None = None) -> Look:
+    """How tables look on this terminal."""
+    console = session.console
+    return Look(headers, console.columns, console.paint, console.unicode, widths)

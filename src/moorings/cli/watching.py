@@ -1,0 +1,56 @@
+"""Lists that go on: the whole list once, then each item that has changed, as kubectl does.
+
+The event stream tells *that* something happened; the list is then read again, at most once a batch of events.
+Rebuilding items from events was refused: it would repeat the controller's state machines in the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from moorings.cli.following import patience_of
+from moorings.cli.kinds import Kind
+from moorings.cli.output import Look, render_line, render_list
+from moorings.cli.progress import Progress
+from moorings.cli.showing import Showing
+from moorings.wire.codec import encode
+
+T = TypeVar("T")
+
+
+def watch_items(
+    shown: Showing, kind: Kind[T], load: Callable[[], Sequence[T]], last: Callable[[str], T | None]
+) -> None:
+    """Show the list, then what changes, until interrupted.
+
+    Args:
+        shown: how.
+        kind: of what.
+        load: the list as it is now.
+        last: how an item that has left the list ended; None if nothing is known of it any more.
+    """
+    client = shown.session.client
+    client.patience = patience_of(Progress(shown.session.console))
+    before: dict[str, Any] = {}
+    look = replace(shown.look, widths=[])
+    for _batch in client.watch_events():
+        items = load()
+        now = {kind.ident(item): encode(item) for item in items}
+        changed = [item for item in items if before.get(kind.ident(item)) != now[kind.ident(item)]]
+        ended = (last(ident) for ident in before if ident not in now)
+        changed += [item for item in ended if item is not None]
+        if changed:
+            _show_changed(shown, kind, changed, look)
+            look = replace(look, headers=False)
+        before = now
+
+
+def _show_changed(shown: Showing, kind: Kind[T], items: Sequence[T], look: Look) -> None:
+    console, session = shown.session.console, shown.session
+    if shown.form.name == "json":
+        for item in items:
+            console.data(render_line(item, look))
+    else:
+        console.data(render_list(kind, items, shown.form, session.now(), look))

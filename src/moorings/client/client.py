@@ -1,0 +1,296 @@
+"""The typed client: one method a call, lists to their end, streams that survive a restart of the controller."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from moorings.client import requests
+from moorings.client.requests import (
+    ALL_EVENTS,
+    UNENDED_CLAIMS,
+    UNENDED_RUNS,
+    Call,
+    ClaimFilter,
+    EventFilter,
+    Listing,
+    RunFilter,
+)
+from moorings.client.sse import EventParser
+from moorings.client.transport import STREAM_SILENCE_S_MAX, Patience, Retries, Transport
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import decode
+from moorings.wire.shapes import (
+    BindingBody,
+    CapacityBody,
+    ClaimBody,
+    ClaimRequest,
+    DeviceBody,
+    EventBody,
+    ExplanationBody,
+    KeyBody,
+    KeyRequest,
+    PartitionBody,
+    PartitionRequest,
+    PoolBody,
+    RunBody,
+    RunRequest,
+    VersionBody,
+)
+
+T = TypeVar("T")
+
+
+class Client:
+    """A controller, as an object. One thread; close it, or use it in a ``with``.
+
+    Raises (from every method):
+        MooringsError: what the controller answered (``AnswerError``), or ``controller.unreachable``.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._transport.close()
+
+    @property
+    def patience(self) -> Patience:
+        """How long calls and streams go on while the controller is away."""
+        return self._transport.patience
+
+    @patience.setter
+    def patience(self, patience: Patience) -> None:
+        self._transport.patience = patience
+
+    @property
+    def losses(self) -> int:
+        """How often a connection was lost or refused so far."""
+        return self._transport.losses
+
+    @property
+    def server(self) -> str:
+        """The address of the controller."""
+        return self._transport.endpoint.server
+
+    # ------------------------------------------------------------------------------------------------ the controller
+
+    def version(self) -> VersionBody:
+        """Which release answers, and of which installation."""
+        return self._transport.send(requests.get_version())
+
+    def ready(self) -> Mapping[str, object]:
+        """What the controller says of its health.
+
+        Raises:
+            MooringsError: it is not ready.
+        """
+        return self._transport.send(requests.get_ready())
+
+    # --------------------------------------------------------------------------------------------- pools and devices
+
+    def pools(self) -> tuple[PoolBody, ...]:
+        """All pools."""
+        return self._all(requests.list_pools)
+
+    def pool(self, name: str) -> PoolBody:
+        """One pool."""
+        return self._transport.send(requests.get_pool(name))
+
+    def capacity(self, pool: str, size: int) -> CapacityBody:
+        """How many partitions of ``size`` devices could be formed now."""
+        return self._transport.send(requests.get_capacity(pool, size))
+
+    def devices(self, pool: str | None = None) -> tuple[DeviceBody, ...]:
+        """All devices, or those of one pool."""
+        return self._all(lambda after: requests.list_devices(pool, after))
+
+    def device(self, ident: str) -> DeviceBody:
+        """One device, by ``<pool>:<index>``."""
+        return self._transport.send(requests.get_device(ident))
+
+    def drain_device(self, ident: str, reason: str) -> DeviceBody:
+        """Take a device out of service; whoever holds it keeps it."""
+        return self._transport.send(requests.drain_device(ident, reason))
+
+    def resume_device(self, ident: str) -> DeviceBody:
+        """Put a device back into service."""
+        return self._transport.send(requests.resume_device(ident))
+
+    # ----------------------------------------------------------------------------------------- claims and partitions
+
+    def claims(self, where: ClaimFilter = UNENDED_CLAIMS) -> tuple[ClaimBody, ...]:
+        """The claims of a filter, by arrival."""
+        return self._all(lambda after: requests.list_claims(where, after))
+
+    def create_claim(self, request: ClaimRequest, key: str | None = None) -> ClaimBody:
+        """Ask for a partition; with ``key`` the same call again gives the same claim."""
+        return self._transport.send(requests.create_claim(request, key))
+
+    def claim(self, ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ClaimBody:
+        """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) when that came, or ``wait_s`` are over."""
+        return self._transport.send(requests.get_claim(ident, wait_s=wait_s, until=until))
+
+    def delete_claim(self, ident: str, *, wait_s: float = 0.0) -> ClaimBody:
+        """Release a claim; its partition is removed. With ``wait_s`` the claim as it has ended, or after that time."""
+        return self._transport.send(requests.delete_claim(ident, wait_s=wait_s))
+
+    def renew_claim(self, ident: str) -> ClaimBody:
+        """Let its lease run anew from now."""
+        return self._transport.send(requests.renew_claim(ident))
+
+    def explain_claim(self, ident: str) -> ExplanationBody:
+        """Why it is where it is, and what would change that."""
+        return self._transport.send(requests.explain_claim(ident))
+
+    def binding(self, ident: str) -> BindingBody:
+        """What the job on its partition is given."""
+        return self._transport.send(requests.get_binding(ident))
+
+    def partitions(self, pool: str | None = None) -> tuple[PartitionBody, ...]:
+        """All partitions, or those of one pool."""
+        return self._all(lambda after: requests.list_partitions(pool, after))
+
+    def create_partition(self, request: PartitionRequest, key: str | None = None) -> ClaimBody:
+        """Ask for a partition made by hand; the claim that stands for it."""
+        return self._transport.send(requests.create_partition(request, key))
+
+    def partition(self, ident: str) -> PartitionBody:
+        """One partition, by id or name."""
+        return self._transport.send(requests.get_partition(ident))
+
+    def delete_partition(self, ident: str, *, wait_s: float = 0.0) -> ClaimBody:
+        """Remove a partition, by releasing its claim; the claim."""
+        return self._transport.send(requests.delete_partition(ident, wait_s=wait_s))
+
+    def reset_partition(self, ident: str) -> PartitionBody:
+        """Put its devices into a clean state."""
+        return self._transport.send(requests.reset_partition(ident))
+
+    # ---------------------------------------------------------------------------------------------------------- runs
+
+    def runs(self, where: RunFilter = UNENDED_RUNS) -> tuple[RunBody, ...]:
+        """The runs of a filter, by creation."""
+        return self._all(lambda after: requests.list_runs(where, after))
+
+    def create_run(self, request: RunRequest, key: str | None = None) -> RunBody:
+        """Start a job; with ``key`` the same call again gives the same run."""
+        return self._transport.send(requests.create_run(request, key))
+
+    def run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
+        """One run, by id or name; with ``wait_s`` when it has ended, or after that time."""
+        return self._transport.send(requests.get_run(ident, wait_s=wait_s))
+
+    def cancel_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
+        """Stop a run: TERM, its grace period, KILL."""
+        return self._transport.send(requests.cancel_run(ident, wait_s=wait_s))
+
+    def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
+        """The output of a run from its beginning, as it comes; ends with the run if it follows.
+
+        A lost connection is an error here: what was read before is for the caller to skip.
+        """
+        with self._transport.open(requests.get_logs(ident, task=task, follow=follow)) as chunks:
+            yield from chunks
+
+    # ----------------------------------------------------------------------------------------------- keys and events
+
+    def keys(self) -> tuple[KeyBody, ...]:
+        """All access keys, without their secrets."""
+        return self._all(lambda _after: requests.list_keys())
+
+    def create_key(self, request: KeyRequest) -> KeyBody:
+        """Make an access key; the answer alone holds its secret."""
+        return self._transport.send(requests.create_key(request))
+
+    def delete_key(self, ident: str) -> None:
+        """Revoke an access key."""
+        self._transport.send(requests.delete_key(ident))
+
+    def events(
+        self, where: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int | None = None
+    ) -> tuple[EventBody, ...]:
+        """One page of the event log: those with a greater sequence number, in order."""
+        return self._transport.send(requests.list_events(where, after=after, limit=limit)).items
+
+    def events_after(self, where: EventFilter, after: int) -> Iterator[EventBody]:
+        """All events of a filter with a greater sequence number, in order, a page at a time."""
+        while True:
+            page = self.events(where, after=after, limit=requests.PAGE_ITEMS)
+            yield from page
+            if len(page) < requests.PAGE_ITEMS:
+                return
+            after = page[-1].seq
+
+    def last_events(self, where: EventFilter, count: int) -> tuple[EventBody, ...]:
+        """The newest ``count`` events of a filter, in order."""
+        after = max(0, self.last_seq() - count) if where == ALL_EVENTS else 0
+        return tuple(deque(self.events_after(where, after), maxlen=count))
+
+    def last_seq(self) -> int:
+        """The last sequence number, by doubling and halving: some dozens of tiny calls instead of the whole log."""
+        low, step = 0, 1
+        while self.events(after=low + step - 1, limit=1):
+            low, step = low + step, step * 2
+        while step > 1:
+            step //= 2
+            if self.events(after=low + step - 1, limit=1):
+                low += step
+        return low
+
+    def watch_events(
+        self, where: EventFilter = ALL_EVENTS, *, after: int | None = None
+    ) -> Iterator[tuple[EventBody, ...]]:
+        """Events as they happen, in batches as they arrive; goes on after a lost connection where it was.
+
+        An empty batch says that the stream stands: what happens from here on will be seen. Without ``after`` it begins
+        now, and events between a loss before the first event and the next empty batch may be missed: look again then.
+        """
+        last = "" if after is None else str(after)
+        retries = Retries(self._transport.patience)
+        while True:
+            try:
+                parser = EventParser()
+                opened = self._transport.open(
+                    requests.watch_events(where), last_event_id=last, silence_s=STREAM_SILENCE_S_MAX
+                )
+                with opened as chunks:
+                    yield ()
+                    for chunk in chunks:
+                        retries = Retries(self._transport.patience)
+                        found = parser.feed(chunk)
+                        last = next((event.id for event in reversed(found) if event.id), last)
+                        if found:
+                            yield tuple(decode(EventBody, _json_object(event.data)) for event in found)
+                problem = MooringsError(
+                    "controller.unreachable", f"{self.server} ended the event stream", retryable=True
+                )
+            except MooringsError as error:
+                problem = error
+            retries.pause(problem)
+
+    def _all(self, page: Callable[[str | None], Call[Listing[T]]]) -> tuple[T, ...]:
+        items: list[T] = []
+        after: str | None = None
+        while True:
+            listing = self._transport.send(page(after))
+            items += listing.items
+            after = listing.after
+            if after is None:
+                return tuple(items)
+
+
+def _json_object(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise MooringsError("body.invalid", "an event of the stream is not JSON") from error

@@ -1,0 +1,344 @@
+"""Sending calls to one controller: a connection that is kept, timeouts, repeats, and streams.
+
+``http.client`` and not a library: httpx costs 50 to 140 ms of start-up, and the command line needs one connection. The
+connection is kept because a TLS handshake costs more than most calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from moorings import __version__
+from moorings.client.requests import NO_CONTROLLER, AnswerError, Call, may_pass, parse_problem
+from moorings.core.errors import MooringsError
+
+T = TypeVar("T")
+
+STREAM_CHUNK_BYTES = 1 << 16
+STREAM_SILENCE_S_MAX = 60.0  # the controller sends a heartbeat every 15 s on event streams
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a controller is and how to speak to it.
+
+    Attributes:
+        server: ``http://host:port`` or ``https://host:port``.
+        access_key: sent as bearer token; empty for none. Never shown.
+        ca_file: PEM file of the authority that signed the server's certificate; empty: the system's.
+        cert_file: PEM file of our own certificate, for servers that ask for one; empty for none.
+        key_file: PEM file of its private key.
+        timeout_s: for a connection, and for an answer beyond the wait that was asked for.
+    """
+
+    server: str
+    access_key: str = field(default="", repr=False)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call goes on trying while the controller is away (it restarts, or a network does).
+
+    Attributes:
+        limit_s: from the first failure; 0: not at all.
+        pause_s: before the second try; doubled each time.
+        pause_s_max: the longest pause.
+        tell: called before each pause with the error and the pause in seconds.
+    """
+
+    limit_s: float = 0.0
+    pause_s: float = 0.2
+    pause_s_max: float = 5.0
+    tell: Callable[[MooringsError, float], None] = lambda _error, _pause_s: None
+
+
+class Retries:
+    """The tries of one call: ``pause`` waits before the next one, or raises when patience is at its end."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._next_s = patience.pause_s
+        self._until: float | None = None
+
+    def pause(self, error: MooringsError) -> None:
+        """Wait before another try.
+
+        Raises:
+            MooringsError: ``error`` itself, when it will not pass or has lasted too long.
+        """
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._patience.limit_s
+        asked_s = error.retry_after_s if isinstance(error, AnswerError) else 0.0
+        pause_s = max(self._next_s, asked_s)
+        if not may_pass(error) or now + pause_s > self._until:
+            raise error
+        self._patience.tell(error, pause_s)
+        time.sleep(pause_s)
+        self._next_s = min(self._next_s * 2, self._patience.pause_s_max)
+
+
+class Transport:
+    """One controller, one thread. Close it, or use it in a ``with``.
+
+    ``losses`` counts the connections that were lost or refused.
+
+    Args:
+        endpoint: where, and how to speak.
+        patience: how long to go on while it is away.
+        trace: is told method, address and status of each exchange; never a header or a body.
+
+    Raises (from every call):
+        MooringsError: ``controller.unreachable``, retryable where that can pass; or what the controller answered.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, patience: Patience = Patience(), *, trace: Callable[[str], None] | None = None
+    ) -> None:
+        self.endpoint = endpoint
+        self.patience = patience
+        self.losses = 0
+        self._trace = trace
+        self._kept: http.client.HTTPConnection | None = None
+        self._address = parse_server(endpoint.server)
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the kept connection."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def send(self, call: Call[T]) -> T:
+        """The parsed answer to ``call``; repeated where that does no harm and patience allows."""
+        retries = Retries(self.patience)
+        while True:
+            try:
+                return self._send_once(call)
+            except MooringsError as error:
+                if not call.repeatable:
+                    raise
+                retries.pause(error)
+
+    @contextlib.contextmanager
+    def open(
+        self, call: Call[None], *, last_event_id: str = "", silence_s: float | None = None
+    ) -> Iterator[Iterator[bytes]]:
+        """The answer to ``call`` as it comes, on its own connection; not repeated: the reader knows where to go on.
+
+        Args:
+            call: the request.
+            last_event_id: where an event stream goes on.
+            silence_s: how long nothing may come; None: for ever (a dead peer is still noticed by the kernel's probes).
+        """
+        with contextlib.closing(self._connect()) as connection:
+            extra = {"Last-Event-ID": last_event_id} if last_event_id else {}
+            answer = self._exchange(connection, call, extra)
+            if answer.status >= 400:
+                raise self._refusal(answer, self._read(answer))
+            if connection.sock is not None:
+                connection.sock.settimeout(silence_s)
+            yield self._chunks(answer)
+
+    def _send_once(self, call: Call[T]) -> T:
+        kept = self._take_kept() if call.repeatable else None
+        if kept is not None:
+            try:
+                return self._finish(kept, call)
+            except MooringsError as error:
+                if not isinstance(error.__cause__, ConnectionError):  # RemoteDisconnected is one
+                    raise
+                # Servers close idle connections; that this one was closed says nothing about the next.
+        return self._finish(self._connect(), call)
+
+    def _finish(self, connection: http.client.HTTPConnection, call: Call[T]) -> T:
+        try:
+            answer = self._exchange(connection, call, {})
+            body = self._read(answer)
+        except BaseException:
+            connection.close()  # also on an interrupt: the rest of the answer must not become the next one
+            raise
+        if answer.will_close:
+            connection.close()
+        else:
+            self._keep(connection)
+        if answer.status >= 400:
+            raise self._refusal(answer, body)
+        return call.parse(self._json(body))
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, call: Call[T], extra: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        try:
+            if connection.sock is None:
+                connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(self.endpoint.timeout_s + call.wait_s)
+            connection.request(call.method, call.target, body=call.body, headers={**self._headers(call), **extra})
+            answer = connection.getresponse()
+            if self._trace is not None:
+                self._trace(f"{call.method} {self.endpoint.server}{call.target}: {answer.status}")
+            return answer
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _headers(self, call: Call[T]) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
+        if self.endpoint.access_key:
+            headers["Authorization"] = f"Bearer {self.endpoint.access_key}"
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        if call.key is not None:
+            headers["Idempotency-Key"] = call.key
+        return headers
+
+    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+        try:
+            return answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _chunks(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        while True:
+            try:
+                chunk = answer.read1(STREAM_CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+            if not chunk:
+                return
+            yield chunk
+
+    def _json(self, body: bytes) -> object:
+        if not body:
+            return None
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise MooringsError(
+                "controller.unreachable",
+                f"{self.endpoint.server} does not answer as a controller does",
+                hint=NO_CONTROLLER,
+            ) from error
+
+    def _refusal(self, answer: http.client.HTTPResponse, body: bytes) -> AnswerError:
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        return parse_problem(answer.status, headers, body, server=self.endpoint.server)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        secure, host, port = self._address
+        if not secure:
+            return _Connection(host, port, timeout=self.endpoint.timeout_s)
+        return _SecureConnection(host, port, timeout=self.endpoint.timeout_s, context=self._trust())
+
+    def _trust(self) -> ssl.SSLContext:
+        endpoint = self.endpoint
+        for path in filter(None, (endpoint.ca_file, endpoint.cert_file, endpoint.key_file)):
+            if not Path(path).is_file():
+                hint = "see 'moor config view --show-origin'"
+                raise MooringsError("config.invalid", f"there is no file {path}", hint=hint)
+        try:
+            context = ssl.create_default_context(cafile=endpoint.ca_file or None)
+            if endpoint.cert_file:
+                context.load_cert_chain(endpoint.cert_file, endpoint.key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise MooringsError("config.invalid", f"a certificate cannot be used: {error}") from error
+        return context
+
+    def _take_kept(self) -> http.client.HTTPConnection | None:
+        connection, self._kept = self._kept, None
+        if connection is None or connection.sock is None:
+            return None
+        if select.select([connection.sock], [], [], 0)[0]:  # nothing was asked, so this can only be its end
+            connection.close()
+            return None
+        return connection
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        if self._kept is not None and self._kept is not connection:
+            self._kept.close()
+        self._kept = connection
+
+    def _unreachable(self, error: Exception) -> MooringsError:
+        self.losses += 1
+        server = self.endpoint.server
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return MooringsError(
+                "controller.unreachable",
+                f"the certificate of {server} is not trusted: {error.verify_message}",
+                hint="name the authority's PEM file with --ca-file or MOORINGS_CA_FILE",
+            )
+        if isinstance(error, ConnectionRefusedError):
+            hint = "is it running? On this machine 'moor up' starts one; else name it with --server or MOORINGS_SERVER"
+            return MooringsError("controller.unreachable", f"nothing listens at {server}", hint=hint, retryable=True)
+        if isinstance(error, socket.gaierror):
+            detail = f"the host of {server} is not known"
+            return MooringsError("controller.unreachable", detail, hint="name it with --server", retryable=True)
+        if isinstance(error, TimeoutError):
+            detail = f"{server} did not answer in {self.endpoint.timeout_s:g} s"
+            return MooringsError("controller.unreachable", detail, hint="see --request-timeout", retryable=True)
+        detail = f"the connection to {server} was lost: {str(error) or type(error).__name__}"
+        return MooringsError("controller.unreachable", detail, retryable=True)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection on which the kernel notices a peer that died without a word."""
+
+    def connect(self) -> None:
+        super().connect()
+        _probe(self.sock)
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    """The same, with TLS."""
+
+    def connect(self) -> None:
+        super().connect()
+        _probe(self.sock)
+
+
+def _probe(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def parse_server(server: str) -> tuple[bool, str, int]:
+    """Whether an address is https, its host and its port.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    parts = urlsplit(server)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.path not in ("", "/"):
+        raise MooringsError(
+            "config.invalid",
+            f"the server {server[:200]!r} is not an address",
+            hint="write http://HOST:8090 or https://HOST:8090",
+        )
+    secure = parts.scheme == "https"
+    return secure, parts.hostname, port or (443 if secure else 80)

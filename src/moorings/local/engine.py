@@ -1,0 +1,429 @@
+"""The embedded engine, as the controller sees it.
+
+Nothing here is remembered that is not in the runs' folders: an engine made anew after a crash finds what the old one
+left. What is kept in memory is a cache, checked against the files' inodes and times, and one pidfd a live run, which
+wakes the controller when a supervisor dies.
+
+The life lock passes from the submitting controller to the supervisor by inheritance, so there is no moment between
+"ordered" and "supervised" at which a crash or a second caller could not tell which it is, and no grace period to be
+guessed. Doubtful runs are settled in a thread, never inside ``observe``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.local.logs import TaskLog, read_logs
+from moorings.local.processes import boot_id, open_pidfd
+from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError
+from moorings.local.rundir import RunFolder, Stamps
+from moorings.local.settle import Verdict, settle, settle_dead
+from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
+from moorings.ports.clock import Clock
+from moorings.ports.engine import StartOrder
+from moorings.workloads.runs import Phase, RunId, RunSighting
+
+DOOR_WAIT_S = 10.0
+START_WAIT_S = 10.0  # after that a start is reported as taken, and observed like any other
+LEAVE_WAIT_S = 10.0  # for a supervisor that has recorded the end and has only to exit
+CHANGED_S = 1.0
+STARTING_S = 0.1
+SETTLE_AGAIN_S = 0.1
+CACHED_RUNS_MAX = 10_000
+
+# A supervisor gets what Python needs to start and to read file names as we do, and none of the controller's secrets.
+_INHERITED = (
+    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"),
+)
+
+
+def build_supervisor(run: Path, life: int, ready: int) -> list[str]:
+    """The command of a supervisor; ``-P`` keeps a ``json.py`` in some folder from being imported."""
+    return [sys.executable, "-P", "-m", "moorings.local.supervisor", str(run), str(life), str(ready)]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one run, as of the files with these stamps."""
+
+    folder: RunFolder
+    stamps: Stamps
+    attempt: int
+    tasks: int
+    status: Status | None
+    end: End | None
+    pidfd: int | None = None
+    gone: bool = False  # its supervisor is not there (any more)
+    witnessed: bool = False  # and we saw it go
+    never_started: bool = False
+    settle_not_before: float = 0.0  # of the event loop's clock
+    settling: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class LocalEngine:
+    """Runs jobs as processes of this machine.
+
+    Args:
+        folder: where the runs' folders are; made if missing. On a local disk: locks must pass on to child processes.
+        clock: the time of ends that no supervisor recorded, and waiting.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder.resolve()
+        self._clock = clock
+        self._watches: dict[RunId, _Watch] = {}
+        self._news = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    async def submit(self, order: StartOrder) -> str:
+        folder = RunFolder.of(self._folder, order.run)
+        if folder is None:
+            raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a local run")
+        check_order(order)
+        try:
+            await asyncio.to_thread(self._submit, folder, order)
+        except (OSError, UnreadableError) as error:
+            raise MooringsError(
+                "engine.unavailable",
+                f"run {order.run} could not be started: {error}",
+                hint=f"look at {folder.path}: is the disk full, or a record damaged?",
+                retryable=True,
+            ) from error
+        self._see(order.run)  # from now on its end wakes ``changed``
+        self._news.set()
+        return f"{order.run}/{order.attempt}"
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+        return [self._see(run) for run in runs]
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        folder = RunFolder.of(self._folder, run)
+        if folder is None:
+            return
+        try:
+            status = await asyncio.to_thread(_save_cancel, folder, reason)
+            if status is not None:
+                _signal(status, NUDGE)
+        except (OSError, UnreadableError) as error:
+            raise MooringsError(
+                "engine.unavailable", f"run {run} could not be cancelled: {error}", retryable=True
+            ) from error
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        signum = parse_signal(signal_name)
+        self._see(run)
+        watch = self._watches.get(run)
+        running = watch is not None and watch.end is None and watch.status is not None
+        if watch is None or watch.status is None or not running or watch.status.phase is not Phase.RUNNING:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        try:
+            if not _signal(watch.status, relay(signum)):
+                raise MooringsError("run.not_running", f"run {run} is ending")
+        except OSError as error:
+            raise MooringsError("engine.unavailable", f"run {run}: {error}", retryable=True) from error
+
+    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted."""
+        if self._see(run).phase is Phase.ABSENT or run not in self._watches:
+            return
+        watch = self._watches[run]
+        attempt, tasks = watch.attempt, watch.tasks
+        if task is not None and not 0 <= task < tasks:
+            raise MooringsError("engine.rejected", f"run {run} has no task {task}", hint=f"it has 0 to {tasks - 1}")
+        ranks = range(tasks) if task is None else (task,)
+        logs = [
+            TaskLog(watch.folder.log(attempt, rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks
+        ]
+
+        async def ended() -> bool:
+            phase = self._see(run).phase
+            known = self._watches.get(run)
+            return phase in (Phase.ENDED, Phase.ABSENT) or (known is not None and known.attempt != attempt)
+
+        try:
+            async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
+                yield chunk
+        except OSError as error:
+            raise MooringsError(
+                "engine.unavailable", f"the output of run {run} cannot be read: {error}", retryable=True
+            ) from error
+
+    async def changed(self) -> None:
+        # Of a run that another controller has just started there is no supervisor yet to wait for.
+        starting = any(w.status is None and w.end is None and not w.never_started for w in self._watches.values())
+        pause = self._clock.sleep(STARTING_S if starting else CHANGED_S)
+        waits = {asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(pause)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._news.clear()
+
+    async def close(self) -> None:
+        settling = [watch.settling for watch in self._watches.values() if watch.settling is not None]
+        for watch in self._watches.values():
+            self._let_go(watch)
+        self._watches.clear()
+        await asyncio.gather(*settling, return_exceptions=True)
+
+    # -- submitting (in a thread)
+
+    def _submit(self, folder: RunFolder, order: StartOrder) -> None:
+        folder.make()
+        with folder.at_door(wait_s=DOOR_WAIT_S) as ours:
+            if not ours:
+                raise _busy(order, "another controller is at it")
+            held = folder.read_order()
+            if held is not None and held.attempt >= order.attempt and folder.read_status(held.attempt) is not None:
+                return  # it was started: what became of it is for ``observe`` to say
+            leaving = held is not None and folder.read_end(held.attempt) is not None
+            life = folder.take_life(wait_s=LEAVE_WAIT_S if leaving else 0)
+            if life is None:
+                if held is None or held.attempt < order.attempt:
+                    raise _busy(order, "an earlier attempt has not ended")
+                return
+            try:
+                if self._may_start(folder, held, order):
+                    folder.save_order(order)
+                    _launch(folder, order, life)
+            finally:
+                os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
+
+    def _may_start(self, folder: RunFolder, held: StartOrder | None, order: StartOrder) -> bool:
+        """With no supervisor alive: whether this order was never started, and nothing of an earlier one is left."""
+        if held is None:
+            return True
+        verdict = settle_dead(folder, held, self._clock.now(), witnessed=False)
+        if verdict is Verdict.LEFT:
+            raise _busy(order, f"processes of attempt {held.attempt} are left and cannot be killed")
+        return held.attempt < order.attempt or (held.attempt == order.attempt and verdict is Verdict.NEVER_STARTED)
+
+    # -- observing
+
+    def _see(self, run: RunId) -> RunSighting:
+        folder = RunFolder.of(self._folder, run)
+        if folder is None:
+            return RunSighting(run, Phase.ABSENT)
+        try:
+            stamps = folder.stamps()
+            if stamps[0] is None:
+                return RunSighting(run, self._without_order(run))
+            return self._sighting(run, self._watch(run, folder, stamps))
+        except (OSError, UnreadableError):
+            return RunSighting(run, Phase.UNKNOWN)
+
+    def _without_order(self, run: RunId) -> Phase:
+        """An order that vanished under a live run, or a folder of runs that is not there, is damage, not an answer."""
+        watch = self._watches.get(run)
+        lived = watch is not None and watch.end is None
+        return Phase.UNKNOWN if lived or not self._folder.is_dir() else Phase.ABSENT
+
+    def _watch(self, run: RunId, folder: RunFolder, stamps: Stamps) -> _Watch:
+        watch = self._watches.get(run)
+        if watch is not None and watch.stamps == stamps:
+            return watch
+        if watch is None or watch.stamps[0] != stamps[0]:
+            order = folder.read_order()
+            if order is None:
+                raise UnreadableError("its order vanished")
+            attempt, tasks = order.attempt, order.job.tasks
+        else:
+            attempt, tasks = watch.attempt, watch.tasks
+        fresh = _Watch(folder, stamps, attempt, tasks, folder.read_status(attempt), folder.read_end(attempt))
+        if watch is not None:
+            fresh.settling = watch.settling
+            if _supervisor(watch) is not None and _supervisor(watch) == _supervisor(fresh):
+                fresh.gone, fresh.witnessed = watch.gone, watch.witnessed
+            self._let_go(watch)
+        elif len(self._watches) >= CACHED_RUNS_MAX:
+            self._watches = {known: kept for known, kept in self._watches.items() if kept.end is None}
+        self._watches[run] = fresh
+        return fresh
+
+    def _sighting(self, run: RunId, watch: _Watch) -> RunSighting:
+        if watch.end is not None:
+            self._let_go(watch)
+            return RunSighting(run, Phase.ENDED, watch.end.record.started_at, watch.end.record)
+        if watch.status is None:
+            if watch.never_started:
+                return RunSighting(run, Phase.ABSENT)
+            self._settle_soon(run, watch)
+            return RunSighting(run, Phase.STARTING)
+        self._attach(run, watch, watch.status)
+        if watch.gone:
+            self._settle_soon(run, watch)
+        return RunSighting(run, watch.status.phase, watch.status.started_at)
+
+    def _attach(self, run: RunId, watch: _Watch, status: Status) -> None:
+        """Have the event loop tell us when the supervisor ends."""
+        if watch.pidfd is not None or watch.gone:
+            return
+        if status.boot != boot_id():
+            watch.gone = True
+            return
+        try:
+            watch.pidfd = open_pidfd(status.supervisor.pid, status.supervisor.ticks)
+        except OSError:
+            return  # no descriptors left: nothing follows; it is tried again at the next look
+        if watch.pidfd is None:
+            watch.gone = True
+            return
+        asyncio.get_running_loop().add_reader(watch.pidfd, self._on_gone, run, watch)
+
+    def _on_gone(self, run: RunId, watch: _Watch) -> None:
+        self._let_go(watch)
+        watch.gone = watch.witnessed = True
+        self._news.set()
+
+    def _let_go(self, watch: _Watch) -> None:
+        if watch.pidfd is None:
+            return
+        asyncio.get_running_loop().remove_reader(watch.pidfd)
+        with contextlib.suppress(ChildProcessError):
+            # In a container where we are process 1 the supervisor became our child, and nobody else would reap it.
+            os.waitid(os.P_PIDFD, watch.pidfd, os.WEXITED | os.WNOHANG)
+        os.close(watch.pidfd)
+        watch.pidfd = None
+
+    # -- settling
+
+    def _settle_soon(self, run: RunId, watch: _Watch) -> None:
+        loop = asyncio.get_running_loop()
+        if (watch.settling is None or watch.settling.done()) and loop.time() >= watch.settle_not_before:
+            watch.settle_not_before = loop.time() + SETTLE_AGAIN_S
+            watch.settling = loop.create_task(self._settle(run, watch), name=f"settle {run}")
+
+    async def _settle(self, run: RunId, watch: _Watch) -> None:
+        with contextlib.suppress(OSError, UnreadableError):  # it stays in doubt, and is tried again
+            verdict = await asyncio.to_thread(settle, watch.folder, run, self._clock.now(), witnessed=watch.witnessed)
+            watch.never_started = verdict is Verdict.NEVER_STARTED
+            if verdict in (Verdict.NEVER_STARTED, Verdict.ENDED):
+                self._news.set()
+
+
+def check_order(order: StartOrder) -> None:
+    """Nothing, if this engine can run it.
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    job = order.job
+    if job.resources.nodes > 1:
+        raise MooringsError(
+            "engine.rejected",
+            f"the job asks for {job.resources.nodes} nodes, and the local engine has one machine",
+            hint="leave nodes out of [resources], or use another engine",
+        )
+    if len(order.binding.gcds) != job.tasks:
+        raise MooringsError(
+            "engine.rejected", f"the partition has {len(order.binding.gcds)} GCDs for the job's {job.tasks} tasks"
+        )
+
+
+def parse_signal(name: str) -> int:
+    """The number of a signal (``USR1`` or ``SIGUSR1``).
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    found = signal.Signals.__members__.get(f"SIG{name.upper().removeprefix('SIG')}")
+    if found is None or not 1 <= found <= min(RELAY_MAX, signal.SIGRTMIN - 1):
+        raise MooringsError(
+            "engine.rejected", f"no signal {name[:20]!r} can be sent to a run", hint="use USR1, USR2, TERM, INT, ..."
+        )
+    return found.value
+
+
+def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
+    return None if watch.status is None else (watch.attempt, watch.status.supervisor)
+
+
+def _busy(order: StartOrder, why: str) -> MooringsError:
+    return MooringsError(
+        "engine.unavailable", f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}", retryable=True
+    )
+
+
+def _save_cancel(folder: RunFolder, reason: str) -> Status | None:
+    """Leave the wish to stop, keeping the first reason; the status to find the supervisor by."""
+    order = folder.read_order()
+    if order is None:
+        return None
+    try:
+        settled = folder.read_end(order.attempt) is not None or folder.read_cancel(order.attempt) is not None
+    except UnreadableError:
+        settled = False  # a damaged record must not keep a run from being stopped
+    if not settled:
+        folder.save_cancel(CancelOrder(order.attempt, reason))
+    return folder.read_status(order.attempt)
+
+
+def _signal(status: Status, signum: int) -> bool:
+    """Send a signal to a supervisor; whether it was there."""
+    if status.boot != boot_id():
+        return False
+    pidfd = open_pidfd(status.supervisor.pid, status.supervisor.ticks)
+    if pidfd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _launch(folder: RunFolder, order: StartOrder, life: int) -> None:
+    """Start a supervisor that inherits the life lock; returns when its tasks run, or never will.
+
+    Raises:
+        OSError: it could not be started.
+        MooringsError: ``engine.unavailable``: it died before it could start anything.
+    """
+    ready, ready_inside = os.pipe()
+    try:
+        try:
+            complaints = os.open(folder.complaints, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with os.fdopen(complaints, "ab") as output:
+                starter = subprocess.Popen(
+                    build_supervisor(folder.path, life, ready_inside),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=(life, ready_inside),
+                )
+        finally:
+            os.close(ready_inside)
+        starter.wait()  # it forks and ends: a supervisor is nobody's child
+        waiting = select.poll()
+        waiting.register(ready, select.POLLIN | select.POLLHUP)
+        told = waiting.poll(START_WAIT_S * 1000)
+    finally:
+        os.close(ready)
+    if told and folder.read_status(order.attempt) is None and folder.read_end(order.attempt) is None:
+        raise MooringsError(
+            "engine.unavailable",
+            f"the supervisor of run {order.run} could not start",
+            hint=f"{folder.complaints} tells why",
+            retryable=True,
+        )

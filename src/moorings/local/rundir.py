@@ -1,0 +1,257 @@
+"""A run's folder: the one thing the controller and a run's supervisor share.
+
+::
+
+    <run id>/               0700
+        door                lock: held briefly by a controller that submits or settles this run
+        life                lock: held by the supervisor for as long as it lives
+        order.json          what to run, and which attempt it is
+        status.json         the supervisor's identity and phase; on disk before the first task starts
+        cancel.json         somebody wants that attempt to stop
+        end.json            how that attempt ended
+        ipuof/              files of the binding, while the run lives
+        logs/<attempt>/<rank>.log
+        supervisor.log      what a supervisor had to complain about
+
+Every record names its attempt; one that names another attempt than ``order.json`` is history. Files are replaced
+whole, by rename, so a reader sees the old or the new one. Locks are ``flock``: they go with the last process that has
+them open, however it dies, and pass on to a child without a gap; a file with a process id in it does neither. A
+socket between controller and supervisor was refused: it would be one more thing to lose, and says nothing once the
+supervisor is dead.
+
+Only whoever holds ``door`` may try ``life``. So, with ``door`` held, a ``life`` that is taken means one thing: a
+supervisor lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorings.local.records import CancelOrder, End, RecordT, Status, UnreadableError, from_json, to_json
+from moorings.ports.engine import StartOrder
+from moorings.workloads.runs import RunId
+
+RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far below
+LOCK_POLL_S = 0.01
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+Stamp = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
+Stamps = tuple[Stamp, Stamp, Stamp, Stamp]
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        path: the folder; need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.order = path / "order.json"
+        self.status = path / "status.json"
+        self.cancel = path / "cancel.json"
+        self.end = path / "end.json"
+        self.bindings = path / "ipuof"
+        self.complaints = path / "supervisor.log"
+
+    @classmethod
+    def of(cls, runs: Path, run: RunId) -> RunFolder | None:
+        """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
+        return cls(runs / run) if _RUN_ID.fullmatch(run) else None
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """Where a task's output goes."""
+        return self.path / "logs" / str(attempt) / f"{rank}.log"
+
+    def make(self) -> None:
+        """Make the folder, durably."""
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+            _sync_folder(self.path.parent)
+
+    def stamps(self) -> Stamps:
+        """What tells whether order, status, cancel or end have changed: equal stamps, equal contents.
+
+        Raises:
+            OSError: the folder cannot be looked into.
+        """
+        return _stamp(self.order), _stamp(self.status), _stamp(self.cancel), _stamp(self.end)
+
+    # -- records: None if there is none; UnreadableError if there is one that cannot be understood
+
+    def read_order(self) -> StartOrder | None:
+        """The newest order."""
+        return _read(self.order, StartOrder)
+
+    def read_status(self, attempt: int) -> Status | None:
+        """What that attempt's supervisor says."""
+        status = _read(self.status, Status)
+        return status if status is not None and status.attempt == attempt else None
+
+    def read_cancel(self, attempt: int) -> CancelOrder | None:
+        """The wish that that attempt stops."""
+        cancel = _read(self.cancel, CancelOrder)
+        return cancel if cancel is not None and cancel.attempt == attempt else None
+
+    def read_end(self, attempt: int) -> End | None:
+        """The recorded end of that attempt."""
+        end = _read(self.end, End)
+        return end if end is not None and end.attempt == attempt else None
+
+    def save_order(self, order: StartOrder) -> None:
+        """Save an order, durably."""
+        write_whole(self.order, to_json(order).encode(), durable=True)
+
+    def save_status(self, status: Status, *, durable: bool) -> None:
+        """Save what a supervisor says."""
+        write_whole(self.status, to_json(status).encode(), durable=durable)
+
+    def save_cancel(self, cancel: CancelOrder) -> None:
+        """Save the wish that a run stops, durably."""
+        write_whole(self.cancel, to_json(cancel).encode(), durable=True)
+
+    def save_end(self, end: End) -> None:
+        """Save an end, durably."""
+        write_whole(self.end, to_json(end).encode(), durable=True)
+
+    # -- the binding's files
+
+    def write_bindings(self, order: StartOrder) -> Path | None:
+        """Write the files of a binding, 0600; their folder, or None if there are none (the binding is in API form).
+
+        Raises:
+            UnreadableError: a file's name would lead out of the folder.
+        """
+        files = {gcd.file_name: gcd.file_text for gcd in order.binding.gcds if gcd.file_name}
+        if not files:
+            return None
+        self.bindings.mkdir(mode=0o700, exist_ok=True)
+        for name, text in files.items():
+            if not _FILE_NAME.fullmatch(name):
+                raise UnreadableError(f"{name[:80]!r} cannot be the name of a binding's file")
+            write_whole(self.bindings / name, text.encode(), durable=False)
+        return self.bindings
+
+    def remove_bindings(self) -> None:
+        """Remove the files of the binding; none is no error.
+
+        A job may have put anything in their place, for it runs as the same user: a link is removed, never followed.
+        """
+        if self.bindings.is_symlink():
+            self.bindings.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in os.scandir(self.bindings):
+                if not entry.is_dir(follow_symlinks=False):
+                    Path(entry.path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder of the job's own is left where it is
+                self.bindings.rmdir()
+
+    # -- locks
+
+    @contextlib.contextmanager
+    def at_door(self, *, wait_s: float) -> Iterator[bool]:
+        """Hold the door; yields False if another had it for all of ``wait_s`` seconds."""
+        fd = _lock(self.path / "door", wait_s)
+        try:
+            yield fd is not None
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def take_life(self, *, wait_s: float = 0) -> int | None:
+        """A descriptor that holds the life lock, or None if a supervisor lives. Only with the door held.
+
+        Args:
+            wait_s: how long to wait for a supervisor that is known to be leaving.
+        """
+        return _lock(self.path / "life", wait_s)
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
+    """Replace a file by ``content``, 0600: a reader sees all of the old or all of the new.
+
+    Args:
+        path: the file; its folder exists.
+        content: all of it.
+        durable: it survives a power cut once this returns.
+
+    Raises:
+        OSError: nothing was replaced.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        draft.rename(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(RECORD_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreadableError(f"{path.name}: {error.strerror or error}") from error
+    if len(content) > RECORD_BYTES_MAX:
+        raise UnreadableError(f"{path.name} is larger than {RECORD_BYTES_MAX} bytes")
+    return from_json(kind, content)
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked hundreds of times a second
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _lock(path: Path, wait_s: float) -> int | None:
+    """A descriptor that holds the lock; None if another held it for ``wait_s`` seconds."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    give_up = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except (
+                BlockingIOError
+            ):  # flock has no wait with an end, and a wait without one could hang a thread for ever
+                if time.monotonic() >= give_up:
+                    os.close(fd)
+                    return None
+                time.sleep(LOCK_POLL_S)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        raise

@@ -1,0 +1,340 @@
+"""The supervisor: one detached process a run, ``python -m moorings.local.supervisor RUN_DIR LIFE_FD READY_FD``.
+
+It starts the tasks, keeps the limits, and records the end when nothing of the run is left. It is no child of the
+controller, so a controller may be killed and started anew; supervising from inside the controller was refused for
+that reason. It has one thread and blocks every signal, fetching them one by one: there is no handler, and so no
+moment at which one could strike.
+
+What it never does: record an end while a process of the run is left. One that cannot be killed (it hangs in the
+kernel, or is another user's) keeps the run RUNNING and its partition taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorings.core.instants import Instant
+from moorings.local.course import Act, Limits, Move, Situation, choose, exit_code
+from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
+from moorings.local.records import End, Identity, Status, UnreadableError
+from moorings.local.rundir import RunFolder
+from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environment, choose_meeting, start_task
+from moorings.ports.engine import StartOrder
+from moorings.workloads.runs import Ending, EndRecord, Phase
+
+LOOK_S = (
+    1.0  # how often the cancel file is looked at even if nobody nudges: a nudge needs a process id, a file does not
+)
+KILL_AGAIN_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
+SAVE_AGAIN_S = 1.0
+
+NUDGE = signal.SIGRTMIN  # "look at the cancel file"
+RELAY_MAX = signal.SIGRTMAX - signal.SIGRTMIN  # SIGRTMIN + N asks to pass signal N on; real-time signals queue up
+
+
+def relay(signum: int) -> int:
+    """The signal that asks a supervisor to pass ``signum`` (1 to ``RELAY_MAX``) on to the tasks."""
+    assert 1 <= signum <= RELAY_MAX, signum
+    return signal.SIGRTMIN + signum
+
+
+_FETCHED = {signal.SIGCHLD, signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)}
+
+
+@dataclass(slots=True)
+class Task:
+    """One task: its process, and its exit code once it has ended."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    code: int | None = None
+
+
+class Supervisor:
+    """One run, from its order to its end.
+
+    Args:
+        folder: the run's folder.
+        order: what to run.
+    """
+
+    def __init__(self, folder: RunFolder, order: StartOrder) -> None:
+        self._folder = folder
+        self._order = order
+        self._limits = Limits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
+        self._tasks: list[Task] = []
+        self._started_s = time.monotonic()
+        self._started_at: Instant | None = None
+        self._status_saved = False
+        self._childless = False
+        self._warned = False
+        self._stopping_since_s: float | None = None
+        self._cancel: str | None = None
+        self._failure: tuple[int, str] | None = None
+        self._ending = Ending.EXITED
+        self._detail = ""
+
+    def begin(self) -> None:
+        """Say that this supervisor exists, then start the tasks unless somebody cancelled the run already.
+
+        Raises:
+            OSError: nothing could be said, so nothing was started.
+        """
+        self._save_status(Phase.STARTING, durable=True)
+        self._look_for_cancel()
+        if self._cancel is not None:
+            self._ending, self._detail = Ending.CANCELLED, self._cancel
+            return
+        try:
+            self._start_tasks()
+        except NotStartedError as error:
+            self._failure = (error.code, error.detail)
+            self._stop(Move(Act.STOP, ending=Ending.NOT_STARTED, detail=error.detail))
+            return
+        self._try_save_running()
+
+    def watch(self) -> None:
+        """Returns when nothing of the run is left."""
+        pause_s = KILL_AGAIN_S
+        while True:
+            self._reap()
+            move = choose(self._situation(), self._limits)
+            match move.act:
+                case Act.FINISH:
+                    return
+                case Act.WAIT:
+                    self._listen(LOOK_S if move.within_s is None else min(move.within_s, LOOK_S))
+                case Act.WARN:
+                    self._warn()
+                case Act.STOP:
+                    self._stop(move)
+                case Act.KILL:
+                    self._send_all(signal.SIGKILL)
+                    self._listen(pause_s)
+                    pause_s = min(pause_s * 2, LOOK_S)
+
+    def finish(self) -> None:
+        """Remove the binding's files and record the end, however long the disk refuses it."""
+        codes = tuple(task.code for task in self._tasks)
+        missing = (None,) * (self._order.job.tasks - len(codes))
+        end = EndRecord(
+            ending=self._ending,
+            exit_code=exit_code(self._ending, self._failure[0] if self._failure else None),
+            task_codes=codes + missing,
+            started_at=self._started_at,
+            ended_at=_now(),
+            detail=self._detail or (self._failure[1] if self._failure else ""),
+        )
+        while True:
+            try:
+                self._folder.remove_bindings()
+                self._folder.save_end(End(self._order.attempt, end))
+                return
+            except FileNotFoundError:
+                return  # somebody removed the whole folder: nobody will read it
+            except OSError as error:
+                _complain(f"the end cannot be recorded, trying again: {error}")
+                time.sleep(SAVE_AGAIN_S)
+
+    # -- starting
+
+    def _start_tasks(self) -> None:
+        job = self._order.job
+        try:
+            bindings = self._folder.write_bindings(self._order)
+            if job.checkpoint_directory is not None:
+                Path(job.checkpoint_directory).mkdir(parents=True, exist_ok=True)
+            meeting = choose_meeting()
+        except (OSError, UnreadableError) as error:
+            raise NotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
+        self._started_at, self._started_s = _now(), time.monotonic()
+        for rank in range(job.tasks):
+            environment = build_environment(self._order, rank, meeting, bindings)
+            log = self._folder.log(self._order.attempt, rank)
+            self._tasks.append(Task(rank, start_task(job.command, job.workdir, environment, log)))
+
+    def _try_save_running(self) -> None:
+        """Say that the tasks run. A full disk must not end a job, so it is said later if it cannot be said now."""
+        try:
+            self._save_status(Phase.RUNNING, durable=False)
+        except OSError as error:
+            _complain(f"the status cannot be saved, trying again: {error}")
+            return
+        self._status_saved = True
+
+    def _save_status(self, phase: Phase, *, durable: bool) -> None:
+        tasks = tuple(_identity(task.process.pid) for task in self._tasks)
+        status = Status(self._order.attempt, phase, boot_id(), _identity(os.getpid()), self._started_at, tasks)
+        self._folder.save_status(status, durable=durable)
+
+    # -- watching
+
+    def _situation(self) -> Situation:
+        return Situation(
+            elapsed_s=self._elapsed_s(),
+            tasks_left=sum(task.code is None for task in self._tasks),
+            childless=self._childless,
+            failure=self._failure[1] if self._failure else None,
+            cancel=self._cancel,
+            warned=self._warned,
+            stopping_since_s=self._stopping_since_s,
+        )
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _reap(self) -> None:
+        """Take note of who has ended: tasks, and orphans that became our children."""
+        tasks = {task.process.pid: task for task in self._tasks}
+        failed = []
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                task = tasks.get(ended[0])
+                if task is None:
+                    continue
+                code = os.waitstatus_to_exitcode(ended[1])
+                task.process.returncode = code
+                task.code = code if code >= 0 else 128 - code
+                if task.code != 0:
+                    failed.append(task)
+        except ChildProcessError:
+            self._childless = True
+        if failed and self._failure is None:
+            first = min(failed, key=lambda task: task.rank)  # seen at one look: nobody can say who was first
+            assert first.code is not None
+            self._failure = (first.code, describe_failure(first.rank, first.process.returncode))
+
+    def _listen(self, within_s: float) -> None:
+        """Wait for a signal, and do what it asks."""
+        news = signal.sigtimedwait(_FETCHED, max(within_s, 0.0))
+        if news is not None:
+            if news.si_signo == signal.SIGTERM and self._cancel is None:
+                self._cancel = "its supervisor was told to stop (SIGTERM)"
+            elif news.si_signo > signal.SIGRTMIN:
+                self._pass_on(news.si_signo - signal.SIGRTMIN)
+        self._look_for_cancel()
+        if not self._status_saved and self._stopping_since_s is None:
+            self._try_save_running()
+
+    def _look_for_cancel(self) -> None:
+        if self._cancel is None and self._folder.cancel.exists():
+            with contextlib.suppress(UnreadableError):
+                cancel = self._folder.read_cancel(self._order.attempt)
+                self._cancel = cancel.reason if cancel is not None else None
+
+    def _running(self) -> list[int]:
+        """Process ids of the tasks that we have not reaped, so that nobody else can have them."""
+        return [task.process.pid for task in self._tasks if task.code is None]
+
+    def _warn(self) -> None:
+        """Tell those who listen that the time limit is near. Nobody else: most programs die of a USR1."""
+        self._warned = True
+        signum = signal.Signals[f"SIG{self._order.job.checkpoint.warn_signal}"]
+        table = everyone()
+        for pid in self._running():
+            for process in listeners(pid, signum, table):
+                send(process, signum)
+
+    def _pass_on(self, signum: int) -> None:
+        """Send a signal that somebody asked for: to those who listen, else to the task itself, whatever it does."""
+        table = everyone()
+        for pid in self._running():
+            told = listeners(pid, signum, table)
+            for process in told:
+                send(process, signum)
+            if not told:
+                os.kill(pid, signum)
+
+    def _stop(self, move: Move) -> None:
+        self._ending, self._detail = move.ending, move.detail
+        self._stopping_since_s = self._elapsed_s()
+        self._send_all(signal.SIGTERM)
+        self._send_all(signal.SIGCONT)  # a stopped process cannot end itself
+
+    def _send_all(self, signum: int) -> None:
+        """Send a signal once to each process of the run.
+
+        A task's own group is hit in one stroke, so that none can slip away by forking; what has left it is found by
+        descent, for every orphan is our child.
+        """
+        groups = self._running()
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signum)
+        for process in descendants([os.getpid()], everyone()):
+            if process.group not in groups:
+                send(process, signum)
+
+
+def describe_failure(rank: int, returncode: int) -> str:
+    """How a task failed, as a sentence; ``returncode`` is negative for a signal."""
+    if returncode >= 0:
+        return f"task {rank} exited with {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"task {rank} was killed by {name}"
+
+
+def _identity(pid: int) -> Identity:
+    process = look(pid)
+    assert process is not None, "we and our unreaped children are there"
+    return Identity(process.pid, process.ticks)
+
+
+def _now() -> Instant:
+    return Instant(time.time_ns() // 1000)
+
+
+def _complain(text: str) -> None:
+    """Write to ``supervisor.log``, if the disk takes it."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+        sys.stderr.flush()
+
+
+def supervise(path: Path, ready: int) -> None:
+    """Run what the folder orders; returns when its end is recorded.
+
+    Args:
+        path: the run's folder; the caller holds its life lock.
+        ready: a descriptor that is closed once the tasks run or never will.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    adopt_orphans()
+    folder = RunFolder(path)
+    order = folder.read_order()
+    assert order is not None, "whoever started us has saved it"
+    supervisor = Supervisor(folder, order)
+    supervisor.begin()
+    os.close(ready)
+    supervisor.watch()
+    supervisor.finish()
+
+
+def main() -> None:
+    """Detach from whoever started us, and supervise."""
+    path, life, ready = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    if os.fork() != 0:
+        os._exit(0)  # whoever started us has nobody to wait for any more: the rest belongs to init
+    for fd in (life, ready):
+        os.set_inheritable(fd, False)
+    try:
+        supervise(path, ready)
+    except BaseException:
+        _complain(traceback.format_exc())
+        os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and settles the rest
+    os._exit(0)  # at once: nothing needs tidying, and a next attempt may be waiting for the life lock
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Starting one process of a job: its environment, its output, its session, and the command without a shell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from moorings.core.bindings import Rendezvous, task_environment
+from moorings.local.processes import die_with_parent
+from moorings.ports.engine import StartOrder
+
+NOT_EXECUTABLE = 126  # what shells end with
+NOT_FOUND = 127
+
+_SETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+
+
+class NotStartedError(Exception):
+    """A task could not be started.
+
+    Args:
+        code: what the run exits with, as shells have it: 127 if the program was not found, else 126.
+        detail: a sentence that names what was in the way.
+    """
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+def choose_meeting() -> Rendezvous:
+    """Where task 0 may listen: a port of this machine that is free now.
+
+    It is not held until task 0 takes it: a program that binds without SO_REUSEADDR could not have it then.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Rendezvous("127.0.0.1", probe.getsockname()[1])
+
+
+def build_environment(order: StartOrder, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
+    """All variables of one task: the job's own, its binding's and Moorings'; nothing of the controller's.
+
+    Args:
+        order: the run.
+        rank: which task.
+        meeting: where task 0 listens.
+        bindings: where the binding's files are; None for API form.
+    """
+    variables = dict(order.job.environment)
+    variables |= task_environment(
+        order.binding, rank, meeting, run=order.run, folder=str(bindings) if bindings is not None else None
+    )
+    if order.job.checkpoint_directory is not None:
+        variables["MOORINGS_CHECKPOINT_DIR"] = order.job.checkpoint_directory
+    if order.resume_from is not None:
+        variables["MOORINGS_RESUME_FROM"] = order.resume_from
+    return variables
+
+
+def start_task(
+    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start one task in a session of its own; the kernel KILLs it if the caller dies.
+
+    Its output goes straight to the file, not through a pipe, so that it does not break when the supervisor does.
+    The caller reaps the process itself and sets ``returncode``: a Popen that reaped on its own would steal the answer.
+
+    Raises:
+        NotStartedError: the program, its folder or its log cannot be used.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        die_with_parent(parent)
+        for signum in _SETTABLE:  # a controller under nohup ignores HUP, and exec would pass that on
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    try:
+        for folder in (log.parent.parent, log.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise NotStartedError(NOT_EXECUTABLE, f"its log cannot be written: {error.strerror} ({log})") from error
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=workdir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,  # safe: a supervisor has one thread
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise _why_not(error, command[0], workdir) from error
+    finally:
+        os.close(output)
+
+
+def _why_not(error: Exception, program: str, workdir: str) -> NotStartedError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if not Path(workdir).is_dir():
+        return NotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} does not exist or is not a folder")
+    if isinstance(error, OSError) and error.filename == workdir and workdir != program:
+        return NotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} cannot be entered: {reason}")
+    if isinstance(error, FileNotFoundError):
+        if (Path(workdir) / program).is_file():
+            detail = f"{program} cannot be started: the interpreter that its first line names was not found"
+        else:
+            detail = f"{program} was not found"
+        return NotStartedError(NOT_FOUND, detail)
+    return NotStartedError(NOT_EXECUTABLE, f"{program} cannot be started: {reason}")

@@ -1,0 +1,34 @@
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx2
+import pytest
+
+from moorings.api.application import Application, make_application
+from moorings.controller.service import Controller
+from tests.unit.api.pretend import USER, PretendController
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture
+async def controller() -> PretendController:
+    return PretendController()
+
+
+@pytest.fixture
+def app(controller: PretendController) -> Application:
+    return make_application(cast("Controller", controller))
+
+
+@pytest.fixture
+async def api(app: Application) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=app),
+        base_url="http://moorings",
+        headers={"Authorization": f"Bearer {USER}"},
+    ) as client:
+        yield client

@@ -1,0 +1,356 @@
+"""A controller that keeps everything in dictionaries: the interface of the use cases, without any of their sense.
+
+It lets these tests look at HTTP alone. What the real one answers is tested with the real one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.core.access import Caller, Role, check_admin
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.reasons import Reason
+from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.ports.store import AccessKey, Page, Row, Seq
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import Run, RunId, RunState
+
+START = Instant(1_700_000_000_000_000)
+ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
+KEYS = {
+    ADMIN: Caller("root", Role.ADMIN, "", "admin"),
+    USER: Caller("ann", Role.USER, "user/ann", "ann"),
+}
+
+
+class PretendController:
+    installation = "inst-1"
+
+    def __init__(self) -> None:
+        self.keys = dict(KEYS)
+        self.claims: dict[str, Claim] = {}
+        self.used: dict[tuple[str, str], str] = {}
+        self.runs: dict[str, Run] = {}
+        self.out: dict[str, Device] = {}
+        self.rows: list[Row] = []
+        self.unready: Reason | None = None
+        self.seen: list[tuple[Any, ...]] = []
+        self.output: list[bytes] = [b"[0] step 1\n", b"[1] step 1\n"]
+        self.endless = False
+        self.pool = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), (("memory", 1 << 30),))
+        self.waiting: list[asyncio.Event] = []
+        self.waits_begun = asyncio.Event()
+        self.waits_given_up = asyncio.Event()
+        self.reads = 0
+        self.failing: MooringsError | None = None
+
+    # -- what a test does to it ----------------------------------------------------------------------------------------
+
+    def tell(self, name: str, **about: str) -> Seq:
+        """Put one row into the log, and wake who waits."""
+        seq = Seq(len(self.rows) + 1)
+        self.rows.append(Row(seq, Event(name=name, at=START, **about)))
+        for event in self.waiting:
+            event.set()
+        return seq
+
+    async def _news(self) -> None:
+        event = asyncio.Event()
+        self.waiting.append(event)
+        self.waits_begun.set()
+        try:
+            await event.wait()
+        except asyncio.CancelledError:
+            self.waits_given_up.set()
+            raise
+        finally:
+            self.waiting.remove(event)
+
+    # -- identity ------------------------------------------------------------------------------------------------------
+
+    async def authenticate(self, secret: str) -> Caller:
+        if secret not in self.keys:
+            raise MooringsError("auth.invalid", "the access key is not valid")
+        return self.keys[secret]
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    async def create_claim(
+        self,
+        caller: Caller,
+        spec: ClaimSpec,
+        *,
+        name: str | None,
+        owner: str | None,
+        key: str | None,
+        wait_s: float = 0,
+        until: str = "READY",
+    ) -> ClaimView:
+        self.seen.append((spec, name, owner, key, wait_s, until))
+        if key is not None and (caller.subject, key) in self.used:
+            return self._view(self.claims[self.used[caller.subject, key]])
+        ident = ClaimId(f"claim-{len(self.claims) + 1:012}")
+        self.claims[ident] = Claim(
+            id=ident,
+            name=name or ident,
+            owner=owner or f"user/{caller.subject}",
+            subject=caller.subject,
+            spec=spec,
+            state=ClaimState.PENDING,
+            arrival=START,
+        )
+        if key is not None:
+            self.used[caller.subject, key] = ident
+        if wait_s:
+            await self._wait(wait_s)
+        return self._view(self.claims[ident])
+
+    async def _wait(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news()
+        except TimeoutError:
+            pass
+
+    def grant(self, ident: str) -> None:
+        claim = self.claims[ident]
+        self.claims[ident] = replace(
+            claim,
+            state=ClaimState.READY,
+            pool=PoolName("pod16"),
+            partition=PartitionId(f"part-{ident}"),
+            granted_at=START,
+            ready_at=Instant(START + 1),
+        )
+        self.tell("claim.ready", claim=ident)
+
+    def _view(self, claim: Claim) -> ClaimView:
+        if claim.partition is None:
+            waits = claim.state is ClaimState.PENDING
+            reason = Reason("claim.no_room", "there is no room", ("claim-x",), Instant(START + 5), "wait")
+            return ClaimView(claim, None, 1 if waits else None, reason if waits else None)
+        return ClaimView(claim, self._partition(claim), None, None)
+
+    def _partition(self, claim: Claim) -> Partition:
+        assert claim.partition is not None
+        number = list(self.claims).index(claim.id)
+        return Partition(
+            id=claim.partition,
+            name=claim.name,
+            claim=claim.id,
+            pool=PoolName("pod16"),
+            block=Block(range(number * claim.spec.size, (number + 1) * claim.spec.size)),
+            gcds=claim.spec.gcds,
+            replicas_per_gcd=claim.spec.replicas_per_gcd,
+            state=PartitionState.ACTIVE,
+            since=START,
+        )
+
+    def _claim(self, ident: str) -> Claim:
+        for claim in self.claims.values():
+            if ident in (claim.id, claim.name):
+                return claim
+        raise MooringsError("claim.unknown", f"there is no claim {ident!r}")
+
+    async def release_claim(self, caller: Caller, ident: str, *, wait_s: float = 0) -> ClaimView:
+        claim = self._claim(ident)
+        self.claims[claim.id] = replace(claim, state=ClaimState.RELEASED, partition=None, ended_at=START)
+        return self._view(self.claims[claim.id])
+
+    async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
+        claim = self._claim(ident)
+        if claim.spec.lease_s is None:
+            raise MooringsError("claim.no_lease", f"claim {ident} has no lease")
+        self.claims[claim.id] = replace(claim, lease_until=Instant(START + 60_000_000))
+        return self._view(self.claims[claim.id])
+
+    async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
+        claim = self._claim(ident)
+        if wait_s and claim.state is ClaimState.PENDING:
+            await self._wait(wait_s)
+        return self._view(self.claims[claim.id])
+
+    async def list_claims(
+        self,
+        page: Page,
+        *,
+        states: frozenset[ClaimState] | None = None,
+        owner_prefix: str | None = None,
+        pool: str | None = None,
+    ) -> Sequence[ClaimView]:
+        self.seen.append((page, states, owner_prefix, pool))
+        found = [
+            claim
+            for claim in self.claims.values()
+            if (states is None or claim.state in states) and claim.owner.startswith(owner_prefix or "")
+        ]
+        return [self._view(claim) for claim in found if claim.id > (page.after or "")][: page.limit]
+
+    async def explain_claim(self, ident: str) -> Explanation:
+        claim = self._claim(ident)
+        return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),))
+
+    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
+        gcd = GcdBinding(0, (DeviceId("pod16:0"),), "p_gcd0_ipuof.conf", "{}", {"A": "b"})
+        return Binding(self._claim(ident).name, {"IPUOF_VIPU_API_HOST": "vipu"}, (gcd,))
+
+    # -- partitions, pools, devices ------------------------------------------------------------------------------------
+
+    def list_partitions(self) -> Sequence[PartitionView]:
+        held = [claim for claim in self.claims.values() if claim.partition is not None]
+        return [PartitionView(self._partition(claim), claim.owner, "ipu") for claim in held]
+
+    def get_partition(self, ident: str) -> PartitionView:
+        for view in self.list_partitions():
+            if ident in (view.partition.id, view.partition.name):
+                return view
+        raise MooringsError("partition.unknown", f"there is no partition {ident!r}")
+
+    async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
+        view = self.get_partition(ident)
+        return replace(view, partition=replace(view.partition, state=PartitionState.RESETTING))
+
+    def list_pools(self) -> Sequence[PoolView]:
+        return [self.get_pool("pod16")]
+
+    def get_pool(self, name: str) -> PoolView:
+        if name != "pod16":
+            raise MooringsError("pool.unknown", f"there is no pool {name!r}")
+        return PoolView(self.pool, 12, 0, 8, 1, 1, {1: 12, 8: 1}, reachable=True, problem="")
+
+    def capacity(self, pool: str, size: int) -> int:
+        return self.get_pool(pool).available.get(size, 0)
+
+    def list_devices(self, page: Page, *, pool: str | None = None) -> Sequence[DeviceView]:
+        first = 0 if page.after is None else parse_device_id(page.after)[1] + 1
+        return [self.get_device(f"pod16:{index}") for index in range(first, min(16, first + page.limit))]
+
+    def get_device(self, ident: str) -> DeviceView:
+        pool, index = parse_device_id(ident)
+        device = self.out.get(ident) or Device(pool, index, DeviceState.IN_SERVICE, "", Instant(0))
+        in_service = device.state is DeviceState.IN_SERVICE
+        return DeviceView(device, "ipu", 0, in_service=in_service, partition=None, claim=None, owner=None)
+
+    async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
+        check_admin(caller, "drain a device")
+        pool, index = parse_device_id(ident)
+        self.out[ident] = Device(pool, index, DeviceState.DRAINED, reason, START)
+        return self.get_device(ident)
+
+    async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
+        check_admin(caller, "resume a device")
+        self.out.pop(ident, None)
+        return self.get_device(ident)
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    async def create_run(
+        self, caller: Caller, job: JobSpec, *, engine: str = "local", key: str | None = None
+    ) -> RunView:
+        self.seen.append((job, engine, key))
+        ident = RunId(f"run-{len(self.runs) + 1:012}")
+        self.runs[ident] = Run(
+            id=ident,
+            job=job,
+            engine=engine,
+            subject=caller.subject,
+            claim=ClaimId("claim-1"),
+            state=RunState.WAITING,
+            created_at=START,
+        )
+        return RunView(self.runs[ident], None, None, 1, Reason("claim.no_room", "there is no room"))
+
+    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
+        if ident not in self.runs:
+            raise MooringsError("run.unknown", f"there is no run {ident!r}")
+        if wait_s:
+            await self._wait(wait_s)
+        return RunView(self.runs[ident], None, None, None, None)
+
+    async def list_runs(
+        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+    ) -> Sequence[RunView]:
+        found = [run for run in self.runs.values() if states is None or run.state in states]
+        return [RunView(run, None, None, None, None) for run in found if run.id > (page.after or "")][: page.limit]
+
+    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+        view = await self.get_run(ident)
+        self.runs[ident] = replace(
+            view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
+        )
+        return RunView(self.runs[ident], None, None, None, None)
+
+    async def run_logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        await self.get_run(ident)
+        return self._chunks(task, follow)
+
+    async def _chunks(self, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        for rank, chunk in enumerate(self.output):
+            if task in (None, rank):
+                yield chunk
+        if follow and self.endless:
+            await self._news()
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    async def list_events(
+        self,
+        after: Seq,
+        limit: int,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        names: Sequence[str] = (),
+    ) -> Sequence[Row]:
+        self.reads += 1
+        if self.failing is not None:
+            raise self.failing
+
+        def wanted(row: Row) -> bool:
+            name = row.event.name
+            named = not names or any(
+                name == each or (each.endswith(".*") and name.startswith(each[:-1])) for each in names
+            )
+            return named and claim in (None, row.event.claim) and run in (None, row.event.run)
+
+        return [row for row in self.rows[after:] if wanted(row)][:limit]
+
+    async def wait_events(self, after: Seq, timeout_s: float) -> None:
+        if len(self.rows) <= after:
+            await self._wait(timeout_s)
+
+    def last_seq(self) -> Seq:
+        return Seq(len(self.rows))
+
+    # -- keys and health -----------------------------------------------------------------------------------------------
+
+    async def create_key(
+        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None
+    ) -> tuple[AccessKey, str]:
+        check_admin(caller, "make access keys")
+        secret = f"moor_{subject}_secret"
+        self.keys[secret] = Caller(subject, role, owner_prefix or f"user/{subject}", subject)
+        return AccessKey(subject, subject, role, owner_prefix or f"user/{subject}", "digest", START), secret
+
+    async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
+        check_admin(caller, "list access keys")
+        return [AccessKey(k.key_id, k.subject, k.role, k.owner_prefix, "digest", START) for k in self.keys.values()]
+
+    async def revoke_key(self, caller: Caller, ident: str) -> None:
+        check_admin(caller, "revoke access keys")
+        for secret, known in list(self.keys.items()):
+            if known.key_id == ident:
+                del self.keys[secret]
+                return
+        raise MooringsError("key.unknown", f"there is no access key {ident!r}")
+
+    def readiness(self) -> Reason | None:
+        return self.unready

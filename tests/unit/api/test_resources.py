@@ -1,0 +1,188 @@
+import inspect
+
+import httpx2
+import pytest
+
+from moorings.controller.service import Controller
+from moorings.core.reasons import Reason
+from moorings.wire.codec import decode
+from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
+from moorings.workloads.jobs import JobSpec
+from tests.unit.api.pretend import ADMIN, PretendController
+
+AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
+JOB = {"name": "digits", "command": ["python3", "train.py"], "workdir": "/home/ann"}
+
+
+# -- partitions
+
+
+async def test_a_partition_made_by_hand_is_a_claim_of_the_caller(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
+    answer = await api.post("/v1/partitions", json={"name": "p4", "size": 4}, headers={"Idempotency-Key": "k"})
+    assert answer.status_code == 201
+    claim = decode(ClaimBody, answer.json())
+    assert (claim.name, claim.owner) == ("p4", "user/ann")
+    assert answer.headers["location"] == f"/v1/claims/{claim.id}"
+    controller.grant(claim.id)
+    answer = await api.get("/v1/partitions/p4")
+    assert decode(PartitionBody, answer.json()).devices == "0-3"
+    assert (await api.post("/v1/partitions/p4/reset")).json()["state"] == "RESETTING"
+    assert (await api.delete("/v1/partitions/p4?wait=1s")).json()["state"] == "RELEASED"
+    assert (await api.get("/v1/partitions/p4")).json()["code"] == "partition.unknown"
+    assert (await api.delete("/v1/partitions/p4")).json()["code"] == "partition.unknown"
+
+
+async def test_partitions_are_listed_by_address_page_by_page(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
+    for number in range(12):
+        made = await api.post("/v1/partitions", json={"name": f"p{number}", "size": 1})
+        controller.grant(made.json()["id"])
+    page = (await api.get("/v1/partitions?limit=5")).json()
+    seen = [item["devices"] for item in page["items"]]
+    while "continue" in page:
+        assert len(page["items"]) == 5
+        page = (await api.get(f"/v1/partitions?limit=5&continue={page['continue']}")).json()
+        seen += [item["devices"] for item in page["items"]]
+    assert seen == [str(number) for number in range(12)]
+    assert (await api.get("/v1/partitions?pool=pod16&limit=1000")).json()["items"] != []
+    assert (await api.get("/v1/partitions?pool=nope")).json()["code"] == "pool.unknown"
+
+
+# -- pools and devices
+
+
+async def test_a_pool_says_how_it_is_wired_and_what_is_free(api: httpx2.AsyncClient) -> None:
+    answer = await api.get("/v1/pools/pod16")
+    pool = decode(PoolBody, answer.json())
+    assert (pool.topology.type, pool.topology.max_block, pool.devices, pool.free) == ("power-of-two", 16, 16, 12)
+    assert pool.available == {"1": 12, "8": 1}
+    listed = (await api.get("/v1/pools")).json()
+    assert listed["kind"] == "PoolList"
+    assert [item["name"] for item in listed["items"]] == ["pod16"]
+    assert (await api.get("/v1/pools/nope")).json()["code"] == "pool.unknown"
+
+
+async def test_capacity_needs_a_size(api: httpx2.AsyncClient) -> None:
+    answer = await api.get("/v1/pools/pod16/capacity?size=8")
+    assert decode(CapacityBody, answer.json()) == CapacityBody(pool="pod16", size=8, partitions=1, free=12, largest=8)
+    answer = await api.get("/v1/pools/pod16/capacity")
+    assert (answer.status_code, answer.json()["code"]) == (422, "page.invalid")
+
+
+async def test_devices_are_listed_drained_and_resumed(api: httpx2.AsyncClient) -> None:
+    first = (await api.get("/v1/devices?limit=10")).json()
+    rest = (await api.get(f"/v1/devices?limit=10&continue={first['continue']}")).json()
+    assert [item["index"] for item in first["items"] + rest["items"]] == list(range(16))
+    assert "since" not in first["items"][0]
+    denied = await api.post("/v1/devices/pod16:3/drain", json={"reason": "fan"})
+    assert (denied.status_code, denied.json()["code"]) == (403, "auth.denied")
+    drained = await api.post("/v1/devices/pod16:3/drain", json={"reason": "fan"}, headers=AS_ADMIN)
+    device = decode(DeviceBody, drained.json())
+    assert (device.state, device.reason, device.since) == ("DRAINED", "fan", "2023-11-14T22:13:20.000000Z")
+    assert (await api.get("/v1/devices/pod16:3")).json()["state"] == "DRAINED"
+    assert (await api.post("/v1/devices/pod16:3/resume", headers=AS_ADMIN)).json()["state"] == "IN_SERVICE"
+
+
+@pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "x" * 501}])
+async def test_a_drain_needs_a_reason(api: httpx2.AsyncClient, body: dict[str, str]) -> None:
+    answer = await api.post("/v1/devices/pod16:3/drain", json=body, headers=AS_ADMIN)
+    assert (answer.status_code, answer.json()["code"]) == (422, "body.invalid")
+    assert "body.reason" in answer.json()["detail"]
+
+
+# -- runs
+
+
+async def test_a_job_reaches_the_controller_whole(api: httpx2.AsyncClient, controller: PretendController) -> None:
+    job = {
+        **JOB,
+        "environment": {"PATH": "/bin"},
+        "tasks": 2,
+        "accelerators": {"kind": "ipu", "size": 4, "replicas": 2, "pool": "pod16"},
+        "resources": {"cpus": 2, "memoryBytes": 1 << 30, "nodes": 1},
+        "checkpoint": {"resumable": True},
+        "checkpointDirectory": "/home/ann/ckpt",
+    }
+    answer = await api.post("/v1/runs", json={"job": job}, headers={"Idempotency-Key": "k"})
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/v1/runs/{answer.json()['id']}"
+    body = decode(RunBody, answer.json())
+    assert (answer.json()["kind"], body.state, body.subject, body.position) == ("Run", "WAITING", "ann", 1)
+    spec, engine, key = controller.seen[-1]
+    assert isinstance(spec, JobSpec)
+    assert (engine, key) == ("local", "k")
+    assert (spec.command, spec.tasks, spec.accelerators.replicas) == (("python3", "train.py"), 2, 2)
+    assert spec.resources.memory_bytes == 1 << 30
+    assert body.job.command == ("python3", "train.py")
+    assert body.job.checkpoint_directory == "/home/ann/ckpt"
+
+
+async def test_a_run_is_listed_cancelled_and_shown(api: httpx2.AsyncClient) -> None:
+    ident = (await api.post("/v1/runs", json={"job": JOB})).json()["id"]
+    assert [item["id"] for item in (await api.get("/v1/runs")).json()["items"]] == [ident]
+    cancelled = (await api.post(f"/v1/runs/{ident}/cancel?wait=5s")).json()
+    assert (cancelled["state"], cancelled["taskCodes"]) == ("CANCELLED", [143, None])
+    assert (await api.get("/v1/runs")).json()["items"] == []
+    assert (await api.get("/v1/runs?state=CANCELLED")).json()["items"] != []
+    assert (await api.get("/v1/runs/run-0")).json()["code"] == "run.unknown"
+
+
+async def test_output_is_plain_text(api: httpx2.AsyncClient) -> None:
+    ident = (await api.post("/v1/runs", json={"job": JOB})).json()["id"]
+    answer = await api.get(f"/v1/runs/{ident}/logs")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.text == "[0] step 1\n[1] step 1\n"
+    assert (await api.get(f"/v1/runs/{ident}/logs?task=1&follow=true")).text == "[1] step 1\n"
+    assert (await api.get("/v1/runs/run-0/logs")).json()["code"] == "run.unknown"
+
+
+# -- keys
+
+
+async def test_the_secret_of_a_key_is_told_once(api: httpx2.AsyncClient) -> None:
+    answer = await api.post("/v1/keys", json={"subject": "bob"}, headers=AS_ADMIN)
+    assert answer.status_code == 201
+    key = decode(KeyBody, answer.json())
+    assert (key.subject, key.role, key.secret) == ("bob", "user", "moor_bob_secret")
+    listed = await api.get("/v1/keys", headers=AS_ADMIN)
+    assert {item["id"] for item in listed.json()["items"]} == {"admin", "ann", "bob"}
+    assert "secret" not in listed.text
+    gone = await api.delete("/v1/keys/bob", headers=AS_ADMIN)
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert (await api.delete("/v1/keys/bob", headers=AS_ADMIN)).json()["code"] == "key.unknown"
+    assert (await api.get("/v1/keys")).json()["code"] == "auth.denied"
+
+
+# -- the controller itself
+
+
+async def test_health_readiness_and_version_are_open(app: object, controller: PretendController) -> None:
+    transport = httpx2.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://m") as stranger:
+        assert (await stranger.get("/healthz")).json() == {"status": "alive"}
+        assert (await stranger.get("/readyz")).json() == {"status": "ready"}
+        version = (await stranger.get("/version")).json()
+        assert (version["kind"], version["apiVersion"], version["installation"]) == ("Version", "moorings/v1", "inst-1")
+        assert (await stranger.get("/openapi.json")).json()["openapi"].startswith("3.1")
+        controller.unready = Reason("store.unavailable", "the disk is full", hint="make room")
+        unready = await stranger.get("/readyz")
+        assert (unready.status_code, unready.json()["code"]) == (503, "store.unavailable")
+        assert (unready.json()["detail"], unready.json()["hint"]) == ("the disk is full", "make room")
+        assert unready.headers["retry-after"] == "1"
+
+
+# -- these tests themselves
+
+
+@pytest.mark.parametrize("name", [name for name in vars(PretendController) if not name.startswith("_")])
+def test_the_pretend_controller_has_the_real_ones_signatures(name: str) -> None:
+    if name in ("tell", "grant", "installation"):
+        return
+    real, pretend = (inspect.signature(getattr(each, name)) for each in (Controller, PretendController))
+    assert {key: (value.kind, value.default) for key, value in pretend.parameters.items()} == {
+        key: (value.kind, value.default) for key, value in real.parameters.items()
+    }

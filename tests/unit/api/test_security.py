@@ -1,0 +1,67 @@
+import httpx2
+import pytest
+
+from moorings.api.application import Application
+from moorings.api.routes import OPERATIONS
+from tests.unit.api.pretend import USER
+
+GUARDED = [
+    (operation.method, operation.path.replace("{id}", "x").replace("{pool}", "x"))
+    for operation in OPERATIONS
+    if not operation.open
+]
+
+
+@pytest.fixture
+def stranger(app: Application) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://moorings")
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+async def test_nothing_of_the_api_is_open(stranger: httpx2.AsyncClient, method: str, path: str) -> None:
+    answer = await stranger.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (401, "auth.missing")
+    assert answer.headers["www-authenticate"] == 'Bearer realm="moorings"'
+
+
+async def test_only_what_carries_no_knowledge_is_open() -> None:
+    assert {operation.path for operation in OPERATIONS if operation.open} == {
+        "/healthz",
+        "/readyz",
+        "/version",
+        "/openapi.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        ("", "auth.missing"),
+        ("Basic YTpi", "auth.missing"),
+        (USER, "auth.missing"),
+        ("Bearer", "auth.invalid"),
+        ("Bearer  ", "auth.invalid"),
+        ("Bearer moor_ann_guess", "auth.invalid"),
+        ("Bearer " + "x" * 201, "auth.invalid"),
+        ("Bearer moor_é", "auth.invalid"),
+    ],
+)
+async def test_a_header_that_holds_no_key_of_ours(stranger: httpx2.AsyncClient, header: str, code: str) -> None:
+    answer = await stranger.get("/v1/claims", headers=[(b"authorization", header.encode())])
+    assert (answer.status_code, answer.json()["code"]) == (401, code)
+    if code == "auth.invalid":
+        assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+    assert "guess" not in answer.text
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_scheme_is_read_in_any_case(stranger: httpx2.AsyncClient, scheme: str) -> None:
+    answer = await stranger.get("/v1/claims", headers={"Authorization": f"{scheme} {USER}"})
+    assert answer.status_code == 200
+
+
+async def test_a_stranger_learns_nothing_of_the_body_or_query(stranger: httpx2.AsyncClient) -> None:
+    answer = await stranger.post("/v1/claims", content=b"not json")
+    assert answer.json()["code"] == "auth.missing"
+    answer = await stranger.get("/v1/claims?limit=-1")
+    assert answer.json()["code"] == "auth.missing"

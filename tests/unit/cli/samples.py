@@ -1,0 +1,176 @@
+"""One fleet as the API shows it, for every table: a full pool and a broken one, what waits, runs, has ended."""
+
+from moorings.core.instants import Instant
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import (
+    AcceleratorsShape,
+    ClaimBody,
+    DeviceBody,
+    EventBody,
+    JobShape,
+    KeyBody,
+    PartitionBody,
+    PoolBody,
+    ReasonBody,
+    RunBody,
+    TopologyShape,
+)
+
+NOW: Instant = parse_time("2026-01-31T12:00:00Z")
+FULL = ReasonBody(
+    code="pool.full",
+    message="waits for 16 devices in pod64: 28 of 64 free, largest block 8",
+    blockers=("claim-aaaa", "claim-bbbb"),
+    until="2026-01-31T13:30:00.000000Z",
+    hint="it would start now with 8 devices",
+)
+COMMAND = ("python3", "train.py", "--epochs", "3")
+WIRED = TopologyShape(type="power-of-two", domains=4, domain_size=64, max_block=256)
+
+
+def pool(name="pod256", **more):
+    usual = {
+        "name": name,
+        "kind": "ipu",
+        "driver": "simulated",
+        "reachable": True,
+        "devices": 256,
+        "free": 28,
+        "out_of_service": 1,
+        "largest": 8,
+        "waiting": 3,
+        "partitions": 7,
+        "topology": WIRED,
+        "available": {"1": 28, "8": 2},
+    }
+    return PoolBody(**{**usual, **more})
+
+
+def device(index, state="IN_SERVICE", **more):
+    return DeviceBody(id=f"pod64:{index}", pool="pod64", kind="ipu", index=index, domain=0, state=state, **more)
+
+
+def partition(name="p64", **more):
+    usual = {
+        "id": f"claim-{name}-0",
+        "name": name,
+        "claim": f"claim-{name}",
+        "owner": "user/ann",
+        "pool": "pod64",
+        "kind": "ipu",
+        "size": 16,
+        "devices": "16-31",
+        "gcds": 4,
+        "replicas_per_gcd": 2,
+        "state": "ACTIVE",
+        "since": "2026-01-31T11:20:00.000000Z",
+    }
+    return PartitionBody(**{**usual, **more})
+
+
+def claim(name="p64", **more):
+    usual = {
+        "id": f"claim-{name}",
+        "name": name,
+        "owner": "user/ann",
+        "subject": "ann",
+        "state": "READY",
+        "kind": "ipu",
+        "size": 16,
+        "gcds": 4,
+        "replicas_per_gcd": 2,
+        "project": "default",
+        "priority": 0,
+        "preemptible": False,
+        "attempt": 0,
+        "created_at": "2026-01-31T11:59:20.000000Z",
+    }
+    return ClaimBody(**{**usual, **more})
+
+
+READY = {"pool": "pod64", "partition": "p64", "partition_id": "claim-p64-0", "devices": "16-31"}
+TIMES = {"granted_at": "2026-01-31T11:59:30.000000Z", "ready_at": "2026-01-31T11:59:30.400000Z"}
+
+
+def run(ident="run-7f3kq2m4xw2a", name="digits", command=COMMAND, environment=None, **more):
+    job = JobShape(
+        name=name,
+        command=command,
+        environment=environment or {},
+        workdir="/home/ann",
+        tasks=2,
+        accelerators=AcceleratorsShape(size=16),
+    )
+    usual = {
+        "id": ident,
+        "name": name,
+        "engine": "local",
+        "subject": "ann",
+        "state": "RUNNING",
+        "claim": "claim-digits",
+        "attempt": 0,
+        "job": job,
+        "created_at": "2026-01-28T13:00:00.000000Z",
+    }
+    return RunBody(**{**usual, **more})
+
+
+POOLS = (pool(), pool("wse", kind="csx", driver="wafer", reachable=False, devices=2, free=0, problem="no answer"))
+DEVICES = (
+    *(device(index, partition="p64", claim="claim-p64", owner="user/ann") for index in range(4)),
+    *(device(index) for index in range(4, 7)),
+    device(7, "QUARANTINED", reason="partition p9 broke", since="2026-01-31T09:00:00.000000Z"),
+    device(8, "DRAINED", reason="link errors (root)", since="2026-01-30T09:00:00.000000Z"),
+    *(device(index) for index in range(9, 12)),
+)
+PARTITIONS = (
+    partition(),
+    partition("digits-1", size=64, devices="0-63", state="PROVISIONING", gcds=1, owner="local/run-7f3kq2m4xw2a"),
+)
+CLAIMS = (
+    claim(**READY, **TIMES),
+    claim("digits", state="PENDING", reason=FULL, position=2, time_limit_s=7200.0, owner="local/run-7f3kq2m4xw2a"),
+)
+RUNS = (
+    run(),
+    run("run-waits4567abc", state="WAITING", reason=FULL, position=2),
+    run(
+        "run-ended4567abc",
+        state="FAILED",
+        exit_code=139,
+        detail="task 1 was ended by SIGSEGV",
+        ended_at="2026-01-31T11:00:00.000000Z",
+    ),
+)
+KEYS = (
+    KeyBody(id="ojgdisubcw", subject="root", role="admin", owner_prefix="", created_at="2026-01-30T12:00:00Z"),
+    KeyBody(
+        id="g3qs4onwx7",
+        subject="ann",
+        role="user",
+        owner_prefix="user/ann",
+        created_at="2026-01-31T11:59:00Z",
+        revoked_at="2026-01-31T11:59:30Z",
+    ),
+)
+EVENTS = (
+    EventBody(
+        seq=9,
+        name="claim.granted",
+        at="2026-01-31T11:59:00Z",
+        claim="claim-p64",
+        pool="pod64",
+        data={"devices": "16-31", "name": "p64", "attempt": 0},
+    ),
+    EventBody(seq=10, name="device.drained", at="2026-01-31T11:59:30Z", device="pod64:8", data={"why": "link errors"}),
+    EventBody(seq=11, name="turn.decided", at="2026-01-31T11:59:31Z"),
+)
+OF_KIND = {
+    "pool": POOLS,
+    "device": DEVICES,
+    "partition": PARTITIONS,
+    "claim": CLAIMS,
+    "run": RUNS,
+    "key": KEYS,
+    "event": EVENTS,
+}

@@ -1,0 +1,58 @@
+"""What the doctor says of what was seen."""
+
+import pytest
+
+from moorings.cli import checks
+from moorings.cli.checks import Verdict
+from moorings.wire.shapes import VersionBody
+from tests.unit.cli import samples
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "verdict"),
+    [(0o100600, 7, Verdict.PASS), (0o100644, 7, Verdict.FAIL), (0o100600, 8, Verdict.FAIL), (None, 0, Verdict.SKIP)],
+)
+def test_credentials(tmp_path, mode, owner, verdict):
+    finding = checks.check_credentials(tmp_path / "c.toml", mode, owner, 7)
+    assert finding.verdict is verdict
+    assert finding.fix or verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("secure", "host", "verdict"),
+    [(True, "far", Verdict.PASS), (False, "127.0.0.1", Verdict.PASS), (False, "far", Verdict.WARN)],
+)
+def test_transport(secure, host, verdict):
+    assert checks.check_transport(secure, host).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("version", "api", "verdict"),
+    [
+        ("0.1.9", "moorings/v1", Verdict.PASS),
+        ("9.0.0", "moorings/v1", Verdict.WARN),
+        ("9.0.0", "moorings/v2", Verdict.FAIL),
+    ],
+)
+def test_version(version, api, verdict):
+    assert checks.check_version(VersionBody(version=version, api_version=api, installation="i")).verdict is verdict
+
+
+def test_pools():
+    found = list(checks.check_pools(samples.POOLS))
+    assert [(finding.id, finding.verdict) for finding in found] == [
+        ("pools.pod256", Verdict.PASS),
+        ("pools.wse", Verdict.FAIL),
+    ]
+    assert "no answer" in found[1].evidence
+    assert [finding.verdict for finding in checks.check_pools(())] == [Verdict.FAIL]
+
+
+def test_devices():
+    foreign = samples.device(40, partition="theirs")
+    service, strangers = checks.check_devices([*samples.DEVICES, foreign])
+    assert service.verdict is Verdict.WARN
+    assert "pod64:8 (link errors (root))" in service.evidence
+    assert strangers.verdict is Verdict.WARN
+    assert "theirs" in strangers.evidence
+    assert [finding.verdict for finding in checks.check_devices(samples.DEVICES[:4])] == [Verdict.PASS, Verdict.PASS]

@@ -1,0 +1,503 @@
+"""Commands against a recorded controller: what is asked, what is shown where, and the exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moorings.cli.main import main
+from moorings.wire.codec import encode
+from moorings.wire.shapes import ReasonBody
+from tests.unit.cli import samples
+from tests.unit.client.recorded import Reply, event, listing, problem, server_event
+
+FULL_POOL = {"apiVersion": "moorings/v1", "kind": "PoolList"}
+
+
+def as_list(kind, items):
+    return listing(kind, [encode(item) for item in items])
+
+
+def body(item):
+    return Reply(encode(item))
+
+
+@pytest.fixture
+def moor(capsys):
+    """Runs a command; (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        code = main(arguments)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("get", "pools"),
+        ("get", "pool"),
+        ("list", "po"),
+        ("ls", "pools"),
+        ("get", "-q", "pools"),
+        ("-q", "get", "pools"),
+    ],
+)
+def test_nouns_and_verbs_have_several_spellings(server, moor, words):
+    server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
+    code, out, err = moor(*words)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split()[:3] == ["NAME", "KIND", "DRIVER"]
+
+
+def test_an_empty_list_is_told_on_stderr_and_is_no_failure(server, moor):
+    server.on("GET", "/v1/partitions", listing("Partition", []))
+    assert moor("get", "partitions", "--pool", "pod1") == (0, "", "No partitions found in pool pod1.\n")
+    code, out, err = moor("get", "partitions", "-o", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"apiVersion": "moorings/v1", "kind": "PartitionList", "items": []}
+
+
+def test_filters_reach_the_controller(server, moor):
+    server.on("GET", "/v1/claims", as_list("Claim", samples.CLAIMS))
+    moor("get", "claims", "--state", "pending", "--owner", "user/ann", "--pool", "pod64")
+    assert server.seen[0].query == {
+        "state": "PENDING",
+        "ownerPrefix": "user/ann",
+        "pool": "pod64",
+        "all": "true",
+        "limit": "1000",
+    }
+
+
+def test_one_thing_by_name_in_each_spelling(server, moor):
+    server.on("GET", "/v1/partitions/p64", body(samples.PARTITIONS[0]))
+    for words in (("partition", "p64"), ("partition/p64",), ("parts", "partition/p64")):
+        assert moor("get", *words, "-o", "name") == (0, "partition/p64\n", "")
+
+
+def test_names_of_another_noun_are_refused(server, moor):
+    code, _, err = moor("delete", "partition", "claim/p64")
+    assert code == 2
+    assert "is no partition" in err
+    assert server.seen == []
+
+
+def test_those_that_exist_are_shown_and_the_missing_one_is_the_error(server, moor):
+    server.on("GET", "/v1/partitions/p64", body(samples.PARTITIONS[0]))
+    server.on("GET", "/v1/partitions/no", problem("partition.unknown", "there is no partition 'no'", 404))
+    code, out, err = moor("get", "partitions", "p64", "no", "-o", "name")
+    assert (code, out) == (3, "partition/p64\n")
+    assert err == "error: there is no partition 'no'\nrequest id: req-1\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("auth.missing", 401, 4),
+        ("pool.unknown", 404, 3),
+        ("claim.no_room", 409, 6),
+        ("key.conflict", 409, 5),
+        ("store.unavailable", 503, 7),
+        ("body.invalid", 422, 2),
+        ("internal.error", 500, 1),
+        ("moon.full", 418, 1),
+    ],
+)
+def test_exit_codes_come_from_the_one_table(server, moor, code, status, exit_code):
+    server.on("GET", "/v1/pools", problem(code, "because\x1b[2J", status, hint="do this"))
+    got, out, err = moor("get", "pools")
+    assert (got, out) == (exit_code, "")
+    assert err == "error: because\\x1b[2J\nhint: do this\nrequest id: req-1\n"
+
+
+def test_no_controller_is_exit_code_7_with_a_hint(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    code, out, err = moor("get", "pools")
+    assert (code, out) == (7, "")
+    assert "moor up" in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    assert "Traceback" in moor("get", "pools", "--debug")[2]
+
+
+def test_wrong_usage_is_exit_code_2(moor):
+    for words in (
+        ("frobnicate",),
+        ("get", "frobs"),
+        ("get", "pools", "--frob"),
+        ("run",),
+        ("get", "pools", "-o", "xml"),
+    ):
+        code, out, err = moor(*words)
+        assert (code, out) == (2, ""), words
+        assert err.startswith("error: "), words
+
+
+def test_the_key_and_the_trace(server, moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_ACCESS_KEY", "moor_secret")
+    server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
+    _, _, err = moor("-v", "get", "pools")
+    assert server.seen[0].headers["authorization"] == "Bearer moor_secret"
+    assert f"GET {server.url}/v1/pools?limit=1000: 200" in err
+    assert "secret" not in err
+
+
+def test_config_view_shows_origins_and_keeps_the_key_back(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_ACCESS_KEY", "moor_abcdefghijklm")
+    code, out, _ = moor("config", "view", "--show-origin")
+    assert code == 0
+    assert "moor_abc..." in out
+    assert "abcdefghijklm" not in out
+    assert "environment MOORINGS_ACCESS_KEY" in out
+
+
+def test_use_context_changes_one_line_of_the_file(moor, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "moorings" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('# mine\noutput = "wide"\n[contexts.pod1]\nserver = "http://pod1"\n')
+    assert moor("config", "use-context", "pod1")[0] == 0
+    assert file.read_text() == 'context = "pod1"\n# mine\noutput = "wide"\n[contexts.pod1]\nserver = "http://pod1"\n'
+    assert moor("config", "use-context", "pod2")[0] == 2
+    file.write_text(file.read_text() + "[contexts.pod2]\n")
+    assert moor("config", "use-context", "pod2")[0] == 0
+    assert file.read_text().startswith('context = "pod2"\n# mine\n')
+
+
+def test_the_configured_form_of_output_holds_for_lists(server, moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_OUTPUT", "name")
+    server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
+    assert moor("get", "pools") == (0, "pool/pod256\npool/wse\n", "")
+
+
+def test_create_partition_is_refused_at_once_without_room(server, moor):
+    server.on("POST", "/v1/claims", problem("claim.no_room", "no room for 64 devices", 409, hint="try 16"))
+    code, out, err = moor("create", "partition", "p64", "--size", "64")
+    assert (code, out) == (6, "")
+    assert "hint: try 16; --wait waits for room" in err
+    assert server.seen[0].json == {**_asked(), "queue": "never"}
+
+
+def _asked():
+    return {
+        "name": "p64",
+        "size": 64,
+        "kind": "ipu",
+        "gcds": 1,
+        "replicasPerGcd": 1,
+        "resources": {},
+        "project": "default",
+        "priority": 0,
+        "preemptible": False,
+        "checkpoint": {"resumable": False, "warnSignal": "USR1", "warnS": 120.0, "graceS": 30.0},
+    }
+
+
+def test_create_partition_waits_and_says_why(server, moor):
+    waiting = samples.claim(state="PENDING", reason=samples.FULL, position=2)
+    granted = samples.claim(state="GRANTED", **samples.READY)
+    ready = samples.claim(state="READY", **samples.READY, **samples.TIMES)
+    server.on("POST", "/v1/claims", Reply(encode(waiting), 201))
+    server.on("GET", "/v1/claims/claim-p64", body(waiting), body(granted), body(ready))
+    code, out, err = moor("create", "partition", "p64", "--size", "16", "--wait")
+    assert (code, out) == (0, "partition/p64 created in pod64, devices 16-31\n")
+    assert err.splitlines() == [
+        "p64: waits for 16 devices in pod64: 28 of 64 free, largest block 8 (position 2)",
+        "p64: GRANTED pod64 devices 16-31",
+        "p64: waits for partition p64 to be ACTIVE",
+        "p64: partition p64 ACTIVE after 0.4 s",
+    ]
+    assert [seen.query["for"] for seen in server.asked("GET", "/v1/claims/claim-p64")] == [
+        "GRANTED",
+        "GRANTED",
+        "READY",
+    ]
+
+
+def test_create_partition_tells_why_it_came_to_nothing(server, moor):
+    server.on("POST", "/v1/claims", Reply(encode(samples.claim(state="PENDING")), 201))
+    reason = ReasonBody(code="driver.unknown", message="the driver said no")
+    server.on("GET", "/v1/claims/claim-p64", body(samples.claim(state="FAILED", reason=reason)))
+    code, out, err = moor("create", "partition", "p64", "--size", "16")
+    assert (code, out) == (2, "")
+    assert "error: claim p64 is FAILED: the driver said no" in err
+
+
+def test_a_wait_has_a_limit(server, moor):
+    waiting = samples.claim(state="PENDING", reason=samples.FULL, position=2)
+    server.on("POST", "/v1/claims", Reply(encode(waiting), 201))
+    server.on("GET", "/v1/claims/claim-p64", body(waiting))
+    code, out, err = moor("create", "partition", "p64", "--size", "16", "--wait", "--timeout", "50ms")
+    assert (code, out) == (124, "")
+    assert "the time is up" in err
+
+
+def test_nonsense_is_refused_before_any_network(server, moor):
+    for words in (
+        ("create", "partition", "P64!", "--size", "4"),
+        ("create", "partition", "x" * 37, "--size", "4"),
+        ("create", "claim", "--size", "4", "--gcds", "3"),
+        ("create", "claim", "--size", "0"),
+        ("run", "--ipus", "4", "-n", "3", "--", "true"),
+        ("run", "--ipus", "4", "--size", "4", "--", "true"),
+        ("run", "--env", "NOPE_NOT_SET", "--", "true"),
+        ("run", "python3", "train.py"),
+        ("drain", "device", "pod64", "--reason", "x"),
+    ):
+        assert moor(*words)[0] in (2, 3), words
+    assert server.seen == []
+
+
+def test_create_key_shows_the_secret_alone_on_stdout(server, moor):
+    key = {**encode(samples.KEYS[1]), "secret": "moor_x"}
+    server.on("POST", "/v1/keys", Reply(key, 201))
+    code, out, err = moor("create", "key", "ann", "--role", "agent", "--owner-prefix", "slurm/c1")
+    assert (code, out) == (0, "moor_x\n")
+    assert "only now" in err
+    assert server.seen[0].json == {"subject": "ann", "role": "agent", "ownerPrefix": "slurm/c1"}
+
+
+def test_delete_waits_until_nothing_is_left(server, moor):
+    server.on("DELETE", "/v1/partitions/p64", body(samples.claim(state="RELEASING")))
+    server.on(
+        "GET", "/v1/claims/claim-p64", body(samples.claim(state="RELEASING")), body(samples.claim(state="RELEASED"))
+    )
+    assert moor("delete", "partition", "p64", "-q") == (0, "partition/p64 deleted\n", "")
+    assert [seen.method for seen in server.seen] == ["DELETE", "GET", "GET"]
+    assert moor("rm", "partition", "p64", "--no-wait") == (0, "partition/p64 is being deleted\n", "")
+
+
+def test_runs_are_not_deleted(server, moor):
+    code, _, err = moor("delete", "run", "digits")
+    assert code == 2
+    assert "moor cancel digits" in err
+
+
+def test_drain_takes_ranges_and_says_who_keeps_it(server, moor):
+    for index in (3, 4):
+        held = samples.device(index, "DRAINED", owner="user/ann" if index == 3 else None)
+        server.on("POST", f"/v1/devices/pod64:{index}/drain", body(held))
+    code, out, _ = moor("drain", "device", "pod64:3-4", "--reason", "link errors")
+    assert code == 0
+    assert out == "device/pod64:3 drained; user/ann keeps it until its end\ndevice/pod64:4 drained\n"
+    assert server.seen[0].json == {"reason": "link errors"}
+
+
+def test_resume_passes_over_what_is_in_service(server, moor):
+    server.on("GET", "/v1/pools/pod64", body(samples.POOLS[0]))
+    server.on("GET", "/v1/devices", as_list("Device", []))
+    server.on("GET", "/v1/devices/pod64:3", body(samples.device(3)))
+    server.on("GET", "/v1/devices/pod64:8", body(samples.device(8, "DRAINED")))
+    server.on("POST", "/v1/devices/pod64:8/resume", body(samples.device(8)))
+    code, out, err = moor("resume", "device", "pod64:3,8")
+    assert (code, out, err) == (0, "device/pod64:8 resumed\n", "device/pod64:3 is in service\n")
+
+
+def test_reset(server, moor):
+    server.on("POST", "/v1/partitions/p64/reset", body(samples.partition(state="RESETTING")))
+    assert moor("reset", "partition", "p64")[:2] == (0, "partition/p64 reset, RESETTING\n")
+
+
+def test_explain_a_run_explains_its_claim(server, moor):
+    server.on("GET", "/v1/runs/digits", body(samples.RUNS[1]))
+    told = {"claim": "claim-digits", "state": "PENDING", "summary": "full", "reasons": [encode(samples.FULL)]}
+    server.on("GET", "/v1/claims/claim-digits/explain", Reply(told))
+    code, out, _ = moor("explain", "run", "digits")
+    assert code == 0
+    assert out.startswith("claim claim-digits is PENDING: full\n- waits for 16 devices")
+    assert json.loads(moor("explain", "run/digits", "-o", "json")[1])["reasons"][0]["code"] == "pool.full"
+
+
+def test_describe_shows_the_story(server, moor):
+    server.on("GET", "/v1/claims/p64", body(samples.CLAIMS[0]))
+    server.on("GET", "/v1/events", listing("Event", [event(3, "claim.granted", claim="claim-p64")]))
+    code, out, _ = moor("describe", "claim", "p64")
+    assert code == 0
+    assert "Owner:" in out
+    assert out.splitlines()[-1].split()[:3] == ["3", "2026-01-31T12:00:00Z", "claim.granted"]
+    assert server.asked("GET", "/v1/events")[0].query["claim"] == "claim-p64"
+
+
+def test_events_after_a_number(server, moor):
+    server.on("GET", "/v1/events", listing("Event", [event(8, "run.ended", run="r")]))
+    code, out, _ = moor("events", "--after", "7", "--name", "run.*", "--no-headers")
+    assert (code, out.split()[0]) == (0, "8")
+    assert server.seen[0].query == {"after": "7", "limit": "1000", "name": "run.*"}
+
+
+def test_logs_come_as_they_are(server, capfdbinary):
+    server.on("GET", "/v1/runs/digits/logs", Reply(chunks=[b"[0] a\n", b"[1] \xff\n"]))
+    assert main(["logs", "digits", "--task", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"[0] a\n[1] \xff\n"
+    assert server.seen[0].query == {"task": "1"}
+
+
+def test_cancel_waits_for_the_end(server, moor):
+    server.on("POST", "/v1/runs/digits/cancel", body(samples.run(state="STOPPING")))
+    server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run(state="CANCELLED", exit_code=143)))
+    code, out, err = moor("cancel", "digits")
+    assert (code, out) == (0, "run/run-7f3kq2m4xw2a cancelled\n")
+    assert "STOPPING" in err
+
+
+def test_wait_gives_the_runs_own_exit_code(server, moor):
+    server.on("GET", "/v1/runs/digits", body(samples.RUNS[1]))
+    server.on("GET", "/v1/runs/run-waits4567abc", body(samples.RUNS[1]), body(samples.run(state="FAILED", exit_code=9)))
+    code, out, err = moor("wait", "digits")
+    assert (code, out) == (9, "")
+    assert "run-waits4567abc: waits for 16 devices in pod64: 28 of 64 free, largest block 8 (position 2)" in err
+
+
+def test_wait_for_a_claim_that_is_no_run(server, moor):
+    server.on("GET", "/v1/runs/p64", problem("run.unknown", "no run", 404))
+    server.on("GET", "/v1/claims/p64", body(samples.CLAIMS[0]))
+    server.on("GET", "/v1/claims/claim-p64", body(samples.CLAIMS[0]))
+    code, out, _ = moor("wait", "p64", "--for", "ready")
+    assert (code, out) == (0, "claim/p64 READY\n")
+    assert moor("wait", "p64", "--for", "ended", "--timeout", "50ms")[0] == 124
+
+
+def test_wait_for_what_is_neither(server, moor):
+    server.on("GET", "/v1/runs/x", problem("run.unknown", "no run", 404))
+    server.on("GET", "/v1/claims/x", problem("claim.unknown", "no claim", 404))
+    code, _, err = moor("wait", "x")
+    assert code == 3
+    assert "no run or claim 'x'" in err
+
+
+def test_status(server, moor):
+    server.on("GET", "/version", Reply({"version": "0.1.0", "apiVersion": "moorings/v1", "installation": "i"}))
+    server.on("GET", "/readyz", Reply({"status": "ready"}))
+    server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
+    server.on("GET", "/v1/claims", as_list("Claim", samples.CLAIMS))
+    server.on("GET", "/v1/runs", as_list("Run", samples.RUNS[:2]))
+    code, out, _ = moor("status")
+    assert code == 0
+    assert out.splitlines()[0] == f"controller  {server.url} (0.1.0), ready"
+    assert "1 PENDING, 1 READY" in out
+    data = json.loads(moor("status", "-o", "json")[1])
+    assert data["ready"] is True
+    assert data["runs"] == {"RUNNING": 1, "WAITING": 1}
+
+
+def test_doctor_finds_and_says_what_to_do(server, moor):
+    server.on("GET", "/version", Reply({"version": "0.1.0", "apiVersion": "moorings/v1", "installation": "i"}))
+    server.on(
+        "GET", "/readyz", problem("store.unavailable", "the database cannot be written", 503, hint="free the disk")
+    )
+    server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
+    server.on("GET", "/v1/devices", as_list("Device", samples.DEVICES))
+    code, out, _ = moor("doctor", "-o", "json")
+    verdicts = {item["id"]: item["verdict"] for item in json.loads(out)["items"]}
+    assert code == 8
+    assert verdicts == {
+        "credentials": "SKIP",
+        "configuration": "PASS",
+        "transport": "PASS",
+        "controller": "PASS",
+        "version": "PASS",
+        "ready": "FAIL",
+        "pools.pod256": "PASS",
+        "pools.wse": "FAIL",
+        "devices.service": "WARN",
+        "devices.foreign": "PASS",
+    }
+    code, out, _ = moor("doctor", "--only", "ready")
+    assert (code, out.splitlines()[2].strip()) == (8, "fix: free the disk")
+    assert moor("doctor", "--only", "version,controller")[0] == 0
+
+
+def test_doctor_without_a_controller(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    code, out, _ = moor("doctor")
+    assert code == 8
+    assert "FAIL     controller" in out
+    assert "SKIP     pools" in out
+
+
+def test_version(server, moor):
+    server.on("GET", "/version", Reply({"version": "9.9.9", "apiVersion": "moorings/v1", "installation": "i"}))
+    code, out, _ = moor("version")
+    assert code == 0
+    assert "controller  9.9.9" in out
+    assert moor("version", "--client")[0] == 0
+    assert moor("--version")[1].startswith("moor ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(moor, shell):
+    code, out, _ = moor("completion", shell)
+    assert code == 0
+    assert "_MOOR_COMPLETE" in out
+
+
+def test_completion_gives_live_names_and_is_silent_offline(server, monkeypatch, capsys):
+    monkeypatch.setenv("_MOOR_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "moor get partition p")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    server.on("GET", "/v1/partitions", as_list("Partition", samples.PARTITIONS))
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out == "plain,p64\n"
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr()
+    assert (shown.out.strip(), shown.err) == ("", "")
+
+
+def test_watch_shows_the_list_then_what_changes_then_how_it_ended(server, moor):
+    waiting, running, ended = (
+        samples.RUNS[1],
+        samples.run("run-waits4567abc"),
+        samples.run("run-waits4567abc", state="SUCCEEDED"),
+    )
+    server.on(
+        "GET",
+        "/v1/runs",
+        as_list("Run", [waiting]),
+        as_list("Run", [waiting]),
+        as_list("Run", [running]),
+        as_list("Run", []),
+    )
+    server.on("GET", "/v1/runs/run-waits4567abc", body(ended))
+    server.on(
+        "GET",
+        "/v1/events",
+        Reply(
+            chunks=[server_event(1, "turn.decided"), server_event(2, "run.started"), server_event(3, "run.ended")],
+            cut=True,
+        ),
+        problem("auth.invalid", "the key was revoked", 401),
+    )
+    code, out, err = moor("watch", "runs", "-o", "json")
+    assert code == 4
+    assert "revoked" in err
+    assert [json.loads(line)["state"] for line in out.splitlines()] == ["WAITING", "RUNNING", "SUCCEEDED"]
+
+
+LIGHT = """
+import sys
+from moorings.cli.main import main
+code = main(sys.argv[1:])
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["get", "partitions"], ["run", "--dry-run", "--", "true"]])
+def test_what_must_start_fast_imports_nothing_heavy(server, words):
+    server.on("GET", "/v1/partitions", as_list("Partition", samples.PARTITIONS))
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], capture_output=True, text=True, check=True)
+    heavy = {"pydantic", "fastapi", "starlette", "sqlalchemy", "yaml", "structlog", "asyncio", "uvicorn", "alembic"}
+    loaded = set(done.stderr.split())
+    assert not loaded & heavy
+    if words == ["--version"]:
+        assert not loaded & {"http", "json", "tomllib"}

@@ -1,0 +1,109 @@
+"""The terminal and what stands in its place: live lines, plain lines, colours, signs."""
+
+import contextlib
+import io
+import os
+import pty
+import sys
+
+import pytest
+
+from moorings.cli.console import Console
+from moorings.cli.limits import Limit
+from moorings.cli.progress import Progress
+from moorings.cli.text import plain
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch):
+    """A real pseudo-terminal as stdout and stderr; gives what has arrived. (A fixture comes before pytest's own.)"""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        yield lambda: os.read(ours, 65536).decode()
+    os.close(ours)
+
+
+def test_on_a_terminal_one_line_lives_and_goes(monkeypatch):
+    with terminal(monkeypatch) as arrived:
+        progress = Progress(Console({"TERM": "xterm"}))
+        progress.wait("waits for 16 devices")
+        progress.wait("waits for 8 devices")
+        progress.say("GRANTED")
+        text = arrived()
+    assert text == "\r\x1b[Kwaits for 16 devices\r\x1b[Kwaits for 8 devices\r\x1b[KGRANTED\r\n"
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"MOORINGS_NO_COLOR": "1"}])
+def test_no_colour_where_it_is_refused(monkeypatch, environment):
+    with terminal(monkeypatch):
+        usual, forced = Console(environment), Console(environment, colour="always")
+    assert usual.paint("ACTIVE", "green") == "ACTIVE"
+    assert forced.paint("ACTIVE", "green") == "\x1b[32mACTIVE\x1b[0m"
+
+
+def test_colour_on_a_terminal(monkeypatch):
+    with terminal(monkeypatch):
+        usual, never = Console({"TERM": "xterm"}), Console({"TERM": "xterm"}, colour="never")
+    assert usual.paint("ACTIVE", "green") == "\x1b[32mACTIVE\x1b[0m"
+    assert never.paint("ACTIVE", "green") == "ACTIVE"
+
+
+def test_no_colour_and_no_cutting_in_a_pipe(capsys):
+    console = Console({"TERM": "xterm"})
+    assert console.paint("ACTIVE", "green") == "ACTIVE"
+    assert console.columns is None
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    with terminal(monkeypatch) as arrived:
+        Progress(Console({"TERM": "dumb"})).wait("waits")
+        text = arrived()
+    assert text == "waits\r\n"
+
+
+def test_in_a_log_a_reason_is_said_when_it_changes(capsys):
+    progress = Progress(Console({}), repeat_s=1e9)
+    for text in ("a", "a", "b", "b", "a"):
+        progress.wait(text)
+    assert capsys.readouterr().err == "a\nb\na\n"
+
+
+def test_in_a_log_an_old_reason_is_said_again_when_it_is_time(capsys):
+    progress = Progress(Console({}), repeat_s=0)
+    progress.wait("a")
+    progress.wait("a")
+    assert capsys.readouterr().err == "a\na\n"
+
+
+def test_quiet_says_only_errors(capsys):
+    console = Console({}, quiet=True)
+    progress = Progress(console)
+    progress.wait("a")
+    progress.say("b")
+    console.note("c")
+    console.warn("d")
+    console.error("error: e")
+    assert capsys.readouterr().err == "warning: d\nerror: e\n"
+
+
+def test_signs_are_ascii_where_the_locale_has_no_others(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    Console({}).error("cut… → café")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"cut... -> caf\\xe9\n"
+
+
+def test_control_characters_are_made_visible():
+    assert plain("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
+    assert plain("übrig") == "übrig"
+
+
+def test_a_limit():
+    assert Limit(None).left_s(5) == 5
+    assert not Limit(None).over
+    assert Limit(0).over
+    assert Limit(0).left_s(5) > 0
+    assert Limit(1e9).left_s(5) == 5

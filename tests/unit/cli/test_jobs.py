@@ -1,0 +1,123 @@
+"""A job from a command line, a file, or both; nonsense is refused before any network."""
+
+from pathlib import Path
+
+import pytest
+
+from moorings.cli.jobs import JobFlags, build_job, name_of
+from moorings.core.errors import MooringsError
+
+ENVIRONMENT = {"PATH": "/bin", "HOME": "/home/ann", "TOKEN": "t"}
+JOB = """
+command = ["python3", "train.py"]
+tasks = 2
+time = "10:00"
+[accelerators]
+size = 4
+replicas = 2
+[environment]
+pass = ["HOME"]
+set = { A = "1" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "digits.toml"
+    path.write_text(JOB)
+    return path
+
+
+def built(file=None, command=(), *, folder="/work", usual_project="default", **flags):
+    return build_job(file, command, JobFlags(**flags), ENVIRONMENT, Path(folder), usual_project)
+
+
+def test_a_command_alone():
+    job = built(command=["/usr/bin/python3", "train.py"], size=4, kind="ipu")
+    assert job.command == ("/usr/bin/python3", "train.py")
+    assert (job.name, job.workdir, job.tasks) == ("python3", "/work", 1)
+    assert job.accelerators.size == 4
+    assert job.environment == {"PATH": "/bin"}
+
+
+def test_a_file_alone(file):
+    job = built(str(file))
+    assert (job.name, job.tasks, job.time_limit_s, job.workdir) == ("digits", 2, 600.0, str(file.parent))
+    assert job.environment == {"HOME": "/home/ann", "A": "1"}
+
+
+def test_flags_win_over_the_file(file):
+    job = built(
+        str(file),
+        ["other"],
+        size=16,
+        kind="gpu",
+        pool="p",
+        tasks=4,
+        replicas=8,
+        time="2h",
+        name="n",
+        priority=3,
+        project="proj",
+        environment=("A=2", "TOKEN"),
+        workdir="sub",
+    )
+    assert job.command == ("other",)
+    assert (job.name, job.tasks, job.priority, job.project) == ("n", 4, 3, "proj")
+    assert (job.accelerators.size, job.accelerators.kind) == (16, "gpu")
+    assert (job.accelerators.pool, job.accelerators.replicas) == ("p", 8)
+    assert job.time_limit_s == 7200.0
+    assert job.environment == {"HOME": "/home/ann", "A": "2", "TOKEN": "t"}
+    assert job.workdir == "/work/sub"
+
+
+def test_a_relative_file_is_found_from_the_folder(file):
+    assert built("digits.toml", folder=str(file.parent)).name == "digits"
+
+
+def test_the_project_of_the_configuration_is_for_commands(file):
+    assert built(command=["x"], usual_project="site").project == "site"
+    assert built(command=["x"], usual_project="site", project="flag").project == "flag"
+    assert built(str(file), usual_project="site").project == "default"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ({"size": 4, "tasks": 3}, "claim.gcds_invalid"),
+        ({"size": 4, "tasks": 2, "replicas": 3}, "claim.replicas_invalid"),
+        ({"size": 0}, "claim.size_invalid"),
+        ({"size": -1}, "claim.size_invalid"),
+        ({"tasks": 0}, "job.invalid"),
+        ({"time": "soon"}, "duration.invalid"),
+        ({"name": "a/b"}, "job.invalid"),
+        ({"environment": ("NOPE",)}, "job.invalid"),
+        ({"environment": ("RANK=1",)}, "job.invalid"),
+        ({"environment": ("=1",)}, "job.invalid"),
+    ],
+)
+def test_what_cannot_work_is_refused(flags, code):
+    with pytest.raises(MooringsError) as caught:
+        built(command=["x"], **flags)
+    assert caught.value.code == code
+
+
+def test_a_file_that_is_not_there_says_how_to_run_a_command():
+    with pytest.raises(MooringsError) as caught:
+        built("python3")
+    assert caught.value.code == "job.invalid"
+    assert "--" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/usr/bin/python3"], "python3"),
+        (["./my job.sh"], "my-job.sh"),
+        (["..."], "job"),
+        ([], "job"),
+        (["x" * 99], "x" * 63),
+    ],
+)
+def test_a_job_is_named_after_its_program(command, name):
+    assert name_of(command) == name

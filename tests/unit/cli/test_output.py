@@ -1,0 +1,150 @@
+"""Every form of output against its golden file. After a wanted change: MOORINGS_GOLDEN=write pytest tests/unit/cli."""
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moorings.cli.commands.describe import explanation_text
+from moorings.cli.kinds import DEVICES, KINDS, PARTITIONS, POOLS, RUNS, fold_devices
+from moorings.cli.output import Format, Look, describe, parse_format, render_line, render_list, render_one, sort_items
+from moorings.core.errors import MooringsError
+from moorings.wire.shapes import ExplanationBody
+from tests.unit.cli import samples
+
+GOLDEN = Path(__file__).parent / "golden"
+WRITE = os.environ.get("MOORINGS_GOLDEN") == "write"
+
+
+def check_golden(name, text):
+    path = GOLDEN / name
+    if WRITE:
+        path.write_text(text + "\n")
+    assert text + "\n" == path.read_text()
+
+
+@pytest.mark.parametrize("noun", KINDS)
+@pytest.mark.parametrize("form", ["table", "wide", "json", "yaml", "name", "csv"])
+def test_lists(noun, form):
+    check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], Format(form), samples.NOW))
+
+
+@pytest.mark.parametrize("noun", ["pool", "partition", "claim", "run"])
+def test_descriptions(noun):
+    check_golden(f"{noun}.describe.txt", describe(samples.OF_KIND[noun][-1], samples.NOW))
+
+
+def test_a_description_names_the_variables_of_a_job_and_keeps_their_values_back():
+    run = samples.run(environment={"PATH": "/bin", "HF_TOKEN": "hf_secret"}, command=("sh", "-c", "echo a b"))
+    text = describe(run, samples.NOW)
+    assert "HF_TOKEN, PATH" in text
+    assert "hf_secret" not in text
+    assert "sh -c 'echo a b'" in text
+
+
+def test_an_explanation():
+    told = ExplanationBody(
+        claim="claim-digits", state="PENDING", summary=samples.FULL.message, position=2, reasons=(samples.FULL,)
+    )
+    check_golden("explanation.txt", explanation_text(told))
+
+
+def test_json_and_yaml_are_the_same_document():
+    as_json = json.loads(render_list(RUNS, samples.RUNS, Format("json"), samples.NOW))
+    as_yaml = yaml.safe_load(render_list(RUNS, samples.RUNS, Format("yaml"), samples.NOW))
+    assert as_json["apiVersion"] == "moorings/v1"
+    assert as_json["kind"] == "RunList"
+    assert [item["id"] for item in as_json["items"]] == [run.id for run in samples.RUNS]
+    assert as_json == as_yaml
+
+
+def test_one_item_is_what_the_api_gives_and_no_list():
+    document = json.loads(render_one(POOLS, samples.POOLS[0], Format("json"), samples.NOW))
+    assert document["kind"] == "ipu"
+    assert document["outOfService"] == 1
+    assert json.loads(render_line(samples.POOLS[0])) == document
+
+
+def test_an_empty_list_is_an_empty_list_in_json():
+    assert json.loads(render_list(POOLS, (), Format("json"), samples.NOW))["items"] == []
+
+
+def test_no_headers():
+    text = render_list(POOLS, samples.POOLS, Format("table"), samples.NOW, Look(headers=False))
+    assert text.splitlines()[0].startswith("pod256 ")
+
+
+def test_custom_columns():
+    form = parse_format("custom-columns=RUN:.id,SIZE:.job.accelerators.size,GONE:.nothing")
+    lines = render_list(RUNS, samples.RUNS[:1], form, samples.NOW).splitlines()
+    assert [line.split() for line in lines] == [["RUN", "SIZE", "GONE"], ["run-7f3kq2m4xw2a", "16", "-"]]
+
+
+@pytest.mark.parametrize("text", ["xml", "custom-columns=", "custom-columns=A", "json=1", "jsonpath={.items}"])
+def test_an_unknown_form_is_refused_and_the_known_are_named(text):
+    with pytest.raises(MooringsError) as caught:
+        parse_format(text)
+    assert "table, wide, json" in caught.value.hint
+
+
+def test_csv_is_read_back():
+    nasty = samples.partition(reason='broke, "badly"')
+    rows = list(csv.DictReader(io.StringIO(render_list(PARTITIONS, [nasty], Format("csv"), samples.NOW))))
+    assert rows[0]["REASON"] == 'broke, "badly"'
+
+
+def test_the_last_column_is_cut_to_the_terminal_and_never_elsewhere():
+    wide = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW)
+    narrow = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(width=90))
+    assert max(map(len, wide.splitlines())) > 90
+    assert max(map(len, narrow.splitlines())) == 90
+    assert "…" in narrow
+    ascii_only = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(width=90, unicode=False))
+    assert ascii_only.isascii()
+    assert max(map(len, ascii_only.splitlines())) == 90
+
+
+def test_states_are_painted_and_the_columns_stay():
+    def paint(text, colour):
+        return f"<{colour}>{text}</>"
+
+    plain_text = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW)
+    painted = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(paint=paint))
+    assert "<green>RUNNING</>" in painted
+    assert "<red>FAILED</>" in painted
+    for colour in ("green", "red", "yellow"):
+        painted = painted.replace(f"<{colour}>", "")
+    assert painted.replace("</>", "") == plain_text
+
+
+def test_foreign_text_cannot_move_the_cursor_or_break_a_row():
+    nasty = samples.partition(reason="\x1b[2Jone\ntwo")
+    text = render_list(PARTITIONS, [nasty], Format("wide"), samples.NOW)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2
+
+
+def test_later_rows_stand_under_the_header():
+    look = Look(widths=[])
+    first = render_list(RUNS, samples.RUNS[:1], Format("table"), samples.NOW, look)
+    later = render_list(
+        RUNS, [samples.run(name="x")], Format("table"), samples.NOW, Look(headers=False, widths=look.widths)
+    )
+    assert first.splitlines()[1].index("RUNNING") == later.index("RUNNING")
+
+
+def test_devices_that_are_not_neighbours_or_not_alike_stay_apart():
+    devices = [samples.device(index) for index in (0, 1, 3)] + [samples.device(4, owner="user/ann")]
+    assert [[device.index for device in row] for row in fold_devices(devices)] == [[0, 1], [3], [4]]
+    assert sum(len(row) for row in fold_devices(samples.DEVICES)) == len(samples.DEVICES)
+    assert DEVICES.folded is not None
+
+
+def test_sorting_by_a_field_puts_numbers_in_order_and_what_has_none_last():
+    runs = [samples.run("a", exit_code=10), samples.run("b"), samples.run("c", exit_code=9)]
+    assert [run.id for run in sort_items(runs, "exitCode")] == ["c", "a", "b"]
+    assert [run.id for run in sort_items(runs, ".id")] == ["a", "b", "c"]

@@ -1,0 +1,77 @@
+"""The controller as a process: known by its start time, told by its last words."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorings.cli import processes
+from moorings.cli.processes import Launch, Running
+
+
+def ticks_of(pid):
+    return processes.parse_start_ticks(Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_start_ticks_are_read_behind_a_name_with_brackets():
+    stat = "42 (a) b) (c) S 1 42 42 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 777 1000 1"
+    assert processes.parse_start_ticks(stat) == 777
+
+
+def test_a_process_is_known_by_its_start_time():
+    me = Running(os.getpid(), ticks_of("self"), "", "")
+    assert processes.is_alive(me)
+    assert not processes.is_alive(Running(me.pid, me.start_ticks + 1, "", ""))
+    assert not processes.is_alive(Running(2**22 + 1, me.start_ticks, "", ""))
+
+
+def test_a_zombie_does_not_live():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    record = Running(child.pid, ticks_of(child.pid), "", "")
+    assert processes.is_alive(record)
+    assert child.stdin is not None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.is_alive(record)
+    child.wait()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "startTicks": 1, "url": "u", "version": "v"}'])
+def test_a_record_that_cannot_be_read_is_none(text):
+    assert processes.parse_record(text) is None
+
+
+def test_no_record_is_no_controller(tmp_path):
+    assert processes.find_running(tmp_path) is None
+
+
+def test_a_record_of_a_dead_process_is_no_controller(tmp_path):
+    (tmp_path / "controller.json").write_text('{"pid": 4194305, "startTicks": 1, "url": "u", "version": "v"}')
+    assert processes.find_running(tmp_path) is None
+
+
+def test_the_command_line_holds_no_secret():
+    launch = Launch(Path("/d"), "127.0.0.1", 8090, Path("/p.toml"), Path("/c.toml"))
+    assert processes.build_argv(launch)[1:] == [
+        *("-m", "moorings.app.controller", "--data", "/d", "--host", "127.0.0.1", "--port", "8090"),
+        *("--credentials", "/c.toml", "--pools", "/p.toml"),
+    ]
+
+
+def test_last_words_are_its_own_error_and_hint(tmp_path):
+    (tmp_path / "controller.log").write_text("msg=x\nerror: port 8090 is taken (config.invalid)\nhint: use another\n")
+    error = processes.died(tmp_path, 2)
+    assert error.code == "config.invalid"
+    assert error.detail == "the controller ended with exit code 2: port 8090 is taken (config.invalid)"
+    assert error.hint.startswith("use another; all of its log: ")
+
+
+def test_last_words_of_one_that_said_no_error(tmp_path):
+    assert "by signal 9" in processes.died(tmp_path, -9).detail
+    assert processes.died(tmp_path, -9).code == "internal.error"
+    (tmp_path / "controller.log").write_text("".join(f"line {number}\n" for number in range(99)))
+    detail = processes.died(tmp_path, -9).detail
+    assert "line 98" in detail
+    assert "line 80" not in detail

@@ -1,0 +1,105 @@
+"""A place for the local engine on this very machine, which ends a test with nothing left of it."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moorings.core.instants import Instant
+from moorings.local.engine import LocalEngine
+from moorings.local.processes import everyone
+from moorings.local.records import Status
+from moorings.local.rundir import RunFolder
+from moorings.testing.engine_suite import PATIENCE_S, Programs
+from moorings.workloads.runs import RunId
+
+
+class WallClock:
+    """The machine's time."""
+
+    def now(self) -> Instant:
+        return Instant(time.time_ns() // 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class EndlessClock(WallClock):
+    """Whoever sleeps never wakes: only news can."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.Event().wait()
+
+
+async def eventually(met: Callable[[], object]) -> None:
+    """Returns once it is met: for what other processes do and tell nobody."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not met():  # noqa: ASYNC110 - another process cannot set our Event
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    return pid in everyone()
+
+
+class LocalRig:
+    programs = Programs()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.work = folder / "work"
+        self.work.mkdir(parents=True)
+
+    @property
+    def workdir(self) -> str:
+        return str(self.work)
+
+    async def open(self) -> LocalEngine:
+        return LocalEngine(self.runs, WallClock())
+
+    def of(self, run: RunId) -> RunFolder:
+        return RunFolder(self.runs / run)
+
+    def status(self, run: RunId, attempt: int = 0) -> Status:
+        status = self.of(run).read_status(attempt)
+        assert status is not None
+        return status
+
+    def script(self, name: str, text: str, mode: int = 0o755) -> str:
+        path = self.work / name
+        path.write_text(text)
+        path.chmod(mode)
+        return str(path)
+
+    def left(self) -> dict[int, str]:
+        """Processes that have anything to do with this place, and their command lines."""
+        return {
+            pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            for pid in everyone()
+            if pid != os.getpid() and self._is_ours(pid)
+        }
+
+    def _is_ours(self, pid: int) -> bool:
+        place = str(self.folder)
+        try:
+            told = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+            return place.encode() in told or Path(f"/proc/{pid}/cwd").readlink().is_relative_to(place)
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        """Fails if anything was left; nothing is, afterwards."""
+        left = self.left()
+        while rest := self.left():
+            for pid in rest:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+        # A supervisor that has recorded the end is just about to leave.
+        leaving = {pid for pid, command in left.items() if "moorings.local.supervisor" in command}
+        assert {pid: command for pid, command in left.items() if pid not in leaving} == {}

@@ -1,0 +1,430 @@
+"""What survives what: controllers and supervisors killed between any two steps, damaged folders, two at a time."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moorings.local.engine import LocalEngine, parse_signal
+from moorings.local.processes import boot_id
+from moorings.local.records import CancelOrder, Identity, Status, to_json
+from moorings.local.settle import Verdict, settle
+from moorings.testing.engine_suite import READY, end_of, make_order, opened, printed, read, refused, see, until
+from moorings.workloads.jobs import Resources
+from moorings.workloads.runs import Ending, Phase, RunId
+from tests.unit.local.local_rig import EndlessClock, WallClock, alive, eventually
+
+# What outlives a KILLed supervisor: each has shed another mark, and ignores TERM.
+LEFTOVERS = """
+trap '' TERM
+sleep 3601 &
+env -i setsid sleep 3602 &
+setsid sleep 3603 > /dev/null 2>&1 &
+env -i sleep 3604 > /dev/null 2>&1 &
+echo ready
+exec sleep 3605
+"""
+
+SUBMITTER = """
+import asyncio, sys
+from pathlib import Path
+from moorings.local.engine import LocalEngine
+from moorings.local.records import from_json
+from moorings.ports.engine import StartOrder
+from tests.unit.local.local_rig import WallClock
+
+async def main():
+    order = from_json(StartOrder, sys.argv[2])
+    print("begin", flush=True)
+    print(await LocalEngine(Path(sys.argv[1]), WallClock()).submit(order), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def submitter(rig, order):
+    """Another controller, which submits that order: a process to be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, str(rig.runs), to_json(order)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def kill(process):
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def stranger():
+    """A process that has nothing to do with any run."""
+    process = subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+# -- controllers die
+
+
+async def test_a_run_outlives_a_killed_controller(rig):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    controller = submitter(rig, order)
+    assert controller.stdout.readline() == "begin\n"
+    assert controller.stdout.readline() == f"{order.run}/0\n"
+    kill(controller)
+    async with opened(rig) as engine:
+        assert (await see(engine, order.run)).phase is Phase.RUNNING
+        assert await engine.submit(order) == f"{order.run}/0"
+        await engine.cancel(order.run, "seen enough")
+        assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+        assert await read(engine, order.run) == b"ready\n"
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 75, 5))
+async def test_a_controller_killed_at_any_moment_of_a_submit_starts_a_run_at_most_once(rig, delay_ms):
+    order = make_order(rig.programs.prints("once"), rig.workdir)
+    controller = submitter(rig, order)
+    assert controller.stdout.readline() == "begin\n"
+    await asyncio.sleep(delay_ms / 1000)  # the moment is what is varied
+    kill(controller)
+    async with opened(rig) as engine:
+        await engine.submit(order)
+        assert (await end_of(engine, order.run)).exit_code == 0
+        assert await read(engine, order.run) == b"once\n"
+
+
+async def test_an_order_whose_controller_died_before_it_started_anything_is_absent_and_may_be_submitted(rig, engine):
+    order = make_order(rig.programs.prints("once"), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    assert (await see(engine, order.run)).phase is Phase.ABSENT
+    folder.save_order(order)
+    await until(engine, order.run, Phase.ABSENT)
+    await engine.submit(order)
+    await end_of(engine, order.run)
+    assert await read(engine, order.run) == b"once\n"
+
+
+async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    with folder.at_door(wait_s=0):
+        folder.save_order(order)
+        for _ in range(3):
+            assert (await see(engine, order.run)).phase is Phase.STARTING
+            assert settle(folder, order.run, WallClock().now(), witnessed=False) is Verdict.BUSY
+    await until(engine, order.run, Phase.ABSENT)
+
+
+async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    with folder.at_door(wait_s=0):
+        folder.save_order(order)
+        life = folder.take_life()
+    try:
+        assert settle(folder, order.run, WallClock().now(), witnessed=False) is Verdict.ALIVE
+        assert (await see(engine, order.run)).phase is Phase.STARTING
+        await engine.submit(order)  # somebody is at it: nothing is started
+    finally:
+        os.close(life)
+    await until(engine, order.run, Phase.ABSENT)
+
+
+async def test_a_run_cancelled_before_anything_was_started_ends_so_and_is_never_started(rig, engine):
+    order = make_order(rig.programs.prints("never"), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    folder.save_order(order)
+    await engine.cancel(order.run, "changed my mind")
+    end = await end_of(engine, order.run)
+    assert (end.ending, end.task_codes, end.started_at, end.detail) == (
+        Ending.CANCELLED,
+        (None,),
+        None,
+        "changed my mind",
+    )
+    await engine.submit(order)
+    assert await read(engine, order.run) == b""
+    assert not (folder.path / "logs").exists()
+
+
+async def test_a_supervisor_that_finds_its_run_cancelled_starts_nothing(rig, engine):
+    order = replace(make_order(rig.programs.prints("never"), rig.workdir), attempt=1)
+    folder = rig.of(order.run)
+    folder.make()
+    folder.save_cancel(CancelOrder(1, "changed my mind"))
+    await engine.submit(order)
+    end = await end_of(engine, order.run)
+    assert (end.ending, end.task_codes, end.detail) == (Ending.CANCELLED, (None,), "changed my mind")
+
+
+# -- supervisors die
+
+
+async def start_leftovers(rig, engine):
+    """A run of two tasks with four children each, all of them there."""
+    order = make_order(("/bin/sh", rig.script("leftovers.sh", LEFTOVERS)), rig.workdir, tasks=2)
+    await engine.submit(order)
+    for rank in range(2):
+        await printed(engine, order.run, READY, task=rank)
+    await eventually(lambda: sum("sleep 36" in line for line in rig.left().values()) == 10)
+    return order.run
+
+
+def assert_lost(rig, run, end, *, tasks=2):
+    assert rig.left() == {}
+    assert (end.ending, end.exit_code, end.task_codes) == (Ending.LOST, 137, (None,) * tasks)
+    assert "supervisor" in end.detail
+    assert not rig.of(run).bindings.exists()
+
+
+async def test_a_run_whose_supervisor_was_killed_is_lost_when_nothing_of_it_is_left(rig, engine):
+    run = await start_leftovers(rig, engine)
+    os.kill(rig.status(run).supervisor.pid, signal.SIGKILL)
+    assert_lost(rig, run, await end_of(engine, run))
+
+
+async def test_a_run_whose_supervisor_was_killed_while_nobody_looked_is_lost_too(rig, engine):
+    run = await start_leftovers(rig, engine)
+    # The session is no mark any more for one who did not see the supervisor die, and this one has no other.
+    for pid in [pid for pid, line in rig.left().items() if "sleep 3604" in line]:
+        os.kill(pid, signal.SIGKILL)
+    await engine.close()
+    os.kill(rig.status(run).supervisor.pid, signal.SIGKILL)
+    async with opened(rig) as later:
+        assert_lost(rig, run, await end_of(later, run))
+
+
+@pytest.mark.parametrize("delay_ms", [0, 2, 4, 8, 16, 32])
+async def test_a_supervisor_killed_while_it_starts_tasks_leaves_none(rig, engine, delay_ms):
+    order = make_order(rig.programs.ignores_term(), rig.workdir, tasks=24)
+    folder = rig.of(order.run)
+    submitting = asyncio.create_task(engine.submit(order))
+    await eventually(folder.status.exists)
+    await asyncio.sleep(delay_ms / 1000)  # the moment is what is varied
+    os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
+    await submitting
+    assert_lost(rig, order.run, await end_of(engine, order.run), tasks=24)
+
+
+async def test_tasks_die_with_their_supervisor_before_anybody_looks(rig, engine):
+    order = make_order(rig.programs.ignores_term(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+    await engine.close()
+    status = rig.status(order.run)
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    await eventually(lambda: not alive(status.tasks[0].pid))
+
+
+async def test_a_lost_run_may_have_another_attempt(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
+    again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.exits(0)))
+    await eventually(lambda: not alive(rig.status(order.run).supervisor.pid))
+    await engine.submit(again)  # whether or not anybody has looked at the first one since
+    assert (await end_of(engine, order.run)).ending is Ending.EXITED
+
+
+async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_killed(rig, engine, stranger):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    folder.save_order(order)
+    here = Identity(stranger.pid, 1)
+    folder.save_status(Status(0, Phase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
+    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    end = await end_of(engine, order.run)
+    assert (end.ending, end.detail) == (Ending.LOST, "the machine was restarted")
+    assert stranger.poll() is None
+
+
+async def test_a_stranger_who_got_the_process_id_of_a_task_is_not_killed(rig, engine, stranger):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    folder = rig.of(order.run)
+    folder.make()
+    folder.save_order(order)
+    here = Identity(stranger.pid, 1)  # that process began at another time
+    folder.save_status(Status(0, Phase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
+    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    assert stranger.poll() is None
+
+
+async def test_a_supervisor_that_cannot_start_is_an_error_and_may_be_tried_again(rig, engine, monkeypatch):
+    order = make_order(rig.programs.prints("once"), rig.workdir)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        error = await refused(engine.submit(order))
+    assert (error.code, error.retryable) == ("engine.unavailable", True)
+    assert "supervisor.log" in error.hint
+    await until(engine, order.run, Phase.ABSENT)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/no/such/python")
+        assert (await refused(engine.submit(order))).code == "engine.unavailable"
+    await engine.submit(order)
+    await end_of(engine, order.run)
+    assert await read(engine, order.run) == b"once\n"
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("name", ["order.json", "status.json", "end.json"])
+@pytest.mark.parametrize("content", [b"", b'{"attempt": 0, "rec', b"[]", b"\xff\xfe"])
+async def test_nothing_follows_from_a_damaged_file(rig, engine, name, content):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    path = rig.of(order.run).path / name
+    whole = path.read_bytes() if path.exists() else None
+    path.write_bytes(content)
+    for _ in range(2):
+        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    if whole is None:
+        path.unlink()
+    else:
+        path.write_bytes(whole)
+    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    await engine.cancel(order.run, "seen enough")
+    await end_of(engine, order.run)
+
+
+async def test_an_order_that_vanished_is_no_absence(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    path = rig.of(order.run).order
+    aside = path.rename(path.with_name("aside"))
+    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    aside.rename(path)
+    await engine.cancel(order.run, "seen enough")
+    await end_of(engine, order.run)
+
+
+async def test_without_the_folder_of_runs_nothing_is_known(rig, engine):
+    rig.runs.rmdir()
+    assert (await see(engine, RunId("run-x"))).phase is Phase.UNKNOWN
+
+
+async def test_an_id_that_cannot_be_ours_is_absent(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    assert (await refused(engine.submit(replace(order, run=RunId("../x"))))).code == "engine.rejected"
+    assert (await see(engine, RunId("../x"))).phase is Phase.ABSENT
+    await engine.cancel(RunId("../x"), "nobody")
+
+
+async def test_a_job_that_this_machine_cannot_run_is_rejected(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    two_nodes = replace(order, job=replace(order.job, resources=Resources(nodes=2)))
+    two_tasks = replace(order, job=replace(order.job, tasks=2))
+    for wrong in (two_nodes, two_tasks):
+        assert (await refused(engine.submit(wrong))).code == "engine.rejected"
+    assert (await see(engine, order.run)).phase is Phase.ABSENT
+
+
+async def test_a_disk_that_takes_nothing_is_an_error_and_may_be_tried_again(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    (rig.runs / order.run).write_text("in the way")
+    error = await refused(engine.submit(order))
+    assert (error.code, error.retryable) == ("engine.unavailable", True)
+    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+
+
+# -- at the same time
+
+
+async def test_an_attempt_waits_for_the_one_before(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    error = await refused(engine.submit(replace(order, attempt=1)))
+    assert (error.code, error.retryable) == ("engine.unavailable", True)
+    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    await engine.cancel(order.run, "seen enough")
+    await end_of(engine, order.run)
+
+
+async def test_the_end_of_a_run_wakes_whoever_waits(rig):
+    async def news(waiting_for):
+        engine = LocalEngine(rig.runs, EndlessClock())
+        try:
+            assert (await see(engine, waiting_for)).phase is Phase.RUNNING
+            while (await see(engine, waiting_for)).phase is not Phase.ENDED:
+                await engine.changed()
+        finally:
+            await engine.close()
+
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    async with opened(rig) as engine:
+        await engine.submit(order)
+        waiters = [asyncio.create_task(news(order.run)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await engine.cancel(order.run, "seen enough")
+        await asyncio.wait_for(asyncio.gather(*waiters), 60)
+
+
+async def test_many_runs_at_once(rig, engine):
+    orders = [make_order(rig.programs.exits(number), rig.workdir) for number in range(20)]
+    await asyncio.gather(*(engine.submit(order) for order in orders))
+    ends = [await end_of(engine, order.run) for order in orders]
+    assert [end.exit_code for end in ends] == list(range(20))
+    sightings = await engine.observe([order.run for order in orders])
+    assert [sighting.run for sighting in sightings] == [order.run for order in orders]
+
+
+async def test_an_engine_that_lets_go_holds_nothing_and_stops_nothing(rig):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    before = open_files()
+    async with opened(rig) as engine:
+        await engine.submit(order)
+        assert (await see(engine, order.run)).phase is Phase.RUNNING
+    assert open_files() == before
+    assert alive(rig.status(order.run).tasks[0].pid)
+    async with opened(rig) as engine:
+        await engine.cancel(order.run, "seen enough")
+        await end_of(engine, order.run)
+    assert open_files() == before
+
+
+async def test_a_cancel_is_found_even_if_nobody_nudges(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    rig.of(order.run).save_cancel(CancelOrder(0, "left on the doorstep"))
+    assert (await end_of(engine, order.run)).detail == "left on the doorstep"
+
+
+async def test_a_task_that_is_not_there_has_no_output(rig, engine):
+    order = make_order(rig.programs.exits(0), rig.workdir, tasks=2)
+    await engine.submit(order)
+    assert (await refused(read(engine, order.run, task=2))).code == "engine.rejected"
+    await end_of(engine, order.run)
+
+
+@pytest.mark.parametrize("name", ["USR1", "SIGUSR1", "usr1"])
+def test_a_signal_has_a_name(name):
+    assert parse_signal(name) == signal.SIGUSR1
+
+
+@pytest.mark.parametrize("name", ["", "NOPE", "RTMIN", "10", "SIG"])
+async def test_another_name_is_none(rig, engine, name):
+    assert (await refused(engine.signal(RunId("run-x"), name))).code == "engine.rejected"
+
+
+def test_what_a_supervisor_needs_starts_without_the_servers_libraries():
+    code = "import sys, json, moorings.local.supervisor; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    heavy = {"asyncio", "pydantic", "sqlalchemy", "fastapi", "structlog", "yaml", "click"}
+    assert heavy.isdisjoint(loaded)
