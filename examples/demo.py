@@ -94,7 +94,6 @@ class Demo:
                 if not shown and "epoch" in line:
                     shown = True
                     self.moor("get", "partitions")
-                    self.moor("describe", "claim", self.items("claims")[0]["id"])
         if process.returncode:
             raise DemoError(f"the job ended with {process.returncode}")
         found = re.search(r"accuracy (\d\.\d+)", last)

@@ -33,8 +33,8 @@ from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")
 
-# The writer thread asks for the interpreter at every SQLite step; at Python's 5 ms a busy event loop starves it: a commit
-# of 32 claims took up to 95 ms beside one, 5 to 13 ms at this value.
+# The writer thread asks for the interpreter at every SQLite step; at Python's 5 ms a busy event loop starves it: a
+# commit of 32 claims took up to 95 ms beside one, 5 to 13 ms at this value.
 SWITCH_INTERVAL_S = 0.0005
 
 

@@ -6,8 +6,9 @@ from moorings.cli.text import plain
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import Exit, kind_of
 
-_BY_CODE = {
-    "auth.missing": "name your key's file with MOORINGS_ACCESS_KEY_FILE, or see 'moor config view --show-origin'",
+# Where the controller's hint speaks of HTTP, which a person at a terminal does not.
+_HINTS = {
+    "auth.missing": "'moor config view --show-origin' tells why no key was sent; MOORINGS_ACCESS_KEY_FILE names one",
     "auth.invalid": "the key may be revoked, or of another controller; see 'moor config view --show-origin'",
 }
 
@@ -15,10 +16,10 @@ _BY_CODE = {
 def error_lines(error: MooringsError) -> list[str]:
     """The lines a failed command ends with on stderr."""
     lines = [f"error: {plain(error.detail)}"]
-    hint = error.hint or _BY_CODE.get(error.code, "")
+    request_id = getattr(error, "request_id", "")
+    hint = (_HINTS.get(error.code) if request_id else None) or error.hint
     if hint:
         lines.append(f"hint: {plain(hint)}")
-    request_id = getattr(error, "request_id", "")
     if request_id:
         lines.append(f"request id: {plain(request_id)}")
     return lines

@@ -16,7 +16,7 @@ from moorings.core.claims import PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import Answer, PartitionOrder, Seen, Sighting, Verdict
-from moorings.core.inputs import DriverAnswered, ForeignSeen, PoolAnswers, RetryRemoval
+from moorings.core.inputs import DriverAnswered, ForeignSeen, PoolAnswers, RetryRemoval, StraySeen
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import Memory, judge, mark_of
 from moorings.ports.clock import Clock
@@ -233,6 +233,7 @@ class Hardware:
 
     async def _remove_stray(self, pool: PoolName, name: str) -> None:
         log.warning("partition.stray_found", extra={"pool": pool, "partition": name})
+        self._loop.tell(StraySeen(pool, name))
         try:
             await self.drivers[pool].remove(name)
         except Exception as error:

@@ -69,6 +69,14 @@ class ForeignSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StraySeen:
+    """A partition with our mark that nobody holds; the driver is told to remove it."""
+
+    pool: PoolName
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolAnswers:
     """Whether a pool's driver answers; ``problem`` is empty if it does."""
 
@@ -102,6 +110,7 @@ Input = (
     | RetryRemoval
     | ForeignSeen
     | PoolAnswers
+    | StraySeen
     | DrainDevice
     | ResumeDevice
 )

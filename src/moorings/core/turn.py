@@ -42,6 +42,7 @@ from moorings.core.inputs import (
     ResetPartition,
     ResumeDevice,
     RetryRemoval,
+    StraySeen,
 )
 from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
@@ -154,6 +155,8 @@ class Turn:
                 self.foreign(given)
             case PoolAnswers():
                 self.health(given)
+            case StraySeen():
+                self._tell("partition.stray_found", given.pool, {"name": given.name})
             case DrainDevice():
                 return self.drain(given)
             case ResumeDevice():

@@ -88,7 +88,8 @@ class EndRecord:
 
     Attributes:
         ending: how.
-        exit_code: what ``moor run`` exits with: the first non-zero code of a task (128 + N for signal N), else 0.
+        exit_code: what ``moor run`` exits with: the code of the task that failed first (128 + N for signal N); 0 only
+            if all ended with 0. A run that was stopped never has 0.
         task_codes: each task's own code, by rank; None where it never started.
         detail: a sentence, where there is something to say.
     """

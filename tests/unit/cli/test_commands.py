@@ -97,7 +97,7 @@ def test_those_that_exist_are_shown_and_the_missing_one_is_the_error(server, moo
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
-        ("auth.missing", 401, 4),
+        ("auth.denied", 403, 4),
         ("pool.unknown", 404, 3),
         ("claim.no_room", 409, 6),
         ("key.conflict", 409, 5),
@@ -112,6 +112,14 @@ def test_exit_codes_come_from_the_one_table(server, moor, code, status, exit_cod
     got, out, err = moor("get", "pools")
     assert (got, out) == (exit_code, "")
     assert err == "error: because\\x1b[2J\nhint: do this\nrequest id: req-1\n"
+
+
+def test_a_missing_key_is_told_in_the_words_of_a_terminal(server, moor):
+    server.on("GET", "/v1/pools", problem("auth.missing", "no access key", 401, hint="send the header Authorization"))
+    code, _, err = moor("get", "pools")
+    assert code == 4
+    assert "moor config view --show-origin" in err
+    assert "header" not in err
 
 
 def test_no_controller_is_exit_code_7_with_a_hint(moor, monkeypatch):
