@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pty
+import select
 import sys
 
 import pytest
@@ -21,8 +22,16 @@ def terminal(monkeypatch):
     with os.fdopen(theirs, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
-        yield lambda: os.read(ours, 65536).decode()
+        yield lambda: everything_at(ours)
     os.close(ours)
+
+
+def everything_at(descriptor: int) -> str:
+    """What has been written to the other end; a terminal may hand it over in pieces."""
+    arrived = b""
+    while select.select([descriptor], [], [], 0.2)[0]:
+        arrived += os.read(descriptor, 65536)
+    return arrived.decode()
 
 
 def test_on_a_terminal_one_line_lives_and_goes(monkeypatch):
