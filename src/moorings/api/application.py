@@ -12,19 +12,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorings.api import openapi
 from moorings.api.calls import REQUEST_ID, Call, Closing, Service
 from moorings.api.limits import DEFAULT_LIMITS, Limits, Seats
-from moorings.api.openapi import Endpoint
 from moorings.api.operations import Operation
 from moorings.api.problems import fault, problem
 from moorings.api.routes import OPERATIONS
+from moorings.api.routing import Endpoint, Router
 from moorings.core.errors import MooringsError
 
 if TYPE_CHECKING:
@@ -58,10 +56,8 @@ class Application:
         self._closing.begin()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request (or a lifespan)."""
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
-            return
+        """Serve one request."""
+        assert scope["type"] == "http", "the server is told to send nothing else"
         request_id = scope[REQUEST_ID] = self._request_id(scope)
         mark = [(b"x-request-id", request_id.encode()), *_ON_ALL]
 
@@ -107,9 +103,8 @@ def make_application(
         watches=Seats("open event streams", limits.watches_max, limits.watches_per_key_max),
         follows=Seats("open streams of output", limits.follows_max, limits.follows_per_key_max),
     )
-    inner = openapi.make_router(lambda operation: _endpoint(service, operation))
-    inner.add_exception_handler(HTTPException, _not_routed)
-    return Application(inner, service.closing, limits, new_request_id)
+    router = Router(OPERATIONS, lambda operation: _endpoint(service, operation))
+    return Application(router, service.closing, limits, new_request_id)
 
 
 @cache
@@ -140,24 +135,3 @@ def _endpoint(service: Service, operation: Operation) -> Endpoint:
             return fault(request_id)
 
     return endpoint
-
-
-_ADDRESSES = [(compile_path(operation.path)[0], operation.method) for operation in OPERATIONS]
-
-
-async def _not_routed(request: Request, error: Exception) -> Response:
-    """The answer to an address, or a method, that no operation has."""
-    request_id: str = request.scope[REQUEST_ID]
-    path = request.scope["path"]
-    methods = sorted({method for pattern, method in _ADDRESSES if pattern.match(path)})
-    if not methods:
-        unknown = MooringsError(
-            "path.unknown", f"there is nothing at {path[:200]!r}", hint="the addresses stand in /openapi.json"
-        )
-        return problem(unknown, request_id)
-    assert isinstance(error, HTTPException), error
-    allow = ", ".join(methods)
-    refused = MooringsError(
-        "method.not_allowed", f"{path[:200]} does not take {request.method[:20]}", hint=f"it takes {allow}"
-    )
-    return problem(refused, request_id, allow=allow)

@@ -30,6 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
     limits: ClassVar[Limits] = DEFAULT_LIMITS
 
     _in_head = False
+    _body_ended = False
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -47,10 +48,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        began_earlier = self._in_head
+        self._body_ended = False
         super().data_received(data)
-        if self._in_head:
-            self._head_unfinished(len(data) if began_earlier else 0)
+        if self._in_head:  # where another request ended in `data`, we cannot know how much of it is the head's
+            self._head_unfinished(0 if self._body_ended else len(data))
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -61,6 +62,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.limits.head_bytes_max:
             raise ValueError("the head is too large")  # the parser passes it on as its own error, which is answered
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._body_ended = True
+        super().on_message_complete()
 
     def _head_unfinished(self, more_bytes: int) -> None:
         self._head_bytes += more_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -96,6 +97,9 @@ async def _serve_all(assembly: Assembly, listening: socket.socket, stopping: asy
     loops = asyncio.create_task(_serve_loops(assembly), name="loops")
     loops.add_done_callback(lambda _: stopping.set())
     stopper = asyncio.create_task(server.stop_when(stopping), name="stopper")
+    # What has been imported and wired stays: out of the collector's sight, its full passes took 40 ms each under load.
+    gc.collect()
+    gc.freeze()
     try:
         await server.serve(sockets=[listening])
     finally:

@@ -11,6 +11,7 @@ import getpass
 import json
 import logging
 import os
+import re
 import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -71,18 +72,28 @@ def _read(path: Path) -> Contexts:
         return {}
     try:
         top = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MooringsError("config.invalid", f"{path}: {error}", hint="mend or remove the file") from error
     found = top.get("contexts", {})
-    if not isinstance(found, dict) or set(top) - {"contexts"}:
+    tables = isinstance(found, dict) and all(isinstance(values, dict) for values in found.values())
+    if not tables or set(top) - {"contexts"}:
         raise MooringsError("config.invalid", f"{path}: only [contexts.NAME] tables are known here")
     return {name: {key: str(value) for key, value in values.items()} for name, values in found.items()}
 
 
 def _render(contexts: Contexts) -> str:
-    """The file; a JSON string is a TOML string."""
+    """The file."""
     lines = ["# Access keys of this user, read by moor. Keep it 0600.\n"]
     for name, values in contexts.items():
-        lines.append(f"\n[contexts.{json.dumps(name)}]\n")
-        lines += [f"{key} = {json.dumps(value)}\n" for key, value in values.items()]
+        lines.append(f"\n[contexts.{_quoted(name)}]\n")
+        lines += [f"{_key(key)} = {_quoted(value)}\n" for key, value in values.items()]
     return "".join(lines)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """As TOML: a JSON string, but with no halves of surrogate pairs and no bare DEL in it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -15,6 +15,7 @@ from moorings import __version__
 from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
+_NEW_PEPPER = "put the file back; removed, a new one is made and every access key is void"
 
 DEFAULT_POOLS = """\
 # The pools of this controller: which devices there are, how they are wired, and which driver talks to them.
@@ -58,11 +59,21 @@ class DataFolder:
             ) from None
 
     def pepper(self) -> bytes:
-        """The secret that access keys are digested with; made at the first start, kept outside the database."""
+        """The secret that access keys are digested with; made at the first start, kept outside the database.
+
+        Raises:
+            MooringsError: ``config.invalid``.
+        """
         path = self.path / "pepper"
         if not path.exists():
             write_private(path, secrets.token_hex(PEPPER_BYTES))
-        return bytes.fromhex(path.read_text(encoding="ascii").strip())
+        try:
+            pepper = bytes.fromhex(path.read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise MooringsError("config.invalid", f"{path} cannot be read: {error}", hint=_NEW_PEPPER) from error
+        if len(pepper) != PEPPER_BYTES:
+            raise MooringsError("config.invalid", f"{path} does not hold {PEPPER_BYTES} bytes", hint=_NEW_PEPPER)
+        return pepper
 
     def pools_file(self, chosen: Path | None) -> Path:
         """The pools file: the chosen one, or the folder's own, made with the default pool if it is missing."""

@@ -7,6 +7,7 @@ are wanted (``core.tables``).
 from __future__ import annotations
 
 import os
+import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,10 @@ from moorings.core.tables import Table
 
 DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("logfmt", "json")
+
+_PATHS = ("data", "pools", "credentials")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +79,18 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         if "flag" in item.metadata:
             parser.add_argument(item.metadata["flag"], dest=item.name)
     flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
+    flag_of = {item.name: item.metadata.get("flag", "") for item in fields(Settings)}
     values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
     config = flags.pop("config", None)
     if config is not None or DEFAULT_CONFIG.exists():
         values |= _read_file(Path(config) if config is not None else DEFAULT_CONFIG)
     for item in fields(Settings):
-        value = environment.get(str(item.metadata.get("environment", "")))
-        if value:
-            values[item.name] = value
-    return _settings(values | flags)
+        variable = str(item.metadata.get("environment", ""))
+        if environment.get(variable):
+            values[item.name] = _checked(item.name, environment[variable], variable)
+    for name, value in flags.items():
+        values[name] = _checked(name, value, flag_of[name])
+    return _settings(values)
 
 
 def _read_file(path: Path) -> dict[str, str | int | bool]:
@@ -101,30 +109,48 @@ def _read_file(path: Path) -> dict[str, str | int | bool]:
             found[item.name] = table.boolean(item.name)
         else:
             found[item.name] = table.text(item.name)
-    for known in fields(Settings):  # so that a complaint lists every key there is
-        table.has(known.name)
+        _checked(item.name, str(found[item.name]), table.where(item.name))
     table.finish()
     return found
 
 
+def _checked(name: str, value: str, origin: str) -> str:
+    """``value`` if the setting may have it.
+
+    Raises:
+        MooringsError: ``config.invalid``; ``origin`` is the file and line, the variable or the flag it came from.
+    """
+    if name == "port" and not (_PORT.fullmatch(value) and int(value) <= 65_535):
+        problem, hint = f"port {value[:20]!r} is not 0 to 65535", "0 takes any free one"
+    elif name == "log_level" and value not in LOG_LEVELS:
+        problem, hint = f"log level {value[:20]!r} is not known", f"use {', '.join(LOG_LEVELS)}"
+    elif name == "log_format" and value not in LOG_FORMATS:
+        problem, hint = f"log format {value[:20]!r} is not known", f"use {' or '.join(LOG_FORMATS)}"
+    elif name in _PATHS and not _is_path(value):
+        problem, hint = f"{name} {value[:80]!r} is no path", "write an absolute path, or one that begins with ~/"
+    else:
+        return value
+    raise MooringsError("config.invalid", f"{origin}: {problem}", hint=hint)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        Path(text).expanduser()
+    except RuntimeError:  # ~nobody
+        return False
+    return bool(text) and "\0" not in text
+
+
 def _settings(values: Mapping[str, str | int | bool]) -> Settings:
     text = {name: str(value) for name, value in values.items()}
-    port = text.get("port", "8090")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise MooringsError("config.invalid", f"port {port!r} is not 0 to 65535")
-    level, style = text.get("log_level", "info"), text.get("log_format", "logfmt")
-    if level not in LOG_LEVELS:
-        raise MooringsError("config.invalid", f"log level {level!r} is not known", hint=f"use {', '.join(LOG_LEVELS)}")
-    if style not in ("logfmt", "json"):
-        raise MooringsError("config.invalid", f"log format {style!r} is not known", hint="use logfmt or json")
     return Settings(
         data=Path(text["data"]).expanduser().absolute(),
         host=text.get("host", "127.0.0.1"),
-        port=int(port),
+        port=int(text.get("port", "8090")),
         pools=Path(text["pools"]).expanduser().absolute() if "pools" in text else None,
         credentials=Path(text["credentials"]).expanduser().absolute() if "credentials" in text else None,
         context=text.get("context", "default"),
         reserve=bool(values.get("reserve", True)),
-        log_level=level,
-        log_format=style,
+        log_level=text.get("log_level", "info"),
+        log_format=text.get("log_format", "logfmt"),
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -224,17 +224,17 @@ def step(claim: Claim, event: ClaimEvent, now: Instant, reason: Reason | None = 
     Raises:
         IllegalMoveError: the table has no such move.
     """
-    state = advance(NEXT, "claim", claim.id, claim.state, event, _story(claim))
-    changed = replace(claim, state=state, reason=reason, version=claim.version + 1)
+    state = advance(NEXT, "claim", claim.id, claim.state, event, lambda: _story(claim))
+    changed: dict[str, Any] = {"state": state, "reason": reason, "version": claim.version + 1}
     if state is ClaimState.GRANTED:
-        return replace(changed, granted_at=now)
-    if state is ClaimState.READY and claim.state is ClaimState.GRANTED:
-        return replace(changed, ready_at=now)
-    if state in WAITING and claim.state not in WAITING:
-        return replace(changed, attempt=claim.attempt + 1, pool=None, partition=None, granted_at=None, ready_at=None)
-    if state in ENDED:
-        return replace(changed, ended_at=now)
-    return changed
+        changed["granted_at"] = now
+    elif state is ClaimState.READY and claim.state is ClaimState.GRANTED:
+        changed["ready_at"] = now
+    elif state in WAITING and claim.state not in WAITING:
+        changed |= {"attempt": claim.attempt + 1, "pool": None, "partition": None, "granted_at": None, "ready_at": None}
+    elif state in ENDED:
+        changed["ended_at"] = now
+    return replace(claim, **changed)
 
 
 def _story(claim: Claim) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ def _check_split(spec: ClaimSpec) -> None:
             hint="the number of GCDs (tasks) must divide the number of devices",
         )
     per_gcd = spec.size // spec.gcds
-    if spec.replicas_per_gcd < 1 or (spec.size and per_gcd % spec.replicas_per_gcd):
+    if spec.replicas_per_gcd < 1 or (spec.replicas_per_gcd > 1 and (not per_gcd or per_gcd % spec.replicas_per_gcd)):
         raise MooringsError(
             "claim.replicas_invalid",
             f"{spec.replicas_per_gcd} replicas do not divide the {per_gcd} devices of one GCD",

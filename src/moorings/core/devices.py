@@ -18,7 +18,7 @@ from moorings.core.machines import advance
 DeviceId = NewType("DeviceId", str)
 PoolName = NewType("PoolName", str)
 
-_DEVICE_ID = re.compile(r"([a-z0-9][a-z0-9.-]{0,35}):(\d{1,7})")
+_DEVICE_ID = re.compile(r"([a-z0-9][a-z0-9.-]{0,35}):(\d{1,7})", re.ASCII)
 
 
 def device_id(pool: PoolName, index: int) -> DeviceId:
@@ -35,7 +35,7 @@ def parse_device_id(text: str) -> tuple[PoolName, int]:
     match = _DEVICE_ID.fullmatch(text)
     if match is None:
         raise MooringsError(
-            "device.unknown", f"no device is called {text!r}", hint="a device id is POOL:INDEX, as in pod64:17"
+            "device.unknown", f"no device is called {text[:80]!r}", hint="a device id is POOL:INDEX, as in pod64:17"
         )
     return PoolName(match[1]), int(match[2])
 
@@ -100,7 +100,7 @@ def step(device: Device, event: DeviceEvent, reason: str, now: Instant) -> Devic
     Raises:
         IllegalMoveError: resuming a device that is in service.
     """
-    state = advance(NEXT, "device", device.id, device.state, event, (device.reason,) if device.reason else ())
+    state = advance(NEXT, "device", device.id, device.state, event, lambda: filter(None, (device.reason,)))
     if state is device.state:
         return device
     return replace(device, state=state, reason=reason, since=now)

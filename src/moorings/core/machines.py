@@ -7,7 +7,7 @@ same tables, so they cannot drift.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
@@ -23,17 +23,17 @@ def advance(
     ident: str,
     state: StateT,
     event: EventT,
-    story: Iterable[str] = (),
+    story: Callable[[], Iterable[str]],
 ) -> StateT:
     """The state that follows ``state`` on ``event``.
 
     Raises:
-        IllegalMoveError: the table has no such move; the message holds the object's story.
+        IllegalMoveError: the table has no such move; the message holds the object's story (only then is it asked for).
     """
     try:
         return table[state][event]
     except KeyError:
-        raise IllegalMoveError(kind, ident, state, event, story) from None
+        raise IllegalMoveError(kind, ident, state, event, story()) from None
 
 
 def ends(table: Mapping[StateT, Mapping[EventT, StateT]]) -> frozenset[StateT]:

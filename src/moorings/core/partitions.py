@@ -6,7 +6,7 @@ have no record (their story is in the event log).
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -96,9 +96,13 @@ def step(partition: Partition, event: PartitionEvent, now: Instant, reason: str 
     Raises:
         IllegalMoveError: the table has no such move.
     """
-    story = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
-    state = advance(NEXT, "partition", partition.id, partition.state, event, filter(None, story))
+    state = advance(NEXT, "partition", partition.id, partition.state, event, lambda: _story(partition))
     return replace(partition, state=state, since=now, reason=reason, version=partition.version + 1)
+
+
+def _story(partition: Partition) -> Iterable[str]:
+    told = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
+    return filter(None, told)
 
 
 def name_for(claim_name: str, attempt: int, taken: Container[str]) -> str:

@@ -7,9 +7,9 @@ import re
 from moorings.core.errors import MooringsError
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_UNIT_FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_SLURM_FORM = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?")
-_BYTES_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
+_UNIT_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|w)", re.ASCII)
+_SLURM_FORM = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+_BYTES_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_duration_s(text: str) -> float:

@@ -77,7 +77,7 @@ class Table:
             raise MooringsError(code, f"{source}: the file is longer than {TEXT_CHARS_MAX} characters")
         try:
             values = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
             line = re.search(r"at line (\d+)", str(error))
             where = f"{source}:{line[1]}" if line else source
             raise MooringsError(code, f"{where}: {error}", hint="the file is not valid TOML") from error
@@ -97,7 +97,8 @@ class Table:
         raise MooringsError(self._code, f"{self.where(key)}: {problem}", hint=hint)
 
     def has(self, key: str) -> bool:
-        """Whether the key is given."""
+        """Whether the key is given; from now on it is known."""
+        self._seen.add(key)
         return key in self._values
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -119,7 +120,10 @@ class Table:
         value = self._take(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.complain(key, f"{key} must be a number, not {_kind(value)}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            self.complain(key, f"{key} is too large")
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         """True or false."""

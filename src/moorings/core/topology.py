@@ -7,6 +7,7 @@ which one it has. How free devices are kept and chosen is ``placement``; a topol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ from moorings.core.reasons import Reason
 DEVICES_MAX = 1 << 20
 CATALOGUE_BLOCKS_MAX = 4096
 
+_SPAN = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -28,7 +31,7 @@ class Block:
     @classmethod
     def of(cls, members: range | tuple[int, ...] | list[int]) -> Block:
         """The block with these members; contiguous ones are held as a range, so equal sets are equal values."""
-        if isinstance(members, range) and members.step == 1:
+        if isinstance(members, range) and members.step == 1 and members:
             return cls(members)
         ordered = tuple(sorted(members))
         if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:
@@ -44,15 +47,17 @@ class Block:
         """
         members: list[int] = []
         for part in text.split(","):
-            low, dash, high = part.strip().partition("-")
-            if not (low.isdecimal() and (high.isdecimal() if dash else True)):
+            span = _SPAN.fullmatch(part.strip())
+            if span is None:
                 raise MooringsError(
                     "block.invalid", f"{text[:80]!r} is not a list of devices", hint="write 0-15 or 0,3,5-7"
                 )
-            first, last = int(low), int(high) if dash else int(low)
+            first, last = int(span[1]), int(span[2] or span[1])
             if first > last or last >= DEVICES_MAX:
                 raise MooringsError("block.invalid", f"{part[:40]!r} is not a range of devices", hint="write LOW-HIGH")
             members.extend(range(first, last + 1))
+            if len(members) > DEVICES_MAX:
+                break  # some device is there twice; a short text must not fill the memory
         if len(set(members)) != len(members):
             raise MooringsError("block.invalid", f"{text[:80]!r} names a device twice")
         return cls.of(members)

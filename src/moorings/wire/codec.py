@@ -40,10 +40,10 @@ def parse_time(text: str) -> Instant:
         MooringsError: ``body.invalid``.
     """
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        since = datetime.fromisoformat(text) - _EPOCH
+    except (ValueError, TypeError, OverflowError):  # TypeError: it names no zone, so it is no instant
         raise MooringsError("body.invalid", f"{text[:40]!r} is not a time", hint="write 2026-01-31T12:00:00Z") from None
-    return Instant((moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
+    return Instant(since // timedelta(microseconds=1))
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +103,10 @@ def _decode(kind: Any, data: object, where: str) -> object:  # noqa: ANN401 - a 
     if is_dataclass(kind):
         return _decode_record(typing.cast("type", kind), data, where)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise MooringsError("body.invalid", f"{where} is too large") from None
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise _wrong(where, kind.__name__, data)
     return data

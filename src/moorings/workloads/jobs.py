@@ -43,7 +43,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.claims import CheckpointContract, ClaimSpec, check_spec
+from moorings.core.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes, parse_duration_s
@@ -92,7 +92,6 @@ class JobSpec:
         tasks: processes, one a GCD.
         time_limit_s: wall-clock limit of the run, or None.
         checkpoint_directory: absolute folder, or None.
-        attempts_max: starts before a resumable job that is requeued is given up (for reclaim; later).
     """
 
     name: str
@@ -138,7 +137,8 @@ def check_job(job: JobSpec) -> JobSpec:
             raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
     if not 1 <= job.tasks <= TASKS_MAX:
         raise MooringsError("job.invalid", f"{job.tasks} tasks are out of range", hint=f"ask for 1 to {TASKS_MAX}")
-    if job.resources.cpus < 1 or job.resources.nodes < 1 or (job.resources.memory_bytes or 1) < 1:
+    memory_bytes = job.resources.memory_bytes
+    if job.resources.cpus < 1 or job.resources.nodes < 1 or (memory_bytes is not None and memory_bytes < 1):
         raise MooringsError("job.invalid", "cpus, memory and nodes must be at least 1")
     if job.checkpoint.warn_signal not in WARN_SIGNALS:
         raise MooringsError(
@@ -146,8 +146,9 @@ def check_job(job: JobSpec) -> JobSpec:
             f"warn_signal {job.checkpoint.warn_signal[:20]!r} is not allowed",
             hint=f"use one of {', '.join(WARN_SIGNALS)}",
         )
-    if job.checkpoint.warn_s < 0 or job.checkpoint.grace_s < 0:
-        raise MooringsError("job.invalid", "warn and grace must not be negative")
+    for name, length_s in (("warn", job.checkpoint.warn_s), ("grace", job.checkpoint.grace_s)):
+        if not 0 <= length_s <= TIME_LIMIT_S_MAX:  # nor NaN
+            raise MooringsError("job.invalid", f"{name} {length_s:g} s is out of range", hint="use 0 s to 366 days")
     _check_environment(job.environment)
     claim_of(job)
     return job
@@ -233,7 +234,17 @@ def parse_job(
     try:
         return check_job(job)
     except MooringsError as error:
-        raise MooringsError(error.code, f"{source}: {error.detail}", hint=error.hint) from error
+        raise MooringsError(error.code, f"{_where(top, error.code)}: {error.detail}", hint=error.hint) from error
+
+
+def _where(top: Table, code: str) -> str:
+    """``file:line`` of the number that a complaint about the claim is about."""
+    accelerators = top.table("accelerators")
+    return {
+        "claim.size_invalid": accelerators.where("size"),
+        "claim.gcds_invalid": top.where("tasks"),
+        "claim.replicas_invalid": accelerators.where("replicas"),
+    }.get(code, top.where())
 
 
 def _command(top: Table) -> tuple[str, ...]:
@@ -296,7 +307,7 @@ def _checkpoint(table: Table, folder: str) -> tuple[CheckpointContract, str | No
 def _duration(table: Table, key: str) -> float:
     value = table.either(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return table.number(key)
     if isinstance(value, str):
         try:
             return parse_duration_s(value)

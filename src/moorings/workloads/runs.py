@@ -6,6 +6,7 @@ the record, its states, and what the engine may report of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
@@ -155,8 +156,11 @@ def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
     Raises:
         IllegalMoveError: the table has no such move.
     """
-    story = (f"job {run.job.name} by {run.subject}", f"claim {run.claim}", run.detail)
-    state = advance(NEXT, "run", run.id, run.state, event, filter(None, story))
+
+    def story() -> Iterable[str]:
+        return filter(None, (f"job {run.job.name} by {run.subject}", f"claim {run.claim}", run.detail))
+
+    state = advance(NEXT, "run", run.id, run.state, event, story)
     changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
     if state is RunState.STOPPING:
         return replace(changed, stop_reason=detail)

@@ -9,6 +9,7 @@ import httpx2
 
 from moorings.api.limits import Limits
 from moorings.core.errors import MooringsError
+from moorings.ports.store import Seq
 from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Client, Served, connected, serving
 
@@ -101,8 +102,11 @@ async def test_more_than_one_batch_comes_in_order(controller: PretendController)
 async def test_a_filter_passes_over_the_rest_without_reading_it_again(controller: PretendController) -> None:
     async with serving(controller) as served, watching(served, "watch=1&name=run.*&name=key.created") as watch:
         await watch.block()
+        await controller.waits_begun.wait()
+        controller.waits_begun.clear()
         for _ in range(100):
             controller.tell("claim.created")
+        await controller.waits_begun.wait()  # it waits for what comes after these
         controller.tell("run.started", run="r1")
         controller.tell("key.created")
         assert [(await watch.event())["name"] for _ in range(2)] == ["run.started", "key.created"]
@@ -129,6 +133,19 @@ async def test_a_watch_whose_store_fails_is_cut_not_ended(controller: PretendCon
         controller.failing = MooringsError("store.unavailable", "the disk is full")
         controller.tell("claim.created")
         assert await watch.client.reader.read() == b"", "no last chunk: the reader must not think that was all"
+
+
+class DeafController(PretendController):
+    """One that cannot tell whether there is news."""
+
+    async def wait_events(self, after: Seq, timeout_s: float) -> None:
+        raise MooringsError("store.fenced", "another controller leads")
+
+
+async def test_a_watch_that_cannot_wait_is_cut() -> None:
+    async with serving(DeafController()) as served, watching(served) as watch:
+        assert await watch.block() == ": events after 0"
+        assert await watch.client.reader.read() == b""
 
 
 async def test_watches_are_few_and_a_seat_is_given_back(controller: PretendController) -> None:

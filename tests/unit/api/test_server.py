@@ -119,6 +119,22 @@ async def test_a_head_that_is_too_large(controller: PretendController, piece: in
         assert (answer.status, answer.json()["code"]) == (400, "request.invalid")
 
 
+async def test_a_head_without_end_is_not_read_for_ever(controller: PretendController) -> None:
+    async with serving(controller, Limits(head_timeout_s=3600)) as served, connected(served) as client:
+        client.send(b"GET /healthz HTTP/1.1\r\nx: " + b"y" * (33 << 10))
+        answer = await client.answer()
+        assert (answer.status, answer.json()["code"]) == (400, "request.invalid")
+
+
+async def test_a_body_does_not_count_as_the_next_requests_head(controller: PretendController) -> None:
+    async with serving(controller, Limits(head_bytes_max=300)) as served, connected(served) as client:
+        client.ask("POST", "/v1/claims", b" " * 1000 + CLAIM)
+        client.send(b"GET /healthz HTTP/1.1\r\n")
+        assert (await client.answer()).status == 201
+        client.send(b"host: m\r\n\r\n")
+        assert (await client.answer()).status == 200
+
+
 async def test_large_bodies_and_further_requests_are_no_large_heads(controller: PretendController) -> None:
     body = b" " * 60_000 + CLAIM
     async with serving(controller) as served, connected(served) as client:
@@ -138,7 +154,10 @@ async def test_what_is_not_http_is_answered_as_a_problem(controller: PretendCont
 
 
 async def test_connections_are_bounded(controller: PretendController) -> None:
-    async with serving(controller, Limits(connections_max=1)) as served, connected(served) as first:
+    async with (
+        serving(controller, Limits(connections_max=1, head_timeout_s=3600)) as served,
+        connected(served) as first,
+    ):
         await made(first, "/v1/claims", CLAIM)
         async with connected(served) as second:
             assert await second.reader.read() == b""
