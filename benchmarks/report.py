@@ -27,7 +27,7 @@ class Report:
     def table(self) -> str:
         """The figures beside their bounds and anchors."""
         names = list(dict.fromkeys([*self.figures, *self.bounds, *self.anchors]))
-        rows = [("", "ours", "bound", "anchor")]
+        rows: list[tuple[str, ...]] = [("", "ours", "bound", "anchor")]
         rows += [
             (name, *(_number(column.get(name)) for column in (self.figures, self.bounds, self.anchors)))
             for name in names

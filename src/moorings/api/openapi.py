@@ -1,19 +1,16 @@
 """The OpenAPI document: made from the table the routes are made from, and committed, so a change is seen in review.
 
-FastAPI assembles the paths; the shapes come from ``bodies``, which checks them too. ``docs/reference/openapi.json`` is
-``text()``; a test compares them.
+FastAPI assembles the paths (and only that: it carries no request); the shapes come from ``bodies``, which checks them
+too. ``docs/reference/openapi.json`` is ``text()``; a test compares them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from fastapi.telemetry import TelemetryConfig
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from starlette.requests import Request
@@ -21,12 +18,9 @@ from starlette.responses import Response
 
 import moorings
 from moorings.api.bodies import adapter
-from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ProblemBody
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 _ABOUT = """\
 The controller's API. Every error is `application/problem+json` with a stable `code`; lists come in pages of `limit`
@@ -47,16 +41,6 @@ _TAGS = {
 }
 
 
-# FastAPI would trace, count and log requests (with what was wrong in their bodies) to whatever the environment names.
-_SILENT: TelemetryConfig = {
-    "auto_configure": False,
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-}
-
-
 class _Plain(GenerateJsonSchema):
     """Without a title for each field, which would only repeat its name; defaults as they are sent."""
 
@@ -67,47 +51,18 @@ class _Plain(GenerateJsonSchema):
         return encode(dft)  # pydantic would tell Python's names
 
 
-class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request as it is: FastAPI has nothing to solve, parse or validate for it."""
-
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        endpoint: Callable[[Request], Any] = self.endpoint
-        return endpoint
-
-
-def make_router(endpoint_of: Callable[[Operation], Endpoint]) -> FastAPI:
-    """A FastAPI application with all routes, and without the pages that load scripts from elsewhere."""
-    app = FastAPI(
-        title="Moorings",
-        version=moorings.__version__,
-        description=_ABOUT,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry={
-            "auto_configure": False,
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-            "operation_spans": False,
-        },
-        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
-    )
-    app.router.route_class = DirectRoute
-    for operation in OPERATIONS:
-        app.router.add_api_route(operation.path, endpoint_of(operation), **operation.described())
-    return app
-
-
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
-
-    async def unserved(request: Request) -> Response:
-        raise NotImplementedError(request.url)
-
-    made: dict[str, Any] = make_router(lambda _operation: unserved).openapi()
+    described = FastAPI(
+        title="Moorings",
+        version=moorings.__version__,
+        description=_ABOUT,
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+    )
+    for operation in OPERATIONS:
+        described.add_api_route(operation.path, _unserved, **operation.described())
+    made: dict[str, Any] = described.openapi()
     made["components"] = {
         "schemas": _schemas(),
         "securitySchemes": {
@@ -115,6 +70,11 @@ def document() -> dict[str, Any]:
         },
     }
     return made
+
+
+async def _unserved(request: Request) -> Response:
+    # FastAPI wants something to call, and would publish its docstring; requests never come this way.
+    raise NotImplementedError(request.url)
 
 
 def _schemas() -> dict[str, Any]:

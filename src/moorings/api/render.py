@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+from moorings.client.jobs import job_shape
 from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import CheckpointContract
 from moorings.core.instants import Instant
@@ -13,7 +16,6 @@ from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.ports.store import AccessKey, Row
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import (
-    AcceleratorsShape,
     BindingBody,
     CapacityBody,
     CheckpointShape,
@@ -22,16 +24,13 @@ from moorings.wire.shapes import (
     EventBody,
     ExplanationBody,
     GcdBody,
-    JobShape,
     KeyBody,
     PartitionBody,
     PoolBody,
     ReasonBody,
-    ResourcesShape,
     RunBody,
     TopologyShape,
 )
-from moorings.workloads.jobs import JobSpec
 
 
 def _time(at: Instant | None) -> str | None:
@@ -208,9 +207,15 @@ def device_body(view: DeviceView) -> DeviceBody:
     )
 
 
-def run_body(view: RunView) -> RunBody:
-    """A run, with the partition its claim holds."""
+HIDDEN = "(hidden)"
+
+
+def run_body(view: RunView, caller: Caller) -> RunBody:
+    """A run, with the partition its claim holds; the values of its environment only for its own user and admins."""
     run, partition = view.run, view.partition
+    job = job_shape(run.job)
+    if caller.role is not Role.ADMIN and caller.subject != run.subject:
+        job = replace(job, environment=dict.fromkeys(job.environment, HIDDEN))
     return RunBody(
         id=run.id,
         name=run.job.name,
@@ -219,7 +224,7 @@ def run_body(view: RunView) -> RunBody:
         state=run.state,
         claim=run.claim,
         attempt=run.attempt,
-        job=job_shape(run.job),
+        job=job,
         created_at=time_text(run.created_at),
         reference=run.reference,
         partition=partition.name if partition else None,
@@ -231,26 +236,6 @@ def run_body(view: RunView) -> RunBody:
         exit_code=run.exit_code,
         task_codes=run.task_codes,
         detail=run.detail,
-    )
-
-
-def job_shape(job: JobSpec) -> JobShape:
-    """A job, complete."""
-    wanted, resources = job.accelerators, job.resources
-    return JobShape(
-        name=job.name,
-        command=job.command,
-        workdir=job.workdir,
-        environment=job.environment,
-        tasks=job.tasks,
-        accelerators=AcceleratorsShape(kind=wanted.kind, size=wanted.size, replicas=wanted.replicas, pool=wanted.pool),
-        resources=ResourcesShape(cpus=resources.cpus, memory_bytes=resources.memory_bytes, nodes=resources.nodes),
-        project=job.project,
-        priority=job.priority,
-        time_limit_s=job.time_limit_s,
-        checkpoint=_checkpoint(job.checkpoint),
-        checkpoint_directory=job.checkpoint_directory,
-        image=job.image,
     )
 
 

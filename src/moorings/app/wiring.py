@@ -102,7 +102,7 @@ async def assemble(
     controller = Controller(
         loop=loop,
         store=store,
-        drivers=drivers,
+        hardware=hardware,
         engines=engines,
         keys=keys,
         clock=clock,

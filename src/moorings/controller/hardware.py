@@ -72,6 +72,10 @@ class Hardware:
         self._watches = {pool: _PoolWatch(driver) for pool, driver in drivers.items()}
         self._orders: dict[PartitionId, asyncio.Task[None]] = {}
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
+        self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
+        self._closing = False
+        self.delays: dict[PartitionId, str] = {}
+        """Why an order to a driver takes long, in the driver's words; for those who wait."""
         loop.listen(self._follow)
 
     async def serve(self) -> None:
@@ -82,7 +86,8 @@ class Hardware:
                     group.create_task(self._watch(pool), name=f"watch-{pool}")
                 group.create_task(self._retry_removals(), name="retry-removals")
         finally:
-            orders = list(self._orders.values())
+            self._closing = True
+            orders = [*self._orders.values(), *self._strays.values()]
             for task in orders:
                 task.cancel()
             await asyncio.gather(*orders, return_exceptions=True)
@@ -95,13 +100,16 @@ class Hardware:
 
     def _give(self, partition: Partition) -> None:
         """Give the driver the order this state stands for, unless one is under way for the partition."""
-        if partition.state in _ORDERED and partition.id not in self._orders and partition.pool in self._watches:
+        if self._closing or partition.pool not in self._watches:
+            return
+        if partition.state in _ORDERED and partition.id not in self._orders:
             task = asyncio.create_task(self._carry_out(partition.id), name=f"order-{partition.name}")
             self._orders[partition.id] = task
             task.add_done_callback(lambda _: self._finished(partition.id))
 
     def _finished(self, ident: PartitionId) -> None:
         self._orders.pop(ident, None)
+        self.delays.pop(ident, None)
         partition = self._loop.fleet.partitions.get(ident)
         if partition is None:
             self._ordered.pop(ident, None)
@@ -121,6 +129,7 @@ class Hardware:
                 await self._pass_on(partition, order, answer)
                 return
             log.info("driver.unavailable", extra={"partition": partition.name, "order": order, "detail": answer.detail})
+            self.delays[ident] = answer.detail
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
 
@@ -130,17 +139,17 @@ class Hardware:
             self._watches[partition.pool].nudged.set()
             return
         try:
-            await self._loop.post(DriverAnswered(partition.id, order, answer))
+            await self._loop.post(DriverAnswered(partition.id, partition.version, order, answer))
         except MooringsError as error:  # it was not saved: the order stays open and is given again
             self._ordered.pop(partition.id, None)
             log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
 
     async def _ask(self, partition: Partition, order: str) -> Answer:
-        driver = self.drivers[partition.pool]
+        driver, mark = self.drivers[partition.pool], mark_of(self._installation, partition.id)
         calls: dict[str, Callable[[], Awaitable[Answer]]] = {
             "create": lambda: driver.create(order_of(partition, self._installation)),
-            "reset": lambda: driver.reset(partition.name),
-            "remove": lambda: driver.remove(partition.name),
+            "reset": lambda: driver.reset(partition.name, mark),
+            "remove": lambda: driver.remove(partition.name, mark),
         }
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_S):
@@ -221,23 +230,33 @@ class Hardware:
         judged = judge(unmoved, taken, seen, watch.memory, self._installation)
         watch.memory = judged.memory
         for ident, answer in judged.answers:
-            self._loop.tell(DriverAnswered(ident, "list", answer))
+            self._loop.tell(DriverAnswered(ident, before[ident], "list", answer))
         for ident in judged.again:
             self._ordered.pop(ident, None)
             self._give(self._loop.fleet.partitions[ident])
         if judged.foreign != self._loop.fleet.pools[pool].foreign:
             self._loop.tell(ForeignSeen(pool, judged.foreign))
-        for name in judged.strays:
-            if name not in self._loop.fleet.partition_names:
-                asyncio.create_task(self._remove_stray(pool, name), name=f"stray-{name}")  # noqa: RUF006
+        for stray in judged.strays:
+            if (pool, stray.mark) not in self._strays:
+                task = asyncio.create_task(self._remove_stray(pool, stray), name=f"stray-{stray.name}")
+                self._strays[pool, stray.mark] = task
 
-    async def _remove_stray(self, pool: PoolName, name: str) -> None:
-        log.warning("partition.stray_found", extra={"pool": pool, "partition": name})
-        self._loop.tell(StraySeen(pool, name))
+    async def _remove_stray(self, pool: PoolName, stray: Sighting) -> None:
+        """Remove what nobody holds, once the database has agreed that we lead.
+
+        A controller that was replaced while it slept would take the new leader's partitions for strays.
+        """
+        log.warning("partition.stray_found", extra={"pool": pool, "partition": stray.name})
         try:
-            await self.drivers[pool].remove(name)
+            await self._loop.post(StraySeen(pool, stray.name))
+            answer = await self.drivers[pool].remove(stray.name, stray.mark)
+            log.info("partition.stray_removed", extra={"pool": pool, "partition": stray.name, "detail": answer.detail})
+            await self._clock.sleep(REMOVAL_RETRY_S)
         except Exception as error:
-            log.warning("driver.fault", extra={"pool": pool, "partition": name, "detail": repr(error)})
+            log.warning("driver.fault", extra={"pool": pool, "partition": stray.name, "detail": repr(error)})
+            await self._clock.sleep(REMOVAL_RETRY_S)
+        finally:
+            self._strays.pop((pool, stray.mark), None)
 
     async def _retry_removals(self) -> None:
         while True:

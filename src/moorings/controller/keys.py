@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
 
 from moorings.core.access import Caller, Role, prefix_for
@@ -18,6 +19,8 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Store
+
+log = logging.getLogger("moorings.controller")
 
 SECRET_CHARS_MAX = 200
 CACHE_MAX = 4096
@@ -33,6 +36,7 @@ class Keys:
         self._clock = clock
         self._pepper = pepper
         self._proved: dict[bytes, Caller] = {}
+        self._revocations = 0
 
     async def authenticate(self, secret: str) -> Caller:
         """Who holds this key.
@@ -45,7 +49,10 @@ class Keys:
         known = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         caller = self._proved.get(known)
         if caller is None:
+            revocations = self._revocations
             caller = await asyncio.to_thread(self._prove, secret)
+            if revocations != self._revocations:  # it may have been read before, and revoked since
+                return await self.authenticate(secret)
             if len(self._proved) >= CACHE_MAX:
                 self._proved.clear()
             self._proved[known] = caller
@@ -90,6 +97,7 @@ class Keys:
         key = AccessKey(ident, subject, role, prefix, self._digest(secret), now)
         told = canonical({"key": ident, "subject": subject, "role": role, "by": by})
         self._store.add_access_key(key, Event(name="key.created", at=now, data=told))
+        log.info("key.created", extra={"key": ident, "subject": subject, "role": role.value, "by": by})
         return key, secret
 
     def revoke(self, ident: str, by: str) -> None:
@@ -101,4 +109,6 @@ class Keys:
         event = Event(name="key.revoked", at=self._clock.now(), data=canonical({"key": ident, "by": by}))
         if not self._store.revoke_access_key(ident, event):
             raise MooringsError("key.unknown", f"there is no valid access key {ident[:40]!r}")
+        log.info("key.revoked", extra={"key": ident, "by": by})
+        self._revocations += 1
         self._proved.clear()

@@ -17,6 +17,7 @@ from typing import TypeVar
 from moorings.controller.turns import AnyInput, AnyReply, Demanded, Outcome, decide
 from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
+from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import Fleet
 from moorings.core.partitions import Partition
 from moorings.core.queue import Policy
@@ -33,6 +34,10 @@ log = logging.getLogger("moorings.controller")
 INPUTS_A_TURN_MAX = 256
 IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
 TRIES_MAX = 5
+LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
+    *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
+    *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
+}
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
 
 
@@ -45,11 +50,12 @@ class _Letter:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a committed turn changed, for those who act on it."""
+    """What a committed turn changed, for those who act on it; or, ``reloaded``, everything there is."""
 
     claims: Sequence[Claim]
     partitions: Sequence[Partition]
     runs: Sequence[Run]
+    reloaded: bool = False
 
 
 class Loop:
@@ -70,6 +76,7 @@ class Loop:
         self._listeners: list[Callable[[Change], None]] = []
         self._changed: asyncio.Future[None] | None = None
         self._stale = True
+        self._heard_since = clock.now()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
 
     # -- for those who ask -------------------------------------------------------------------------------------------
@@ -120,7 +127,8 @@ class Loop:
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
         self._stale = False
-        self._announce(Change(saved.claims, saved.partitions, saved.runs))
+        self._heard_since = self.clock.now()
+        self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
 
     async def serve(self) -> None:
         """Run turns until cancelled.
@@ -132,13 +140,16 @@ class Loop:
         while True:
             try:
                 if self._stale:
-                    await self.load()
+                    await self._recover()
                 await self.turn()
             except MooringsError as error:
                 if error.code == "store.fenced":
                     raise
                 self._stale = True
                 self.problem = error.detail
+                if error.code == "store.unavailable":  # who asks meanwhile is told at once, not when it works again
+                    self._give_up(self._mail, error)
+                    self._mail = []
                 log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
                 await self.clock.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
@@ -146,6 +157,12 @@ class Loop:
             self.problem, pause_s = "", RETRY_S
             if not self._mail:
                 await self._wait_for_mail()
+
+    async def _recover(self) -> None:
+        """After a failed save: see that the database can be written again, and believe only what it holds."""
+        if self.problem:
+            await self._in_writer(self.store.ping)
+        await self.load()
 
     async def _wait_for_mail(self) -> None:
         self._wake.clear()
@@ -164,12 +181,11 @@ class Loop:
             MooringsError: ``store.*``: nothing of the turn is in memory; its callers have been answered or will be by
                 the next turn.
         """
-        letters, self._mail = self._mail[:INPUTS_A_TURN_MAX], self._mail[INPUTS_A_TURN_MAX:]
+        letters = self._take_mail()
         try:
             letters = await self._without_known(letters)
-            outcome = decide(
-                self.fleet, self.runs, [letter.demanded for letter in letters], self.policy, self.clock.now()
-            )
+            demanded = [letter.demanded for letter in letters]
+            outcome = decide(self.fleet, self.runs, demanded, self.policy, self.clock.now(), self._heard_since)
             if outcome.changes:
                 self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)
         except MooringsError as error:
@@ -177,11 +193,18 @@ class Loop:
             raise
         except Exception as error:
             log.exception("turn.failed")
-            self._give_up(letters, MooringsError("internal.error", "a turn failed; the log of the controller says why"))
-            raise MooringsError("internal.error", f"a turn failed: {error!r}") from error
+            fault = MooringsError("internal.error", f"a turn failed: {error!r}")
+            self._give_up(letters, fault)
+            raise fault from error
         self._apply(outcome)
         for letter, reply in zip(letters, outcome.replies, strict=True):
             _answer(letter, reply)
+
+    def _take_mail(self) -> list[_Letter]:
+        """The letters of this turn; one that was in a turn that failed gets a turn of its own."""
+        count = 1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX
+        letters, self._mail = self._mail[:count], self._mail[count:]
+        return letters
 
     async def _without_known(self, letters: list[_Letter]) -> list[_Letter]:
         """The letters whose idempotency key is new; the others are answered with what their key made before."""
@@ -220,15 +243,16 @@ class Loop:
         return None
 
     def _give_up(self, letters: Sequence[_Letter], error: MooringsError) -> None:
-        """After a failed save: try again what conflicted, answer the others.
+        """After a failed turn: try again what may have failed for another's sake, answer the others.
 
         What drivers and engines said is dropped: they are asked anew.
         """
+        again = error.code == "store.conflict" or (error.code == "internal.error" and len(letters) > 1)
         for letter in letters:
             if letter.reply is None or letter.reply.done():
                 continue
-            if error.code == "store.conflict" and letter.tries < TRIES_MAX:
-                self._mail.append(replace(letter, tries=letter.tries + 1))
+            if again and letter.tries < TRIES_MAX:
+                self._mail.insert(0, replace(letter, tries=letter.tries + 1))
             else:
                 letter.reply.set_result(error)
 
@@ -236,6 +260,9 @@ class Loop:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         if outcome.changes:
+            for event in outcome.changes.events:
+                if event.name in LOGGED:
+                    log.info(event.name, extra=_told(event))
             claims = [claim for claim, _ in outcome.changes.claims]
             partitions = [partition for partition, _ in outcome.changes.partitions]
             self._announce(Change(claims, partitions, outcome.runs))
@@ -255,6 +282,12 @@ class Loop:
         self._give_up(self._mail, gone)
         self._mail = []
         self._writer.shutdown(wait=True)
+
+
+def _told(event: Event) -> dict[str, str]:
+    about = {"claim": event.claim, "partition": event.partition, "run": event.run, "pool": event.pool}
+    told = {**about, "device": event.device, "data": event.data}
+    return {name: text for name, text in told.items() if text and text != "{}"}
 
 
 def _answer(letter: _Letter, reply: AnyReply) -> None:

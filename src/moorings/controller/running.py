@@ -42,6 +42,8 @@ class Running:
         self._clock = clock
         self._installation = installation
         self._acts: dict[RunId, asyncio.Task[None]] = {}
+        self._submitting: set[RunId] = set()
+        self._closing = False
         loop.listen(self._follow)
 
     async def serve(self) -> None:
@@ -52,6 +54,7 @@ class Running:
                     group.create_task(self._watch(engine), name=f"watch-{engine.name}")
                 group.create_task(self._sweep_orphans(), name="orphans")
         finally:
+            self._closing = True
             acts = list(self._acts.values())
             for task in acts:
                 task.cancel()
@@ -62,10 +65,17 @@ class Running:
             self._act(run)
 
     def _act(self, run: Run) -> None:
-        if run.state in (RunState.STARTING, RunState.STOPPING) and run.id not in self._acts:
-            task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
-            self._acts[run.id] = task
-            task.add_done_callback(lambda _: self._acts.pop(run.id, None))
+        if self._closing or run.id in self._acts or run.state not in (RunState.STARTING, RunState.STOPPING):
+            return
+        task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
+        self._acts[run.id] = task
+        task.add_done_callback(lambda _: self._finished(run.id))
+
+    def _finished(self, ident: RunId) -> None:
+        self._acts.pop(ident, None)
+        run = self._loop.runs.by_id.get(ident)
+        if run is not None and run.state is RunState.STOPPING:
+            self._act(run)  # it was asked to stop while the last act was ending
 
     async def _carry_out(self, ident: RunId) -> None:
         """Start or stop it, until the state asks for nothing more."""
@@ -103,7 +113,11 @@ class Running:
             return False
         order = order_of(partition, self._installation)
         binding = await self._hardware.drivers[partition.pool].binding(order)
-        await engine.submit(StartOrder(run.id, run.attempt, run.job, binding))
+        self._submitting.add(run.id)
+        try:
+            await engine.submit(StartOrder(run.id, run.attempt, run.job, binding))
+        finally:
+            self._submitting.discard(run.id)
         return True
 
     def _partition(self, run: Run) -> Partition | None:

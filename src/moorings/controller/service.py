@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from moorings.controller.hardware import order_of
+from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
 from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
@@ -26,7 +26,7 @@ from moorings.core.claims import (
     ClaimSpec,
     ClaimState,
     PartitionId,
-    check_name,
+    check_chosen_name,
     check_owner,
     check_spec,
 )
@@ -37,12 +37,11 @@ from moorings.core.fleet import PoolState
 from moorings.core.inputs import CreateClaim, DrainDevice, ReleaseClaim, RenewClaim, ResetPartition, ResumeDevice
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
-from moorings.core.queue import Wait, explain
+from moorings.core.queue import Wait, explain, unreachable
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset
 from moorings.core.turn import spec_data
 from moorings.ports.clock import Clock, Ids
-from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
 from moorings.ports.store import AccessKey, KeyUse, Page, Row, Seq, Store
 from moorings.workloads.jobs import JobSpec, check_job
@@ -50,7 +49,6 @@ from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
 
 IdT = TypeVar("IdT", bound=str)
-RecordT = TypeVar("RecordT")
 
 UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
@@ -69,7 +67,7 @@ class Controller:
         *,
         loop: Loop,
         store: Store,
-        drivers: Mapping[PoolName, Driver],
+        hardware: Hardware,
         engines: Mapping[str, Engine],
         keys: Keys,
         clock: Clock,
@@ -78,44 +76,43 @@ class Controller:
     ) -> None:
         self._loop = loop
         self._store = store
-        self._drivers = drivers
+        self._hardware = hardware
         self._engines = engines
         self._keys = keys
         self._clock = clock
         self._ids = ids
         self.installation = installation
-        self._claim_waits: dict[ClaimId, list[asyncio.Future[Claim]]] = {}
-        self._run_waits: dict[RunId, list[asyncio.Future[Run]]] = {}
+        self._claim_waits: dict[ClaimId, list[asyncio.Future[None]]] = {}
+        self._run_waits: dict[RunId, list[asyncio.Future[None]]] = {}
         loop.listen(self._tell_waiting)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _tell_waiting(self, change: Change) -> None:
-        for claim in change.claims:
-            for future in self._claim_waits.pop(claim.id, ()):
-                if not future.done():
-                    future.set_result(claim)
-        for run in change.runs:
-            for waiter in self._run_waits.pop(run.id, ()):
-                if not waiter.done():
-                    waiter.set_result(run)
+        """Wake those who wait for what has changed; after a reload everybody, for some of it may have ended unseen."""
+        claims = [*self._claim_waits] if change.reloaded else [claim.id for claim in change.claims]
+        runs = [*self._run_waits] if change.reloaded else [run.id for run in change.runs]
+        woken = [waiter for claim in claims for waiter in self._claim_waits.pop(claim, ())]
+        woken += [waiter for run in runs for waiter in self._run_waits.pop(run, ())]
+        for waiter in woken:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
         """The claim once it is in one of ``states``, or as it is when the time is up."""
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 while claim.state not in states and not claim.ended:
-                    claim = await self._claim_change(claim)
+                    held = self._loop.fleet.claims.get(claim.id)
+                    if held is None:  # it has ended
+                        held = await asyncio.to_thread(self._store.claim, claim.id)
+                    if held is not None and held.version > claim.version:
+                        claim = held
+                    else:
+                        await _next(self._claim_waits, claim.id)
         except TimeoutError:
-            pass
+            return self._newer(claim)
         return claim
-
-    async def _claim_change(self, claim: Claim) -> Claim:
-        """The claim once it has moved on since ``claim`` was read."""
-        held = self._loop.fleet.claims.get(claim.id)
-        if held is None:
-            held = await asyncio.to_thread(self._store.claim, claim.id)
-        return held if held is not None and held.version > claim.version else await _next(self._claim_waits, claim.id)
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +150,7 @@ class Controller:
         ident = ClaimId(self._ids.new("claim"))
         given = CreateClaim(
             id=ident,
-            name=check_name(name) if name is not None else ident,
+            name=check_chosen_name(name) if name is not None else ident,
             owner=owner,
             subject=caller.subject,
             spec=spec,
@@ -231,7 +228,8 @@ class Controller:
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain(self._loop.fleet, claim, self._clock.now())
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
-        reasons = (claim.reason,) if claim.reason is not None else ()
+        reason = self._delay(claim) or claim.reason
+        reasons = (reason,) if reason is not None else ()
         return Explanation(claim, _summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
 
     async def claim_binding(self, caller: Caller, ident: str) -> Binding:
@@ -250,7 +248,7 @@ class Controller:
                 hint="wait until it is READY",
                 retryable=not claim.ended,
             )
-        return await self._drivers[partition.pool].binding(order_of(partition, self.installation))
+        return await self._hardware.drivers[partition.pool].binding(order_of(partition, self.installation))
 
     async def _find_claim(self, ident: str) -> Claim:
         fleet = self._loop.fleet
@@ -268,12 +266,24 @@ class Controller:
 
     def _claim_view(self, claim: Claim) -> ClaimView:
         wait = self._wait(claim)
-        reason = wait.reasons[0] if wait is not None else claim.reason
+        reason = wait.reasons[0] if wait is not None else self._delay(claim) or claim.reason
         return ClaimView(
             claim,
             self._loop.fleet.partitions.get(_partition_of(claim)),
             wait.position if wait is not None else None,
             reason,
+        )
+
+    def _delay(self, claim: Claim) -> Reason | None:
+        """Why a granted claim's partition takes long, where that is known."""
+        state = self._loop.fleet.pools.get(claim.pool) if claim.pool is not None else None
+        if claim.state is not ClaimState.GRANTED or state is None:
+            return None
+        if state.problem:
+            return unreachable(state)
+        delay = self._hardware.delays.get(_partition_of(claim))
+        return (
+            Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
         )
 
     def _wait(self, claim: Claim) -> Wait | None:
@@ -525,7 +535,7 @@ class Controller:
         Raises:
             MooringsError: ``run.unknown``, ``owner.denied``.
         """
-        run = await self._find_run(ident)
+        run = await self._find_run(ident, caller)
         check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
         if not run.ended:
             changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
@@ -538,7 +548,7 @@ class Controller:
         Raises:
             MooringsError: ``run.unknown``, ``owner.denied``, ``page.invalid`` (no such task).
         """
-        run = await self._find_run(ident)
+        run = await self._find_run(ident, caller)
         check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
         if task is not None and not 0 <= task < run.job.tasks:
             raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
@@ -553,10 +563,13 @@ class Controller:
 
     async def _run_change(self, run: Run) -> Run:
         """The run once it has moved on since ``run`` was read."""
-        held = self._loop.runs.by_id.get(run.id)
-        if held is None:
-            held = await asyncio.to_thread(self._store.run, run.id)
-        return held if held is not None and held.version > run.version else await _next(self._run_waits, run.id)
+        while True:
+            held = self._loop.runs.by_id.get(run.id)
+            if held is None:  # it has ended
+                held = await asyncio.to_thread(self._store.run, run.id)
+            if held is not None and held.version > run.version:
+                return held
+            await _next(self._run_waits, run.id)
 
     async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
         try:
@@ -564,11 +577,18 @@ class Controller:
                 while not run.ended:
                     run = await self._run_change(run)
         except TimeoutError:
-            pass
+            return self._loop.runs.by_id.get(run.id, run)
         return run
 
-    async def _find_run(self, ident: str) -> Run:
-        run = self._loop.runs.by_id.get(RunId(ident)) or await asyncio.to_thread(self._store.run, ident[:200])
+    async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
+        """The run with that id, or the newest with that job name: of the caller's own, where something is to be done.
+
+        Job names are not unique; what changes or shows a run must not reach a namesake of somebody else.
+        """
+        run = self._loop.runs.by_id.get(RunId(ident))
+        if run is None:
+            subject = caller.subject if caller is not None else None
+            run = await asyncio.to_thread(self._store.run, ident[:200], subject)
         if run is None:
             raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
         return self._loop.runs.by_id.get(run.id, run)
@@ -576,7 +596,9 @@ class Controller:
     async def _run_view(self, run: Run) -> RunView:
         claim = self._loop.fleet.claims.get(run.claim)
         wait = self._wait(claim) if claim is not None and run.state is RunState.WAITING else None
-        reason = wait.reasons[0] if wait is not None else claim.reason if claim is not None else None
+        reason = wait.reasons[0] if wait is not None else None
+        if reason is None and claim is not None:
+            reason = self._delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(_partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
 
@@ -645,17 +667,17 @@ class Controller:
 _NO_PARTITION = PartitionId("")  # never an id
 
 
-async def _next(waits: dict[IdT, list[asyncio.Future[RecordT]]], ident: IdT) -> RecordT:
-    """The record, the next time a turn changes it."""
-    future: asyncio.Future[RecordT] = asyncio.get_running_loop().create_future()
-    waits.setdefault(ident, []).append(future)
+async def _next(waits: dict[IdT, list[asyncio.Future[None]]], ident: IdT) -> None:
+    """Returns the next time a turn changes the record."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    joined = waits.setdefault(ident, [])
+    joined.append(future)
     try:
-        return await future
+        await future
     finally:
-        if ident in waits:  # cancelled: whoever waits long and often must not pile up
-            waits[ident].remove(future)
-            if not waits[ident]:
-                del waits[ident]
+        joined.remove(future)
+        if not joined and waits.get(ident) is joined:  # a turn may have begun a new list meanwhile
+            del waits[ident]
 
 
 def _partition_of(claim: Claim) -> PartitionId:

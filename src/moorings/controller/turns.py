@@ -47,10 +47,12 @@ class Outcome:
     replies: list[AnyReply] = field(default_factory=list)
 
 
-def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], policy: Policy, now: Instant) -> Outcome:
-    """The outcome of a turn over ``inputs`` at ``now``."""
+def decide(
+    fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], policy: Policy, now: Instant, since: Instant
+) -> Outcome:
+    """The outcome of a turn over ``inputs`` at ``now``; callers could be heard from ``since`` on (for leases)."""
     with Turn(fleet, policy, now) as turn:
-        run_turn = RunTurn(runs, now)
+        run_turn = RunTurn(runs, turn.claim, now)
         replies: list[AnyReply] = []
         created: dict[ClaimId, int] = {}
         for position, demanded in enumerate(inputs):
@@ -58,10 +60,11 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], policy: Policy,
             claim = _claim_made(demanded.given)
             if claim is not None:
                 created[claim] = position
-        turn.lapse()
+        turn.lapse(since)
         for claim, refusal in turn.schedule():
             replies[created[claim]] = refusal
-        run_turn.follow([claim for claim, _ in turn.changes.claims.values()])
+        for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
+            turn.take(demand)
         replies = [_latest(turn, run_turn, reply) for reply in replies]
         return Outcome(
             changes=_changes(turn.changes, run_turn, turn.events, inputs, replies),

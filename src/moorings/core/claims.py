@@ -31,7 +31,10 @@ OWNER_CHARS_MAX = 200
 KEY_CHARS_MAX = 200
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,34}[a-z0-9])?")
-_OWNER = re.compile(r"[a-z]+(/[A-Za-z0-9._@+-]{1,120}){1,6}")
+_ID = re.compile(r"(claim|run)-[a-z2-7]{12}(-[0-9]+)?")
+_PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")
+_OWNER = re.compile(r"[a-z]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._@+-]{1,120}){1,6}")
+WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 OWNER_KINDS = ("user", "local", "slurm", "kubernetes", "appliance")
 
 
@@ -267,6 +270,19 @@ def check_name(name: str, *, what: str = "claim") -> str:
     return name
 
 
+def check_chosen_name(name: str, *, what: str = "claim") -> str:
+    """``name`` if somebody may choose it: not one that could be taken for the id of another claim or run.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    if _ID.fullmatch(name):
+        raise MooringsError(
+            "name.invalid", f"{what} name {name!r} has the form of an id", hint="choose a name that says what it is for"
+        )
+    return check_name(name, what=what)
+
+
 def check_owner(owner: str) -> str:
     """``owner`` if it has the form ``<kind>/<part>[/<part>...]``.
 
@@ -303,6 +319,18 @@ def check_spec(spec: ClaimSpec) -> ClaimSpec:
     if abs(spec.priority) > PRIORITY_MAX:
         raise MooringsError(
             "claim.invalid", f"priority {spec.priority} is out of range", hint=f"use -{PRIORITY_MAX} to {PRIORITY_MAX}"
+        )
+    if not _PROJECT.fullmatch(spec.project):
+        raise MooringsError(
+            "claim.invalid",
+            f"project {spec.project[:80]!r} is not allowed",
+            hint="use up to 64 letters, digits, '.', '_', '-' and '/'",
+        )
+    if spec.checkpoint.warn_signal not in WARN_SIGNALS:
+        raise MooringsError(
+            "claim.invalid",
+            f"warn signal {spec.checkpoint.warn_signal[:20]!r} is not allowed",
+            hint=f"use one of {', '.join(WARN_SIGNALS)}",
         )
     if spec.time_limit_s is not None and not 1 <= spec.time_limit_s <= TIME_LIMIT_S_MAX:
         raise MooringsError(

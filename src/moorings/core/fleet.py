@@ -92,7 +92,8 @@ class Fleet:
         fleet = cls(pools)
         changes = FleetChanges()
         for device in devices:
-            if device.pool in fleet.pools:
+            state = fleet.pools.get(device.pool)
+            if state is not None and device.index < state.pool.topology.n_devices:
                 changes.devices[device.pool, device.index] = device
         for partition in partitions:
             changes.partitions[partition.id] = (partition, None)
@@ -178,10 +179,10 @@ class Fleet:
         before = self.claims.get(claim.id)
         if before is not None and before.state is ClaimState.PENDING:
             del self.queue[bisect_left(self.queue, before.order)]
-        state = self.pools.get(claim.pool or (before.pool if before is not None else None) or PoolName(""))
-        if claim.spec.resources and state is not None:
-            add_resources(state.used, state, before, -1)
-            add_resources(state.used, state, None if claim.ended else claim, 1)
+        if claim.spec.resources:
+            for state in self.pools.values():
+                add_resources(state.used, state, before, -1)
+                add_resources(state.used, state, None if claim.ended else claim, 1)
         if claim.ended:
             self.claims.pop(claim.id, None)
             self.names.pop(claim.name, None)
@@ -204,25 +205,26 @@ def add_resources(used: dict[str, int], state: PoolState, claim: Claim | None, s
 
 
 def holds(
-    state: PoolState, partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]
+    state: PoolState, partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None], now: Instant
 ) -> Iterator[Hold]:
     """Everything in a pool that is not free, and until when."""
     for partition in partitions:
         if partition.pool == state.pool.name:
-            yield Hold(partition.block, held_until(partition, claim_of(partition.claim)))
+            yield Hold(partition.block, held_until(partition, claim_of(partition.claim), now))
     for index in state.out:
         yield Hold(Block(range(index, index + 1)), OUT_OF_SERVICE)
     for block in state.foreign.values():
         yield Hold(block, NEVER)
 
 
-def held_until(partition: Partition, claim: Claim | None) -> Instant:
-    """When a partition's devices are expected to be free: ``NEVER`` if no limit is known."""
+def held_until(partition: Partition, claim: Claim | None, now: Instant) -> Instant:
+    """When a partition's devices are expected to be free: ``NEVER`` if no limit is known, or it has passed in vain."""
     if partition.state is PartitionState.REMOVING:
         return Instant(0)
     if claim is None or claim.spec.time_limit_s is None or claim.granted_at is None:
         return NEVER
-    return after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+    end = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+    return end if end > now else NEVER
 
 
 def give_back(state: PoolState, block: Block, target: FreeMap | Trial) -> None:

@@ -46,9 +46,13 @@ class ResetPartition:
 
 @dataclass(frozen=True, slots=True)
 class DriverAnswered:
-    """What a driver said of a partition: in answer to an order, or in a listing (``order`` is ``list``)."""
+    """What a driver said of a partition: in answer to an order, or in a listing (``order`` is ``list``).
+
+    ``version`` is the record's, when it was asked: what is said of a state that has passed means nothing.
+    """
 
     partition: PartitionId
+    version: int
     order: str
     answer: Answer
 

@@ -42,6 +42,7 @@ def check(fleet: Fleet) -> list[Finding]:
         *_names(fleet),
         *_queue(fleet),
         *(finding for state in fleet.pools.values() for finding in _free_map(fleet, state)),
+        *(finding for state in fleet.pools.values() for finding in _resources(fleet, state)),
     ]
 
 
@@ -110,3 +111,15 @@ def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
             return
     if state.free.free != fresh.free:
         yield Finding(1, f"pool {state.pool.name}: {state.free.free} devices are called free, {fresh.free} are")
+
+
+def _resources(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
+    """Secondary resources are held by claims and by nothing else."""
+    held: dict[str, int] = {}
+    for claim in fleet.claims.values():
+        if claim.pool == state.pool.name:
+            for name, amount in claim.spec.resources.items():
+                held[name] = held.get(name, 0) + amount
+    used = {name: amount for name, amount in state.used.items() if amount}
+    if used != {name: amount for name, amount in held.items() if amount}:
+        yield Finding(2, f"pool {state.pool.name}: {used} of its resources are called used, {held} are held by claims")

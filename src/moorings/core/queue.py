@@ -116,15 +116,15 @@ class _Turn:
         self.trials = trials
         self.policy = policy
         self.grants: list[Grant] = []
-        self.reservations: dict[PoolName, Reservation] = {}
+        self.reservations: dict[tuple[PoolName, bool], Reservation] = {}  # one for devices, one for resources alone
         self.used = {name: dict(state.used) for name, state in pools.items()}
         self._granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
-        self._full: set[tuple[str, PoolName | None, int]] = set()
+        self._full: set[tuple[str, PoolName | None, int, int]] = set()
         self._able: dict[tuple[str, PoolName | None, int, int], list[PoolState]] = {}
 
     def visit(self, claim: Claim) -> None:
         spec = claim.spec
-        shape = (spec.kind, spec.pool, spec.size)
+        shape = (spec.kind, spec.pool, spec.size, spec.gcds)
         if shape in self._full:
             return
         able = self._pools(spec)
@@ -135,7 +135,8 @@ class _Turn:
                 return
         if self.policy.reserve and spec.queue is QueueMode.WAIT and self._reserve(claim, able):
             return
-        if not spec.resources and (not self.policy.reserve or all(s.pool.name in self.reservations for s in able)):
+        reserved = all((state.pool.name, True) in self.reservations for state in able)
+        if able and not spec.resources and (reserved or not self.policy.reserve):
             self._full.add(shape)  # free devices only shrink during a pass: its equals cannot fit either
 
     def _pools(self, spec: ClaimSpec) -> list[PoolState]:
@@ -169,22 +170,29 @@ class _Turn:
         return Grant(claim.id, name, block)
 
     def _reserve(self, claim: Claim, able: Iterable[PoolState]) -> bool:
-        """Keep a block for it in the pool where that is soonest, of those that keep none yet."""
-        best: tuple[Instant, PoolState, Block] | None = None
+        """Keep a block for it in the pool where that is soonest, of those that keep none yet.
+
+        Who asks for no devices keeps only the resources: it must not take the place of one who waits for a block.
+        """
+        best: tuple[Instant, int, PoolState, Block] | None = None
         for state in able:
-            if state.pool.name in self.reservations or state.problem:
+            if (state.pool.name, claim.spec.size > 0) in self.reservations or state.problem:
                 continue
-            holds = chain(self.held(state), self._granted[state.pool.name])
+            holds = list(chain(self.held(state), self._granted[state.pool.name]))
             found = state.free.soonest(claim.spec.size, holds) if claim.spec.size else (Block(()), NEVER)
-            if found is not None and found[1] < OUT_OF_SERVICE and (best is None or found[1] < best[0]):
-                best = (found[1], state, found[0])
+            if found is None or found[1] >= OUT_OF_SERVICE:
+                continue
+            held = sum(len(hold.block) for hold in holds if hold.block.overlaps(found[0]))
+            if best is None or (found[1], held) < best[:2]:
+                best = (found[1], held, state, found[0])
         if best is None:
             return False
-        until, state, block = best
+        until, _, state, block = best
         for part in state.free.free_within(block) if len(block) else ():
             self.trials[state.pool.name].take(part)
         self._use(claim.spec, state.pool.name)
-        self.reservations[state.pool.name] = Reservation(claim.id, state.pool.name, block, until)
+        kept = Reservation(claim.id, state.pool.name, block, until)
+        self.reservations[state.pool.name, claim.spec.size > 0] = kept
         return True
 
     def _resources_fit(self, spec: ClaimSpec, state: PoolState) -> bool:
@@ -240,41 +248,64 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
     return Wait(position, tuple(reasons))
 
 
+def unreachable(state: PoolState) -> Reason:
+    """Why nothing goes on in a pool whose driver does not answer."""
+    name = state.pool.name
+    hint = f"its admins find out with 'moor describe pool {name}' and 'moor doctor'"
+    return Reason("pool.unreachable", f"pool {name} cannot be reached: {state.problem}", hint=hint)
+
+
 def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     spec, name = claim.spec, state.pool.name
-    wants = f"waits for {spec.size} {'device' if spec.size == 1 else 'devices'} in {name}"
+    wants = f"waits for {_devices(spec.size)} in {name}"
     if state.problem:
-        return Reason(
-            "pool.unreachable",
-            f"pool {name} cannot be reached: {state.problem}",
-            hint="its admins can see why with 'moor doctor'",
-        )
+        return unreachable(state)
+    rivals = [r for r in fleet.reservations if r.pool == name and r.claim != claim.id]
+    ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
     short = next((r for r in spec.resources if not state.room({r: spec.resources[r]})), None)
     if short is not None:
-        return Reason("pool.resource_short", f"{wants}: {spec.resources[short]} of {short} asked, too little is left")
+        asked, offered = spec.resources[short], dict(state.pool.resources)[short]
+        left = offered - state.used.get(short, 0)
+        return Reason("pool.resource_short", f"{wants}: {asked} of {short} asked, {left} of {offered} left")
     if spec.size and state.free.find(spec.size) is None:
-        return _no_room(state, spec, wants)
-    ahead = next((r for r in fleet.reservations if r.pool == name and r.claim != claim.id), None)
+        return _no_room(fleet, state, spec, wants, ahead)
     if ahead is not None:
-        keeper = fleet.claims.get(ahead.claim)
-        who = f"{ahead.claim} ({keeper.spec.size} devices, came first)" if keeper is not None else ahead.claim
         until = ahead.until if 0 < ahead.until < NEVER else None
-        return Reason("queue.kept_for_other", f"{wants}: what is free is kept for {who}", (ahead.claim,), until)
+        kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
+        return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
-def _no_room(state: PoolState, spec: ClaimSpec, wants: str) -> Reason:
+def _first(fleet: Fleet, ahead: Reservation) -> str:
+    keeper = fleet.claims.get(ahead.claim)
+    return _called(fleet, ahead.claim) + (
+        f", which came first and needs {_devices(keeper.spec.size)}" if keeper else ""
+    )
+
+
+def _devices(count: int) -> str:
+    return f"{count} device" if count == 1 else f"{count} devices"
+
+
+def _called(fleet: Fleet, ident: ClaimId) -> str:
+    """A claim as a human knows it: its name, and whose it is."""
+    claim = fleet.claims.get(ident)
+    return f"{claim.name} ({claim.subject})" if claim is not None else ident
+
+
+def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: Reservation | None) -> Reason:
     free, largest = state.free.free, state.free.largest()
-    if free >= spec.size:
-        tail = f"; {len(state.out)} out of service" if state.out else ""
-        return Reason(
-            "pool.fragmented",
-            f"{wants}: {free} free, largest block {largest}{tail}",
-            hint=f"it would start now with {largest} devices" if largest else "",
-        )
-    tail = f", {len(state.out)} out of service" if state.out else ""
-    hint = f"it would start now with {largest} devices" if largest else ""
-    return Reason("pool.full", f"{wants}: {free} of {state.pool.topology.n_devices} free{tail}", hint=hint)
+    scattered = free >= spec.size
+    room = f"{free} free, largest block {largest}" if scattered else f"{free} of {state.pool.topology.n_devices} free"
+    out = f", {len(state.out)} out of service" if state.out else ""
+    first = f"; first in line is {_first(fleet, ahead)}" if ahead is not None else ""
+    hint = f"with {_devices(largest)} or fewer it would fit now" if largest and ahead is None else ""
+    return Reason(
+        "pool.fragmented" if scattered else "pool.full",
+        f"{wants}: {room}{out}{first}",
+        (ahead.claim,) if ahead is not None else (),
+        hint=hint,
+    )
 
 
 def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
@@ -282,22 +313,21 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     until = mine.until if now < mine.until < NEVER else None
     if not holders:
         what = f"devices {mine.block} of {mine.pool} are being freed for it" if len(mine.block) else "it is next"
-    else:
-        shown = ", ".join(holders[:BLOCKERS_SHOWN]) + (" and others" if len(holders) > BLOCKERS_SHOWN else "")
-        limit = (
-            ""
-            if until is not None
-            else ", which have no time limit"
-            if len(holders) > 1
-            else ", which has no time limit"
-        )
-        what = f"devices {mine.block} of {mine.pool} are kept for it; they are still held by {shown}{limit}"
+        return Reason("queue.reserved", what)
+    shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
+    shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
+    endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
+    limit = (
+        "" if not endless else " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
+    )
+    what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
     return Reason("queue.reserved", what, tuple(holders), until)
 
 
-def _holders(fleet: Fleet, mine: Reservation) -> Sequence[str]:
+def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:
+    """The unended claims on the devices that are kept."""
     return sorted(
         partition.claim
         for partition in fleet.partitions.values()
-        if partition.pool == mine.pool and partition.block.overlaps(mine.block)
+        if partition.pool == mine.pool and partition.block.overlaps(mine.block) and partition.claim in fleet.claims
     )

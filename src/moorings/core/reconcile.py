@@ -16,6 +16,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import Block
 
 LISTINGS_NEEDED = 3
+ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent that is down comes back
 
 _TELLING: dict[PartitionState, frozenset[Seen]] = {
     PartitionState.PROVISIONING: frozenset({Seen.ACTIVE, Seen.ERROR}),
@@ -36,10 +37,14 @@ class Memory:
     Attributes:
         missing: how many good listings in a row a partition was not in.
         strays: how many good listings in a row a partition with our mark, that nobody holds, was in.
+        errors: how many good listings in a row an ACTIVE or RESETTING partition was in ERROR.
+        unmoved: how many good listings in a row a partition was there as if its removal had not been ordered.
     """
 
     missing: dict[PartitionId, int] = field(default_factory=dict)
     strays: dict[str, int] = field(default_factory=dict)
+    errors: dict[PartitionId, int] = field(default_factory=dict)
+    unmoved: dict[PartitionId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +54,14 @@ class Judgement:
     Attributes:
         answers: what it says of partitions, where that matters.
         again: partitions whose order the driver must be given again (it does not know them any more).
-        strays: names of partitions with our mark that nobody holds: to be removed.
-        foreign: blocks of partitions that are not ours, by name.
+        strays: partitions with our mark that nobody holds: to be removed.
+        foreign: blocks that are used and not by our claims (of strangers, and of strays), by name.
         memory: for the next listing.
     """
 
     answers: tuple[tuple[PartitionId, Answer], ...]
     again: tuple[PartitionId, ...]
-    strays: tuple[str, ...]
+    strays: tuple[Sighting, ...]
     foreign: Mapping[str, Block]
     memory: Memory
 
@@ -73,44 +78,76 @@ def judge(
     Args:
         partitions: ours in that pool, as they were when the listing was *begun* and are still.
         ordered: those whose present order the driver took before the listing was begun.
-        sightings: the listing.
+        sightings: the listing, without partitions of ours that changed while it was made.
         memory: of the listing before.
         installation: our id; marks hold it.
     """
     ours = mark_of(installation, PartitionId(""))
     by_mark = {sighting.mark: sighting for sighting in sightings if sighting.mark.startswith(ours)}
-    answers: list[tuple[PartitionId, Answer]] = []
-    again: list[PartitionId] = []
-    missing: dict[PartitionId, int] = {}
+    judge_one = _Judge(memory, ordered)
     held: set[str] = set()
     for partition in partitions:
         mark = mark_of(installation, partition.id)
         held.add(mark)
-        sighting = by_mark.get(mark)
-        if sighting is None:
-            missing[partition.id] = memory.missing.get(partition.id, 0) + 1
-            if partition.state is PartitionState.REMOVING and partition.id in ordered:
-                again.append(partition.id)  # the driver's own answer to another removal is what counts
-            elif missing[partition.id] >= LISTINGS_NEEDED:
-                if partition.state is PartitionState.PROVISIONING and partition.id in ordered:
-                    again.append(partition.id)
-                elif partition.state in (PartitionState.ACTIVE, PartitionState.RESETTING):
-                    detail = f"it was missing in {missing[partition.id]} listings in a row"
-                    answers.append((partition.id, Answer(Verdict.OK, Seen.ABSENT, detail)))
-        elif sighting.seen in _TELLING.get(partition.state, ()) and (
-            partition.state is not PartitionState.RESETTING or partition.id in ordered
-        ):
-            answers.append(
-                (partition.id, Answer(Verdict.OK, sighting.seen, f"the driver reports {sighting.raw or sighting.seen}"))
-            )
+        judge_one.see(partition, by_mark.get(mark))
     strays = {mark: memory.strays.get(mark, 0) + 1 for mark in by_mark if mark not in held}
+    judge_one.memory.strays = strays
+    sure = [by_mark[mark] for mark, seen in sorted(strays.items()) if seen >= LISTINGS_NEEDED]
+    others = [sighting for sighting in sightings if not sighting.mark.startswith(ours)]
     return Judgement(
-        answers=tuple(answers),
-        again=tuple(again),
-        strays=tuple(sorted(by_mark[mark].name for mark, seen in strays.items() if seen >= LISTINGS_NEEDED)),
-        foreign={s.name: s.block for s in sightings if not s.mark.startswith(ours)},
-        memory=Memory(missing, strays),
+        answers=tuple(judge_one.answers),
+        again=tuple(judge_one.again),
+        strays=tuple(stray for stray in sure if stray.seen is not Seen.REMOVING),
+        foreign={sighting.name: sighting.block for sighting in (*others, *sure)},
+        memory=judge_one.memory,
     )
+
+
+class _Judge:
+    """One listing's word on one partition after the other; nothing follows from seeing something once."""
+
+    def __init__(self, before: Memory, ordered: frozenset[PartitionId]) -> None:
+        self._before = before
+        self._ordered = ordered
+        self.memory = Memory()
+        self.answers: list[tuple[PartitionId, Answer]] = []
+        self.again: list[PartitionId] = []
+
+    def see(self, partition: Partition, sighting: Sighting | None) -> None:
+        if sighting is None:
+            self._missing(partition)
+        elif partition.state is PartitionState.REMOVING:
+            self._still_there(partition, sighting)
+        elif sighting.seen in _TELLING.get(partition.state, ()):
+            if partition.state is PartitionState.RESETTING and partition.id not in self._ordered:
+                return  # it shows the state before the reset
+            self._told(partition, sighting)
+
+    def _missing(self, partition: Partition) -> None:
+        times = self.memory.missing[partition.id] = self._before.missing.get(partition.id, 0) + 1
+        if partition.state is PartitionState.REMOVING and partition.id in self._ordered:
+            self.again.append(partition.id)  # the driver's own answer to another removal is what counts
+        elif times >= LISTINGS_NEEDED:
+            if partition.state is PartitionState.PROVISIONING and partition.id in self._ordered:
+                self.again.append(partition.id)
+            elif partition.state in (PartitionState.ACTIVE, PartitionState.RESETTING):
+                detail = f"it was missing in {times} listings in a row"
+                self.answers.append((partition.id, Answer(Verdict.OK, Seen.ABSENT, detail)))
+
+    def _still_there(self, partition: Partition, sighting: Sighting) -> None:
+        """Order a removal again that the driver seems to have forgotten."""
+        if partition.id in self._ordered and sighting.seen not in (Seen.REMOVING, Seen.UNKNOWN):
+            times = self.memory.unmoved[partition.id] = self._before.unmoved.get(partition.id, 0) + 1
+            if times >= LISTINGS_NEEDED:
+                self.again.append(partition.id)
+
+    def _told(self, partition: Partition, sighting: Sighting) -> None:
+        if sighting.seen is Seen.ERROR and partition.state is not PartitionState.PROVISIONING:
+            times = self.memory.errors[partition.id] = self._before.errors.get(partition.id, 0) + 1
+            if times < ERRORS_NEEDED:
+                return
+        detail = f"the driver reports {sighting.raw or sighting.seen}"
+        self.answers.append((partition.id, Answer(Verdict.OK, sighting.seen, detail)))
 
 
 def orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]]) -> tuple[ClaimId, ...]:

@@ -162,6 +162,7 @@ class PowerOfTwo:
         return (
             isinstance(block.members, range)
             and size in self.sizes
+            and block.start >= 0
             and block.start % size == 0
             and block.start + size <= self.n_devices
         )
@@ -228,7 +229,7 @@ class Catalogue:
         if len(set(self.blocks)) != len(self.blocks):
             raise MooringsError("pools.invalid", "the same block is listed twice")
         for block in self.blocks:
-            if not len(block) or max(block) >= self.n_devices:
+            if not len(block) or block.start < 0 or max(block) >= self.n_devices:
                 raise MooringsError("pools.invalid", f"block {block} is outside the pool's {self.n_devices} devices")
 
     @cached_property

@@ -208,7 +208,7 @@ class Turn:
 
     def renew(self, given: RenewClaim) -> Claim:
         claim = self.claim(given.claim)
-        if claim is None or claim.spec.lease_s is None:
+        if claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING:
             raise MooringsError("claim.no_lease", f"claim {given.claim} has no lease to renew")
         renewed = replace(claim, lease_until=after(self.now, claim.spec.lease_s), version=claim.version + 1)
         self._tell("claim.renewed", renewed)
@@ -238,15 +238,18 @@ class Turn:
 
     def foreign(self, given: ForeignSeen) -> None:
         known = self.fleet.pools[given.pool].foreign
-        if known == given.blocks:
+        n_devices = self.fleet.pools[given.pool].pool.topology.n_devices
+        inside = {name: Block.of([i for i in block if i < n_devices]) for name, block in given.blocks.items()}
+        blocks = {name: block for name, block in inside.items() if len(block)}
+        if known == blocks:
             return
-        self.changes.foreign[given.pool] = dict(given.blocks)
-        for name, block in given.blocks.items():
+        self.changes.foreign[given.pool] = blocks
+        for name, block in blocks.items():
             if known.get(name) != block:
                 self._tell("partition.foreign_seen", given.pool, {"name": name, "devices": str(block)})
                 self._occupied(given.pool, name, block)
         for name, block in known.items():
-            if name not in given.blocks:
+            if name not in blocks:
                 self._tell("partition.foreign_gone", given.pool, {"name": name, "devices": str(block)})
 
     def _occupied(self, pool: PoolName, name: str, block: Block) -> None:
@@ -287,8 +290,8 @@ class Turn:
 
     def answered(self, given: DriverAnswered) -> Partition | None:
         partition = self.partition(given.partition)
-        if partition is None or given.answer.verdict is Verdict.UNAVAILABLE:
-            return partition
+        if partition is None or given.answer.verdict is Verdict.UNAVAILABLE or partition.version != given.version:
+            return partition  # nothing is known, or it is about a state that has passed
         handle = {
             PartitionState.PROVISIONING: self._while_provisioning,
             PartitionState.ACTIVE: self._while_active,
@@ -323,7 +326,11 @@ class Turn:
             return
         broken = claim.broken + 1
         if broken >= BROKEN_BLOCKS_MAX:
-            reason = Reason("claim.broken", f"{broken} blocks broke under it, the last with: {detail}")
+            reason = Reason(
+                "claim.broken",
+                f"{broken} blocks broke under it, the last with: {detail}",
+                hint="the blocks are out of service now ('moor get devices'); ask again, and tell the admins",
+            )
             claim = self._step_claim(replace(claim, broken=broken), ClaimEvent.REJECT, reason)
             self._tell("claim.failed", claim, {"why": reason.message})
             return
@@ -343,7 +350,11 @@ class Turn:
             return
         claim = self._holder(partition)
         if claim is not None and claim.state in (ClaimState.READY, ClaimState.RECLAIMING, ClaimState.MIGRATING):
-            reason = Reason("claim.lost", f"partition {partition.name} was lost: {detail}")
+            reason = Reason(
+                "claim.lost",
+                f"partition {partition.name} was lost: {detail}",
+                hint="start the job again; if it happens again tell the admins, who see more with 'moor doctor'",
+            )
             self._tell("claim.lost", self._step_claim(claim, ClaimEvent.LOSE, reason), {"why": detail})
 
     def _while_resetting(self, partition: Partition, answer: Answer, order: str) -> None:
@@ -360,7 +371,7 @@ class Turn:
             self._out_of_service(partition, DeviceEvent.REMOVAL_FAILED, detail)
             if claim is not None and claim.state is ClaimState.RELEASING:
                 self._freed(claim)
-        elif answer.seen is Seen.ABSENT:
+        elif answer.seen is Seen.ABSENT and order == "remove":  # a listing may be bad
             self._gone(partition)
             if claim is not None and claim.state is ClaimState.RELEASING:
                 self._freed(claim)
@@ -402,11 +413,17 @@ class Turn:
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
-    def lapse(self) -> None:
-        """Release every claim whose lease has run out."""
+    def lapse(self, since: Instant) -> None:
+        """Release every claim whose lease has run out.
+
+        Args:
+            since: from when on owners could renew: while the controller was down, or its database away, no lease runs.
+        """
         for ident in sorted(self.fleet.leased):
             claim = self.claim(ident)
-            if claim is None or claim.ended or claim.lease_until is None or claim.lease_until > self.now:
+            if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
+                continue
+            if max(claim.lease_until, after(since, claim.spec.lease_s)) > self.now:
                 continue
             if claim.state is not ClaimState.RELEASING:
                 self._tell("claim.lapsed", claim)
@@ -435,7 +452,7 @@ class Turn:
         return refused
 
     def _held(self, state: PoolState) -> Iterator[Hold]:
-        return holds(state, self._partitions(), self.claim)
+        return holds(state, self._partitions(), self.claim, self.now)
 
     def _waiting(self) -> Iterator[Claim]:
         changed = self.changes.claims
@@ -477,14 +494,16 @@ class Turn:
         self._names[claim.name] = None
         self.events = [event for event in self.events if event.claim != ident]
         reason = explain(self.fleet, claim, self.now).reasons[0]
-        return MooringsError(
-            "claim.no_room", reason.message.replace("waits for", "no room for", 1), hint=reason.hint, retryable=True
-        )
+        if reason.code == "queue.next_turn":  # it was so before this turn's grants
+            reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
+        detail = reason.message.replace("waits for", "no room for", 1)
+        hint = reason.hint or "try again later, or let it wait in the queue"
+        return MooringsError("claim.no_room", detail, hint=hint, retryable=True)
 
     def name_taken(self, name: str) -> bool:
-        """Whether a partition that exists has that name, or an unended claim other than its own might want it."""
+        """Whether a partition that exists has that name, ours or one made outside."""
         held = self._partition_names.get(name, self.fleet.partition_names.get(name))
-        return held is not None
+        return held is not None or any(name in state.foreign for state in self.fleet.pools.values())
 
     # -- moves -------------------------------------------------------------------------------------------------------
 

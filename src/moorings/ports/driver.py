@@ -29,12 +29,12 @@ class Driver(Protocol):
         """Make a partition."""
         ...
 
-    async def reset(self, name: str) -> Answer:
-        """Reset a partition: the devices are put into a clean state, the partition stays."""
+    async def reset(self, name: str, mark: str) -> Answer:
+        """Reset the partition of that name and mark: its devices are put into a clean state, it stays."""
         ...
 
-    async def remove(self, name: str) -> Answer:
-        """Remove a partition."""
+    async def remove(self, name: str, mark: str) -> Answer:
+        """Remove the partition of that name and mark. One with another mark is not touched: ours is ABSENT then."""
         ...
 
     async def list_partitions(self) -> Sequence[Sighting]:

@@ -159,8 +159,8 @@ class Store(Protocol):
         """Claims by arrival, then id."""
         ...
 
-    def run(self, ident: str) -> Run | None:
-        """The run with that id, or the newest run whose job has that name."""
+    def run(self, ident: str, subject: str | None = None) -> Run | None:
+        """The run with that id, or the newest run whose job has that name (of ``subject``, if one is given)."""
         ...
 
     def runs(

@@ -163,8 +163,10 @@ class SqlStore:
             chosen = chosen.where(claims.c.pool == pool)
         return [rows.claim_of(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
 
-    def run(self, ident: str) -> Run | None:
+    def run(self, ident: str, subject: str | None = None) -> Run | None:
         named = select(runs).where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
+        if subject is not None:
+            named = named.where(runs.c.subject == subject)
         row = self._first(select(runs).where(runs.c.id == ident), named)
         return None if row is None else rows.run_of(*row)
 

@@ -112,6 +112,15 @@ class DriverSuite:
 
     # ---- isolation
 
+    async def test_a_stranger_s_partition_is_never_removed_or_reset(self, rig: DriverRig) -> None:
+        async with opened(rig) as driver:
+            theirs = order_for(rig, "0-3", mark=STRANGER)
+            await driver.create(theirs)
+            assert_done(await driver.remove(theirs.name, MARK), Seen.ABSENT)
+            answer = await driver.reset(theirs.name, MARK)
+            assert answer.verdict is Verdict.REJECTED, answer
+            assert await names(driver) == [theirs.name]
+
     async def test_a_device_is_in_one_partition_only(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             await driver.create(order_for(rig, "0-3", name="first"))
@@ -143,7 +152,7 @@ class DriverSuite:
             order = order_for(rig, "0-3")
             await driver.create(order)
             await becomes(rig, driver, order.name, Seen.ACTIVE)
-            assert_done(await driver.remove(order.name), Seen.REMOVING, Seen.ABSENT)
+            assert_done(await driver.remove(order.name, MARK), Seen.REMOVING, Seen.ABSENT)
             await goes(rig, driver, order.name)
             answer = await driver.create(order_for(rig, "0-3", name="next"))
             assert answer.verdict is Verdict.OK, answer
@@ -153,20 +162,20 @@ class DriverSuite:
             order = order_for(rig, "0-3")
             await driver.create(order)
             for _ in range(3):
-                answer = await driver.remove(order.name)
+                answer = await driver.remove(order.name, MARK)
                 assert answer.verdict is Verdict.OK, answer
             await goes(rig, driver, order.name)
-            assert_done(await driver.remove(order.name), Seen.ABSENT)
+            assert_done(await driver.remove(order.name, MARK), Seen.ABSENT)
 
     async def test_removing_what_never_was_is_done(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
-            assert_done(await driver.remove("never-was"), Seen.ABSENT)
+            assert_done(await driver.remove("never-was", MARK), Seen.ABSENT)
 
     async def test_a_partition_can_be_made_anew_under_its_old_name(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
             await driver.create(order)
-            await driver.remove(order.name)
+            await driver.remove(order.name, MARK)
             await goes(rig, driver, order.name)
             again = order_for(rig, "4-7", name=order.name)
             answer = await driver.create(again)
@@ -180,7 +189,7 @@ class DriverSuite:
             order = order_for(rig, "0-3")
             await driver.create(order)
             before = await becomes(rig, driver, order.name, Seen.ACTIVE)
-            answer = await driver.reset(order.name)
+            answer = await driver.reset(order.name, MARK)
             if not driver.capability.can_reset:
                 assert answer.verdict is Verdict.REJECTED, answer
                 return
@@ -190,7 +199,7 @@ class DriverSuite:
 
     async def test_what_is_not_there_cannot_be_reset(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
-            answer = await driver.reset("never-was")
+            answer = await driver.reset("never-was", MARK)
             assert answer.verdict is Verdict.REJECTED, answer
 
     # ---- seeing
@@ -226,7 +235,7 @@ class DriverSuite:
             assert error.retryable
             await driver.create(order)
             await becomes(rig, driver, order.name, Seen.ACTIVE)
-            await driver.remove(order.name)
+            await driver.remove(order.name, MARK)
             assert (await refused(driver.binding(order))).code == "partition.not_active"
 
     async def test_a_binding_gives_each_gcd_its_share(self, rig: DriverRig) -> None:
@@ -277,8 +286,8 @@ class DriverSuite:
             assert await names(driver) == [order.name]
             await becomes(rig, driver, order.name, Seen.ACTIVE)
             rig.lose_next_answer()
-            assert (await driver.remove(order.name)).verdict is Verdict.UNAVAILABLE
-            assert (await driver.remove(order.name)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, MARK)).verdict is Verdict.UNAVAILABLE
+            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
             await goes(rig, driver, order.name)
 
     async def test_silence_is_unavailable_and_never_an_empty_listing(self, rig: DriverRig) -> None:
@@ -288,8 +297,8 @@ class DriverSuite:
             rig.fall_silent()
             for answer in (
                 await driver.create(order_for(rig, "4-7")),
-                await driver.reset(order.name),
-                await driver.remove(order.name),
+                await driver.reset(order.name, MARK),
+                await driver.remove(order.name, MARK),
             ):
                 assert answer.verdict is Verdict.UNAVAILABLE, answer
             assert (await refused(driver.list_partitions())).code == "driver.unavailable"
@@ -307,7 +316,7 @@ class DriverSuite:
             assert await driver.binding(active) == binding
             assert (await driver.create(making)).verdict is Verdict.OK
             await becomes(rig, driver, making.name, Seen.ACTIVE)
-            await driver.remove(active.name)
+            await driver.remove(active.name, MARK)
         async with opened(rig) as driver:
             await goes(rig, driver, active.name)
             assert await names(driver) == [making.name]

@@ -54,7 +54,6 @@ COMMAND_ARGS_MAX = 4096
 COMMAND_CHARS_MAX = 131_072
 ENVIRONMENT_CHARS_MAX = 262_144
 TASKS_MAX = 4096
-WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -140,12 +139,6 @@ def check_job(job: JobSpec) -> JobSpec:
     memory_bytes = job.resources.memory_bytes
     if job.resources.cpus < 1 or job.resources.nodes < 1 or (memory_bytes is not None and memory_bytes < 1):
         raise MooringsError("job.invalid", "cpus, memory and nodes must be at least 1")
-    if job.checkpoint.warn_signal not in WARN_SIGNALS:
-        raise MooringsError(
-            "job.invalid",
-            f"warn_signal {job.checkpoint.warn_signal[:20]!r} is not allowed",
-            hint=f"use one of {', '.join(WARN_SIGNALS)}",
-        )
     for name, length_s in (("warn", job.checkpoint.warn_s), ("grace", job.checkpoint.grace_s)):
         if not 0 <= length_s <= TIME_LIMIT_S_MAX:  # nor NaN
             raise MooringsError("job.invalid", f"{name} {length_s:g} s is out of range", hint="use 0 s to 366 days")
@@ -273,8 +266,9 @@ def _accelerators(table: Table) -> Accelerators:
 def _resources(table: Table) -> Resources:
     memory: int | None = None
     if table.has("memory"):
+        written = table.text("memory")
         try:
-            memory = parse_bytes(table.text("memory"))
+            memory = parse_bytes(written)
         except MooringsError as error:
             table.complain("memory", error.detail, error.hint)
     wanted = Resources(table.integer("cpus", 1), memory, table.integer("nodes", 1))

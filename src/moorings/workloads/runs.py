@@ -81,6 +81,7 @@ class Ending(StrEnum):
     TIMED_OUT = "TIMED_OUT"  # stopped at its time limit
     NOT_STARTED = "NOT_STARTED"  # the command could not be started
     LOST = "LOST"  # no record: the supervisor died
+    NO_PARTITION = "NO_PARTITION"  # stopped because its partition was lost under it; said by the controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
         Ending.CANCELLED: RunEvent.CANCEL,
         Ending.TIMED_OUT: RunEvent.TIME_OUT,
         Ending.NOT_STARTED: RunEvent.FAIL,
+        Ending.NO_PARTITION: RunEvent.FAIL,
         Ending.LOST: RunEvent.LOSE,
         Ending.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
     }[end.ending]

@@ -6,8 +6,8 @@ reads what became of its claim. So run and claim change in one transaction, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.events import Event, canonical
@@ -71,8 +71,9 @@ class Runs:
 class RunTurn:
     """The runs' part of one turn: an overlay on ``Runs``, the demands it puts, the events it tells."""
 
-    def __init__(self, known: Runs, now: Instant) -> None:
+    def __init__(self, known: Runs, claim_of: Callable[[ClaimId], Claim | None], now: Instant) -> None:
         self._known = known
+        self._claim_of = claim_of
         self._claims: dict[ClaimId, RunId] = {}
         self.now = now
         self.changed: dict[RunId, tuple[Run, int | None]] = {}
@@ -103,19 +104,25 @@ class RunTurn:
         self._claims.pop(run.claim, None)
         self.events = [event for event in self.events if event.run != ident]
 
-    def follow(self, claims: Iterable[Claim]) -> None:
-        """Work in what this turn made of the claims of runs."""
+    def follow(self, claims: Iterable[Claim]) -> list[Demand]:
+        """Work in what this turn made of the claims of runs; what it demands of core."""
+        demands: list[Demand] = []
         for claim in claims:
             ident = self._claims.get(claim.id) or self._known.by_claim.get(claim.id)
             run = self.run(ident) if ident is not None else None
-            if run is None or run.ended:
-                continue
-            if claim.state is ClaimState.READY and run.state is RunState.WAITING:
-                self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
-            elif claim.state is ClaimState.FAILED:
-                self._end(run, EndRecord(Ending.NOT_STARTED, 1, detail=_reason(claim)))
-            elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING):
-                self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
+            if run is not None and not run.ended:
+                demands += self._follow(run, claim)
+        return demands
+
+    def _follow(self, run: Run, claim: Claim) -> list[Demand]:
+        waiting = run.state is RunState.WAITING
+        if claim.state is ClaimState.READY and waiting:
+            self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
+        elif claim.state is ClaimState.FAILED or (claim.state is ClaimState.LOST and waiting):
+            return self._end(run, EndRecord(Ending.NOT_STARTED, 1, detail=_reason(claim)))
+        elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING):
+            self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
+        return []
 
     def _create(self, given: CreateRun) -> CreateClaim:
         run = Run(
@@ -159,6 +166,9 @@ class RunTurn:
         return []
 
     def _end(self, run: Run, end: EndRecord) -> list[Demand]:
+        claim = self._claim_of(run.claim)
+        if end.ending is Ending.CANCELLED and claim is not None and claim.state is ClaimState.LOST:
+            end = replace(end, ending=Ending.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
         ended = runs.ended_by(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}

@@ -298,6 +298,7 @@ class PretendController:
                 yield chunk
         if follow and self.endless:
             await self._news()
+            yield b"[0] step 2\n"
 
     # -- events --------------------------------------------------------------------------------------------------------
 

@@ -138,14 +138,19 @@ async def test_a_watch_whose_store_fails_is_cut_not_ended(controller: PretendCon
 class DeafController(PretendController):
     """One that cannot tell whether there is news."""
 
+    asked = 0
+
     async def wait_events(self, after: Seq, timeout_s: float) -> None:
+        self.asked += 1
         raise MooringsError("store.fenced", "another controller leads")
 
 
 async def test_a_watch_that_cannot_wait_is_cut() -> None:
-    async with serving(DeafController()) as served, watching(served) as watch:
+    deaf = DeafController()
+    async with serving(deaf) as served, watching(served) as watch:
         assert await watch.block() == ": events after 0"
         assert await watch.client.reader.read() == b""
+    assert deaf.asked == 1
 
 
 async def test_watches_are_few_and_a_seat_is_given_back(controller: PretendController) -> None:

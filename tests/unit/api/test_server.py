@@ -8,7 +8,7 @@ import pytest
 
 from moorings.api.limits import Limits
 from moorings.core.access import Caller
-from tests.unit.api.pretend import PretendController
+from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Client, connected, serving
 
 CLAIM = b'{"size": 4}'
@@ -187,6 +187,19 @@ async def test_output_is_followed_until_its_reader_has_gone(controller: PretendC
                 other.ask("GET", f"/v1/runs/{ident}/logs?follow=true")
                 assert (await other.answer()).json()["code"] == "controller.busy"
         await controller.waits_given_up.wait()
+
+
+async def test_output_ends_when_the_key_is_revoked(controller: PretendController) -> None:
+    controller.endless = True
+    async with serving(controller) as served, connected(served) as client:
+        ident = await made(client, "/v1/runs", JOB)
+        client.ask("GET", f"/v1/runs/{ident}/logs?follow=true")
+        assert (await client.head()).status == 200
+        assert await client.chunk() + await client.chunk() == b"[0] step 1\n[1] step 1\n"
+        await controller.waits_begun.wait()
+        del controller.keys[USER]
+        controller.tell("run.ended", run=ident)
+        assert await client.reader.read() == b"", "neither more output nor a proper end"
 
 
 async def test_a_stop_ends_watches_waits_and_output_without_waiting_for_them(controller: PretendController) -> None:

@@ -25,8 +25,10 @@ def test_an_id_names_its_pool_and_index(pool, index):
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "pod64", "pod64:", ":17", "pod64:-1", "pod64:x", "pod64:1:2", "Pod:1", "pod64:1 ", "pod64:1\n", "pod64:٣"]
-    + ["pod64:" + "9" * 8, "p" * 37 + ":1", "/:1", "x" * 100_000],
+    [
+        *["", ":", "pod64", "pod64:", ":17", "pod64:-1", "pod64:x", "pod64:1:2", "Pod:1", "pod64:1 ", "pod64:1\n"],
+        *["pod64:٣", "pod64:" + "9" * 8, "p" * 37 + ":1", "/:1", "x" * 100_000],
+    ],
     ids=lambda text: text[:16],
 )
 def test_what_is_no_id_is_refused_with_an_example(text):

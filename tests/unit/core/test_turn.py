@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ RACK = Pool(
     "simulated",
     Catalogue(6, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 6, n))),
 )
+CROSS2 = replace(CROSS, name=PoolName("cross2"))
 POOLS = (POD, CROSS, RACK)
 
 
@@ -59,6 +61,7 @@ class World:
         self.ended: dict[ClaimId, Claim] = {}
         self.devices: dict[tuple[PoolName, int], Device] = {}
         self.n_created = 0
+        self.since = Instant(0)
 
     def step(self, *inputs: Input) -> list[Reply]:
         self.now = Instant(self.now + SECOND)
@@ -79,7 +82,7 @@ class World:
     def _decide(self, fleet: Fleet, inputs: Sequence[Input]) -> tuple[list[Event], list[Reply], FleetChanges]:
         with Turn(fleet, self.policy, self.now) as turn:
             replies: list[Reply] = [turn.take(given) for given in inputs]
-            turn.lapse()
+            turn.lapse(self.since)
             for ident, refusal in turn.schedule():
                 replies = [
                     refusal if isinstance(given, CreateClaim) and given.id == ident else reply
@@ -115,7 +118,7 @@ class World:
         return self.fleet.partitions[ident]
 
     def says(self, partition: Partition, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
-        self.step(DriverAnswered(partition.id, order, Answer(verdict, seen, "so it says")))
+        self.step(DriverAnswered(partition.id, partition.version, order, Answer(verdict, seen, "so it says")))
 
     def ready(self, size: int, **more: Any) -> Claim:
         claim = self.create(size, **more)
@@ -265,7 +268,8 @@ def test_reset() -> None:
     claim = world.ready(4)
     partition = world.partition(claim)
     world.step(ResetPartition(partition.id))
-    assert world.partition(claim).state is PartitionState.RESETTING
+    partition = world.partition(claim)
+    assert partition.state is PartitionState.RESETTING
     refused = world.step(ResetPartition(PartitionId("nobody")))[0]
     assert isinstance(refused, MooringsError)
     assert refused.code == "partition.unknown"
@@ -486,6 +490,111 @@ def test_ours_gives_way_to_a_foreign_partition_that_was_there_first() -> None:
     assert world.fleet.pools[POD.name].free.free == 16 - 4 - 2
 
 
+def test_a_word_on_a_state_that_has_passed_changes_nothing() -> None:
+    world = World(POD)
+    claim = world.ready(4)
+    before = world.partition(claim)
+    gone = DriverAnswered(before.id, before.version, "list", Answer(Verdict.OK, Seen.ABSENT))
+    world.step(ReleaseClaim(claim.id, "done"), gone)
+    assert world.claim(claim.id).state is ClaimState.RELEASING, "only the answer to a removal frees the devices"
+    world.step(replace(gone, version=world.fleet.partitions[before.id].version))
+    assert world.claim(claim.id).state is ClaimState.RELEASING, "nor does a listing"
+
+
+def test_a_listing_from_before_a_reset_does_not_end_it() -> None:
+    world = World(POD)
+    claim = world.ready(4)
+    before = world.partition(claim)
+    active = DriverAnswered(before.id, before.version, "list", Answer(Verdict.OK, Seen.ACTIVE))
+    world.step(ResetPartition(before.id), active)
+    assert world.partition(claim).state is PartitionState.RESETTING
+
+
+def test_no_lease_runs_while_nobody_could_be_heard() -> None:
+    """Law 3: a controller that was down for longer than a lease does not end live claims at its first turn."""
+    world = World(POD)
+    claim = world.ready(4, lease_s=10.0)
+    world.now = world.since = Instant(world.now + 3600 * SECOND)
+    world.step()
+    assert world.claim(claim.id).state is ClaimState.READY
+    world.now = Instant(world.now + 11 * SECOND)
+    world.step()
+    assert world.claim(claim.id).state is ClaimState.RELEASING
+
+
+def test_one_that_does_not_fit_for_its_gcds_does_not_hide_one_that_does() -> None:
+    """Claims of one size differ in more than size: a shape that fits nowhere says nothing of the others."""
+    wide = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(2, 4, 8))
+    narrow = Pool(PoolName("narrow"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
+    world = World(wide, narrow)
+    world.ready(8, gcds=1)  # takes narrow
+    assert world.create(8, gcds=1).state is ClaimState.PENDING, "wide needs a GCD in each domain"
+    assert world.create(8, gcds=1).state is ClaimState.PENDING
+    assert world.create(8, gcds=2).state is ClaimState.GRANTED
+
+
+def test_resources_follow_a_claim_from_pool_to_pool() -> None:
+    one, two = (
+        Pool(PoolName(name), "gpu", "simulated", AnySubset(2, 2), (("memory", 100),)) for name in ("one", "two")
+    )
+    world = World(one, two)
+    claim = world.create(2, "gpu", resources={"memory": 60})
+    world.says(world.partition(claim), Seen.ERROR)
+    assert world.claim(claim.id).pool == "two"
+    assert {name: state.used.get("memory", 0) for name, state in world.fleet.pools.items()} == {"one": 0, "two": 60}
+
+
+def test_one_who_waits_for_memory_alone_does_not_take_the_place_of_one_who_waits_for_devices() -> None:
+    world = World(CROSS)
+    holder = world.ready(4, kind="gpu", resources={"memory": 100})
+    world.create(0, "gpu", resources={"memory": 100})
+    large = world.create(6, "gpu")
+    late = world.create(1, "gpu")
+    assert (large.state, late.state) == (ClaimState.PENDING, ClaimState.PENDING)
+    assert [len(kept.block) for kept in world.fleet.reservations] == [0, 6]
+    world.end(holder)
+    assert world.claim(large.id).state is ClaimState.GRANTED
+
+
+def test_of_pools_that_may_never_empty_the_one_with_fewer_devices_held_is_kept() -> None:
+    pools = [Pool(PoolName(name), "ipu", "simulated", PowerOfTwo(1, 4, 4)) for name in ("a", "b")]
+    world = World(*pools)
+    world.ready(4, pool="a")
+    for _ in range(3):
+        world.ready(1, pool="b")
+    world.create(4)
+    (kept,) = world.fleet.reservations
+    assert kept.pool == "b"
+
+
+def test_a_holder_whose_limit_has_passed_in_vain_is_not_the_soonest() -> None:
+    pools = [Pool(PoolName("two"), "ipu", "simulated", PowerOfTwo(2, 4, 4))]
+    world = World(*pools)
+    world.ready(4, time_limit_s=5.0)
+    world.ready(4, time_limit_s=600.0)
+    world.now = Instant(world.now + 60 * SECOND)
+    world.create(4)
+    (kept,) = world.fleet.reservations
+    assert str(kept.block) == "4-7"
+
+
+def test_a_foreign_partition_beyond_the_pool_is_clipped() -> None:
+    for pool in (POD, CROSS):
+        world = World(pool)
+        free = world.fleet.pools[pool.name].free.free
+        world.step(ForeignSeen(pool.name, {"by-hand": Block(range(free - 2, free + 2)), "far": Block(range(90, 92))}))
+        assert world.fleet.pools[pool.name].free.free == free - 2
+        world.step(ForeignSeen(pool.name, {}))
+        assert world.fleet.pools[pool.name].free.free == free
+
+
+def test_a_name_that_a_foreign_partition_has_is_not_ours() -> None:
+    world = World(POD)
+    world.step(ForeignSeen(POD.name, {"bert": Block(range(8, 12))}))
+    claim = world.create(1, name="bert")
+    assert world.partition(claim).name == "bert-1"
+
+
 # -- anything, in any order -----------------------------------------------------------------------------------------
 
 
@@ -494,7 +603,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.world = World(*POOLS)
+        self.world = World(*POOLS, CROSS2)
 
     @rule(
         kind=st.sampled_from(["ipu", "gpu", "csx"]),
@@ -536,10 +645,12 @@ class FleetMachine(RuleBasedStateMachine):
     def driver_says(self, data: st.DataObject, verdict: Verdict, seen: Seen, order: str) -> None:
         ident = data.draw(st.sampled_from(sorted(self.world.fleet.partitions)))
         before = self.world.fleet.partitions[ident]
-        self.world.step(DriverAnswered(ident, order, Answer(verdict, seen, "said so")))
+        self.world.step(DriverAnswered(ident, before.version, order, Answer(verdict, seen, "said so")))
         after = self.world.fleet.partitions.get(ident)
         if after is None:
-            assert (before.state, seen) == (PartitionState.REMOVING, Seen.ABSENT), "freed only by a removal's end"
+            assert (before.state, seen, order) == (PartitionState.REMOVING, Seen.ABSENT, "remove"), (
+                "only a removal frees"
+            )
         elif after.state is PartitionState.ACTIVE and before.state is not PartitionState.ACTIVE:
             assert (verdict, seen) == (Verdict.OK, Seen.ACTIVE), "law 4"
 

@@ -34,7 +34,7 @@ async def test_an_answer_lost_or_spoilt_belongs_to_an_order_that_was_done(instan
     answer = await instant.driver.create(order("p", "0-3"))
     assert (answer.verdict, answer.seen) == (Verdict.UNAVAILABLE, Seen.UNKNOWN)
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ACTIVE}
-    assert (await instant.driver.remove("p")).verdict is Verdict.UNAVAILABLE
+    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.UNAVAILABLE
     assert await instant.driver.list_partitions() == []
 
 
@@ -48,7 +48,9 @@ async def test_reject_leaves_everything_as_it_is(instant):
     await instant.driver.create(order("p", "0-3"))
     instant.trouble(FaultKind.REJECT)
     assert (await instant.driver.create(order("q", "4-7"))).verdict is Verdict.REJECTED
-    assert await instant.driver.remove("p") == Answer(Verdict.REJECTED, Seen.ACTIVE, "remove of p refused (error 9)")
+    assert await instant.driver.remove("p", MARK) == Answer(
+        Verdict.REJECTED, Seen.ACTIVE, "remove of p refused (error 9)"
+    )
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ACTIVE}
 
 
@@ -66,7 +68,7 @@ async def test_slow_makes_orders_take_longer(rig):
     assert states(await rig.driver.list_partitions()) == {"p": Seen.PROVISIONING}
     rig.clock.forward(0.01)
     assert states(await rig.driver.list_partitions()) == {"p": Seen.ACTIVE}
-    await rig.driver.remove("p")
+    await rig.driver.remove("p", MARK)
     rig.clock.forward(0.2)
     assert states(await rig.driver.list_partitions()) == {}, "only making was slow"
 
@@ -85,22 +87,22 @@ async def test_reset_fails_and_removal_fails_leave_the_partition_broken(instant)
     await instant.driver.create(order("p", "0-3"))
     instant.trouble(FaultKind.RESET_FAILS, times=1)
     instant.trouble(FaultKind.REMOVAL_FAILS, times=1)
-    answer = await instant.driver.reset("p")
+    answer = await instant.driver.reset("p", MARK)
     assert (answer.verdict, answer.seen) == (Verdict.BROKEN, Seen.ERROR)
-    answer = await instant.driver.remove("p")
+    answer = await instant.driver.remove("p", MARK)
     assert (answer.verdict, answer.seen) == (Verdict.BROKEN, Seen.ERROR)
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ERROR}
-    assert (await instant.driver.reset("p")).verdict is Verdict.BROKEN
+    assert (await instant.driver.reset("p", MARK)).verdict is Verdict.BROKEN
     assert (await instant.driver.create(order("p", "0-3"))).verdict is Verdict.BROKEN
     assert (await instant.driver.create(order("q", "0-3"))).verdict is Verdict.UNAVAILABLE, "its devices are not free"
-    assert await instant.driver.remove("p") == Answer(Verdict.OK, Seen.ABSENT)
+    assert await instant.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.ABSENT)
 
 
 async def test_a_removal_can_fail_on_its_way(rig):
     await rig.driver.create(order("p", "0-3"))
-    await rig.driver.remove("p")
+    await rig.driver.remove("p", MARK)
     rig.trouble(FaultKind.REMOVAL_FAILS, times=1)
-    assert (await rig.driver.remove("p")).verdict is Verdict.BROKEN
+    assert (await rig.driver.remove("p", MARK)).verdict is Verdict.BROKEN
     rig.clock.forward(10)
     assert states(await rig.driver.list_partitions()) == {"p": Seen.ERROR}
 
@@ -113,11 +115,11 @@ async def test_an_agent_that_is_down_breaks_what_touches_its_four_devices(instan
     await instant.driver.create(order("q", "4"))
     down = instant.trouble(FaultKind.AGENT_DOWN, devices=Block.parse("1"))
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ERROR, "q": Seen.ACTIVE}
-    for answer in (await instant.driver.reset("p"), await instant.driver.remove("p")):
+    for answer in (await instant.driver.reset("p", MARK), await instant.driver.remove("p", MARK)):
         assert (answer.verdict, answer.seen) == (Verdict.BROKEN, Seen.ERROR)
     with pytest.raises(MooringsError, match="PS_ERROR"):
         await instant.driver.binding(order("p", "0-3"))
-    assert (await instant.driver.remove("q")).verdict is Verdict.OK
+    assert (await instant.driver.remove("q", MARK)).verdict is Verdict.OK
     instant.driver.faults.remove(down)
     assert states(await instant.driver.list_partitions()) == {"p": Seen.ACTIVE}, "it is reachable again"
     instant.driver.faults.add(down)
@@ -190,7 +192,7 @@ async def test_what_vanished_left_its_devices_free(instant):
     instant.trouble(FaultKind.VANISHES, times=1)
     assert await instant.driver.list_partitions() == []
     assert (await instant.driver.create(order("q", "0-3"))).verdict is Verdict.OK
-    assert await instant.driver.remove("p") == Answer(Verdict.OK, Seen.ABSENT)
+    assert await instant.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.ABSENT)
 
 
 # ---- listings
@@ -235,7 +237,7 @@ async def test_a_restart_is_silence_and_then_the_state_it_left(tmp_path, usual, 
     rig = SimulatedRig(tmp_path, SimulatedSettings(restart=usual))
     await rig.restart().create(order("p", "0-3"))
     rig.trouble(FaultKind.RESTART, seconds=5, state=says)
-    assert (await rig.driver.remove("p")).verdict is Verdict.UNAVAILABLE
+    assert (await rig.driver.remove("p", MARK)).verdict is Verdict.UNAVAILABLE
     rig.clock.forward(4.9)
     driver = rig.restart()
     with pytest.raises(MooringsError, match="restarting"):
@@ -281,15 +283,15 @@ async def test_faults_choose_by_name_device_call_and_number(instant):
         Verdict.REJECTED,
         Verdict.OK,
     ]
-    assert (await instant.driver.remove("x-2")).verdict is Verdict.OK
+    assert (await instant.driver.remove("x-2", MARK)).verdict is Verdict.OK
 
 
 async def test_faults_by_device_meet_orders_that_name_only_the_partition(instant):
     await instant.driver.create(order("p", "0-3"))
     await instant.driver.create(order("q", "4-7"))
     instant.trouble(FaultKind.TIMEOUT_BEFORE, devices=Block.parse("5"))
-    assert (await instant.driver.remove("p")).verdict is Verdict.OK
-    assert (await instant.driver.remove("q")).verdict is Verdict.UNAVAILABLE
+    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("q", MARK)).verdict is Verdict.UNAVAILABLE
 
 
 async def test_faults_can_be_cleared(instant):
@@ -317,7 +319,7 @@ async def _story(folder, seed, *more):
         story.append(await rig.driver.create(order(f"p{number % 5}", str(number % 8))))
         rig.clock.forward(0.2)
         story.append(tuple(await rig.driver.list_partitions()))
-        story.append(await rig.driver.remove(f"p{(number + 2) % 5}"))
+        story.append(await rig.driver.remove(f"p{(number + 2) % 5}", MARK))
     rig.kill()
     return story
 

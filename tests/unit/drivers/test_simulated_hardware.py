@@ -31,14 +31,14 @@ async def test_making_takes_its_time_and_more_for_more_devices(rig):
 
 async def test_resetting_and_removing_take_their_time(rig):
     await rig.driver.create(order("p", "0-3"))
-    assert (await rig.driver.reset("p")).verdict is Verdict.UNAVAILABLE, "it is not ready to be reset"
+    assert (await rig.driver.reset("p", MARK)).verdict is Verdict.UNAVAILABLE, "it is not ready to be reset"
     rig.clock.forward(0.34)
-    assert await rig.driver.reset("p") == Answer(Verdict.OK, Seen.RESETTING)
-    assert await rig.driver.reset("p") == Answer(Verdict.OK, Seen.RESETTING)
+    assert await rig.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.RESETTING)
+    assert await rig.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.RESETTING)
     rig.clock.forward(0.22)
     assert states(await rig.driver.list_partitions()) == {"p": Seen.ACTIVE}
-    assert await rig.driver.remove("p") == Answer(Verdict.OK, Seen.REMOVING)
-    assert (await rig.driver.reset("p")).verdict is Verdict.REJECTED
+    assert await rig.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.REMOVING)
+    assert (await rig.driver.reset("p", MARK)).verdict is Verdict.REJECTED
     assert (await rig.driver.create(order("p", "0-3"))).verdict is Verdict.UNAVAILABLE
     rig.clock.forward(0.107)
     assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.UNAVAILABLE, "not free yet"
@@ -49,8 +49,8 @@ async def test_resetting_and_removing_take_their_time(rig):
 
 async def test_with_no_times_everything_is_done_at_once(instant):
     assert await instant.driver.create(order("p", "0-3")) == Answer(Verdict.OK, Seen.ACTIVE)
-    assert await instant.driver.reset("p") == Answer(Verdict.OK, Seen.ACTIVE)
-    assert await instant.driver.remove("p") == Answer(Verdict.OK, Seen.ABSENT)
+    assert await instant.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.ACTIVE)
+    assert await instant.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.ABSENT)
     assert (await instant.driver.create(order("q", "0-7", gcds=2))).seen is Seen.ACTIVE
 
 
@@ -93,7 +93,7 @@ async def test_time_passes_while_nobody_looks(rig):
     await rig.driver.create(order("making", "0-3"))
     await rig.driver.create(order("going", "4-7"))
     rig.clock.forward(1)
-    await rig.driver.remove("going")
+    await rig.driver.remove("going", MARK)
     rig.kill()
     rig.clock.forward(1)
     assert states(await rig.restart().list_partitions()) == {"making": Seen.ACTIVE}
@@ -108,7 +108,7 @@ async def main():
     driver = SimulatedRig(Path({str(tmp_path / "machine")!r}), AT_ONCE).restart()
     await driver.create(order("kept", "0-3"))
     await driver.create(order("removed", "4-7"))
-    await driver.remove("removed")
+    await driver.remove("removed", MARK)
     await driver.create(order("last", "4"))
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
@@ -177,7 +177,7 @@ async def test_a_long_journal_is_compacted_and_says_the_same(instant, monkeypatc
     await driver.create(order("stays", "0-3"))
     for number in range(200):
         await driver.create(order(f"goes-{number}", "4-7"))
-        await driver.remove(f"goes-{number}")
+        await driver.remove(f"goes-{number}", MARK)
     lines = (instant.folder / "journal.jsonl").read_text().splitlines()
     assert len(lines) <= 51
     assert states(await instant.restart().list_partitions()) == {"stays": Seen.ACTIVE}
@@ -185,7 +185,7 @@ async def test_a_long_journal_is_compacted_and_says_the_same(instant, monkeypatc
 
 async def test_a_name_made_anew_elsewhere_frees_its_old_devices(rig):
     await rig.driver.create(order("p", "0-3"))
-    await rig.driver.remove("p")
+    await rig.driver.remove("p", MARK)
     rig.clock.forward(1)
     await rig.driver.create(order("p", "4-7"))
     driver = rig.restart()
@@ -238,9 +238,9 @@ async def test_whatever_is_ordered_no_device_is_in_two_partitions_and_a_new_proc
                 case ("create", name, block, mark):
                     await driver.create(order(name, block, mark=mark, gcds=2 if block == "0-7" else 1))
                 case ("remove", name):
-                    await driver.remove(name)
+                    await driver.remove(name, MARK)
                 case ("reset", name):
-                    await driver.reset(name)
+                    await driver.reset(name, MARK)
                 case ("wait", seconds):
                     rig.clock.forward(seconds)
                 case _:

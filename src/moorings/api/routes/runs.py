@@ -22,7 +22,7 @@ async def list_runs(call: Call) -> Response:
     states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
     views = await call.controller.list_runs(wanted.page, states=states, subject=call.query(SUBJECT))
     shown, after = wanted.cut(views, lambda view: view.run.id)
-    return call.answer_list([run_body(view) for view in shown], after)
+    return call.answer_list([run_body(view, call.caller) for view in shown], after)
 
 
 async def create_run(call: Call) -> Response:
@@ -35,7 +35,7 @@ async def create_run(call: Call) -> Response:
     view = await call.controller.create_run(
         call.caller, job_spec(request.job), engine=request.engine, key=call.idempotency_key()
     )
-    return call.answer(run_body(view), location=f"/v1/runs/{view.run.id}")
+    return call.answer(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
 
 
 async def get_run(call: Call) -> Response:
@@ -45,7 +45,7 @@ async def get_run(call: Call) -> Response:
     """
     wait_s = call.query(WAIT)
     work = call.controller.get_run(call.path("id"), wait_s=wait_s)
-    return call.answer(run_body(await call.hold(work, wait_s)))
+    return call.answer(run_body(await call.hold(work, wait_s), call.caller))
 
 
 async def cancel_run(call: Call) -> Response:
@@ -56,7 +56,7 @@ async def cancel_run(call: Call) -> Response:
     """
     wait_s = call.query(WAIT)
     work = call.controller.cancel_run(call.caller, call.path("id"), wait_s=wait_s)
-    return call.answer(run_body(await call.hold(work, wait_s)))
+    return call.answer(run_body(await call.hold(work, wait_s), call.caller))
 
 
 async def get_logs(call: Call) -> Response:

@@ -78,11 +78,11 @@ class SimulatedDriver:
     async def create(self, order: PartitionOrder) -> Answer:
         return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
 
-    async def reset(self, name: str) -> Answer:
-        return await self._obey(Call.RESET, name, None, partial(self._vendor.reset, name))
+    async def reset(self, name: str, mark: str) -> Answer:
+        return await self._obey(Call.RESET, name, None, partial(self._vendor.reset, name, mark))
 
-    async def remove(self, name: str) -> Answer:
-        return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name))
+    async def remove(self, name: str, mark: str) -> Answer:
+        return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name, mark))
 
     async def list_partitions(self) -> Sequence[Sighting]:
         now = self._begin()

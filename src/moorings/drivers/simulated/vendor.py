@@ -87,8 +87,8 @@ class Vendor:
         reason = topology.why_not(size, order.gcds)
         return reason.message if reason is not None else ""
 
-    def reset(self, name: str, now: Instant) -> Answer:
-        held = self._machine.find(name, now)
+    def reset(self, name: str, mark: str, now: Instant) -> Answer:
+        held = self._ours(name, mark, now)
         state = held.state(now) if held is not None else None
         if held is None or state is VendorState.REMOVING:
             return Answer(Verdict.REJECTED, Seen.REMOVING if held else Seen.ABSENT, f"no partition {name}")
@@ -103,8 +103,8 @@ class Vendor:
         self._machine.put(held, "reset")
         return self._present(held, now)
 
-    def remove(self, name: str, now: Instant) -> Answer:
-        held = self._machine.find(name, now)
+    def remove(self, name: str, mark: str, now: Instant) -> Answer:
+        held = self._ours(name, mark, now)
         if held is None:
             return Answer(Verdict.OK, Seen.ABSENT)
         if held.gone_at is not None:
@@ -117,6 +117,11 @@ class Vendor:
             return Answer(Verdict.OK, Seen.ABSENT)
         self._machine.put(replace(held, gone_at=gone_at), "removed")
         return Answer(Verdict.OK, Seen.REMOVING)
+
+    def _ours(self, name: str, mark: str, now: Instant) -> SimulatedPartition | None:
+        """The partition of that name, if it carries the mark: a stranger's is never touched."""
+        held = self._machine.find(name, now)
+        return held if held is not None and held.mark == mark else None
 
     def _slowness(self, call: Call, name: str, block: Block) -> float:
         fault = self._faults.strike(FaultKind.SLOW, call, name, block)

@@ -1,0 +1,233 @@
+"""The data folder: private, one controller at a time, and a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorings import __version__
+from moorings.app.folders import PEPPER_BYTES, DataFolder, write_private
+from moorings.core.errors import MooringsError
+from moorings.core.pools import parse_pools
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "moorings"
+
+
+@pytest.fixture
+def folder(path: Path):
+    folder = DataFolder(path)
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def open_umask():
+    """As careless a umask as there is."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def refused(path: Path) -> MooringsError:
+    with pytest.raises(MooringsError) as caught:
+        DataFolder(path)
+    return caught.value
+
+
+# -- modes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_everything_is_private_whatever_the_umask(folder, path):
+    folder.pepper()
+    folder.pools_file(None)
+    folder.announce("http://127.0.0.1:8090")
+    assert mode(path) == 0o700
+    assert {file.name: mode(file) for file in path.iterdir()} == {
+        "controller.lock": 0o600,
+        "controller.json": 0o600,
+        "pepper": 0o600,
+        "pools.toml": 0o600,
+    }
+
+
+def test_a_folder_that_others_could_enter_is_closed(path):
+    path.mkdir(parents=True)
+    path.chmod(0o755)
+    DataFolder(path).close()
+    assert mode(path) == 0o700
+
+
+def test_a_folder_of_somebody_else_is_not_used(path, monkeypatch):
+    path.mkdir(parents=True)
+    monkeypatch.setattr("os.getuid", lambda: path.stat().st_uid + 1)
+    error = refused(path)
+    assert error.code == "config.invalid"
+    assert "belongs to another user" in str(error)
+    assert error.hint
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_file_in_its_place_is_told(tmp_path, below):
+    (tmp_path / "file").touch()
+    error = refused(tmp_path / "file" / "data" if below else tmp_path / "file")
+    assert error.code == "config.invalid"
+    assert str(tmp_path / "file") in str(error)
+
+
+# -- the lock ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_used_by_one_controller_at_a_time(folder, path):
+    error = refused(path)
+    assert error.code == "controller.running"
+    assert "moor down" in error.hint
+
+
+def test_who_uses_it_is_told(folder, path):
+    folder.announce("http://127.0.0.1:8090")
+    assert f"(process {os.getpid()}, http://127.0.0.1:8090)" in str(refused(path))
+
+
+@pytest.mark.parametrize("told", ["", "{", "[]", "{}", '{"pid": "x", "url": ""}', "\xff"])
+def test_an_announcement_that_cannot_be_read_is_left_out(folder, path, told):
+    (path / "controller.json").write_bytes(told.encode("latin-1"))
+    assert str(refused(path)) == f"another controller uses {path}"
+
+
+def test_a_folder_that_was_let_go_can_be_used_again(path):
+    for _ in range(3):
+        DataFolder(path).close()
+
+
+def test_a_refused_controller_does_not_take_the_lock_from_the_first(folder, path):
+    refused(path)
+    assert refused(path).code == "controller.running"
+
+
+def test_a_killed_controller_leaves_no_lock_behind(path):
+    code = "import sys; from pathlib import Path; from moorings.app.folders import DataFolder\n"
+    code += "folder = DataFolder(Path(sys.argv[1])); folder.announce('http://x'); print('locked', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"locked\n"
+        assert f"process {first.pid}" in str(refused(path))
+        first.kill()
+    DataFolder(path).close()
+
+
+# -- what stands in it ---------------------------------------------------------------------------------------------
+
+
+def test_the_pepper_is_made_once(folder, path):
+    pepper = folder.pepper()
+    assert len(pepper) == PEPPER_BYTES
+    assert folder.pepper() == pepper
+    assert pepper.hex().encode() in (path / "pepper").read_bytes()
+
+
+def test_two_installations_have_two_peppers(folder, tmp_path):
+    other = DataFolder(tmp_path / "other")
+    assert other.pepper() != folder.pepper()
+    other.close()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\n", b"ab", b"00" * 31, b"xy" * 32, b"\xff" * 64])
+def test_a_damaged_pepper_is_told_and_not_used(folder, path, damaged):
+    (path / "pepper").write_bytes(damaged)
+    with pytest.raises(MooringsError, match="pepper") as caught:
+        folder.pepper()
+    assert caught.value.code == "config.invalid"
+    assert "every access key" in caught.value.hint
+    assert (path / "pepper").read_bytes() == damaged
+
+
+def test_the_first_start_has_a_pool(folder, path):
+    file = folder.pools_file(None)
+    assert file == path / "pools.toml"
+    (entry,) = parse_pools(file.read_text())
+    assert entry.pool.name == "pod64"
+
+
+def test_an_admins_own_pools_stay_as_they_are(folder, path):
+    (path / "pools.toml").write_text("# mine")
+    assert folder.pools_file(None).read_text() == "# mine"
+
+
+def test_a_chosen_pools_file_is_not_made(folder, path, tmp_path):
+    chosen = tmp_path / "chosen.toml"
+    assert folder.pools_file(chosen) == chosen
+    assert not chosen.exists()
+    assert not (path / "pools.toml").exists()
+
+
+def test_the_announcement_tells_where_it_listens_and_goes_with_it(path):
+    folder = DataFolder(path)
+    folder.announce("http://127.0.0.1:8090")
+    told = json.loads((path / "controller.json").read_text())
+    stat_line = Path("/proc/self/stat").read_text()
+    assert told == {
+        "pid": os.getpid(),
+        "startTicks": int(stat_line.rpartition(")")[2].split()[19]),
+        "url": "http://127.0.0.1:8090",
+        "version": __version__,
+    }
+    folder.close()
+    assert not (path / "controller.json").exists()
+
+
+def test_a_controller_that_never_announced_itself_can_close(path):
+    DataFolder(path).close()
+    assert [file.name for file in path.iterdir()] == ["controller.lock"]
+
+
+# -- private files -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_as_a_whole_and_stays_private(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("old and long")
+    file.chmod(0o644)
+    write_private(file, "new")
+    assert (file.read_text(), mode(file)) == ("new", 0o600)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_private(file, "half a pair: \udce9")
+    assert file.read_text() == "old"
+
+
+def test_a_link_is_replaced_not_followed(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("theirs")
+    link.symlink_to(target)
+    write_private(link, "mine")
+    assert (target.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "mine", False)
+
+
+def test_a_link_where_the_draft_goes_is_not_followed(tmp_path):
+    file, target = tmp_path / "secret", tmp_path / "target"
+    target.write_text("theirs")
+    (tmp_path / f".secret.{os.getpid()}.tmp").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_private(file, "mine")
+    assert target.read_text() == "theirs"

@@ -1,0 +1,488 @@
+"""The loop when the database says no: nobody is told what is not saved, and nothing saved is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from moorings.controller.loop import RETRY_S, RETRY_S_MAX, TRIES_MAX, Change, Loop
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import CreateClaim, DrainDevice, PoolAnswers, ReleaseClaim
+from moorings.core.instants import SECOND, Instant
+from moorings.core.laws import check
+from moorings.core.queue import Policy
+from moorings.core.topology import Pool, PowerOfTwo
+from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
+from moorings.store.sql import SqlStore
+from moorings.store.sqlite import open_sqlite
+from moorings.testing.records import NEW, NOW, a_claim, a_partition
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import Run, RunId
+from moorings.workloads.turn import CreateRun
+
+POD = Pool(PoolName("pod64"), "ipu", "simulated", PowerOfTwo(1, 64, 64))
+
+
+def conflict() -> MooringsError:
+    return MooringsError("store.conflict", "somebody else was faster")
+
+
+def unavailable() -> MooringsError:
+    return MooringsError("store.unavailable", "the disk is full", retryable=True)
+
+
+@dataclass
+class UnreliableStore:
+    """The real store, with some answers spoilt.
+
+    Attributes:
+        refusals: what the next commits raise, with nothing saved.
+        lost: what the next commits raise after all was saved.
+        unreadable: what the next loads raise.
+    """
+
+    store: SqlStore
+    refusals: list[MooringsError] = field(default_factory=list)
+    lost: list[MooringsError] = field(default_factory=list)
+    unreadable: list[MooringsError] = field(default_factory=list)
+    n_commits: int = 0
+
+    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+        self.n_commits += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        saved = self.store.commit(epoch, changes)
+        if self.lost:
+            raise self.lost.pop(0)
+        return saved
+
+    def load(self):
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return self.store.load()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+@dataclass
+class PatientClock:
+    """A second goes by whenever somebody looks; a nap takes no time, but is remembered."""
+
+    instant: int = NOW
+    naps: list[float] = field(default_factory=list)
+
+    def now(self) -> Instant:
+        self.instant += SECOND
+        return Instant(self.instant)
+
+    async def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Rig:
+    loop: Loop
+    store: UnreliableStore
+    clock: PatientClock
+    epoch: Epoch
+    serving: asyncio.Task[None] | None = None
+    n_asked: int = 0
+
+    def asks(self, size: int = 4, **more: Any) -> CreateClaim:
+        self.n_asked += 1
+        ident = ClaimId(f"claim-{self.n_asked}")
+        spec = ClaimSpec(kind="ipu", size=size)
+        return replace(CreateClaim(id=ident, name=ident, owner="user/ann", subject="ann", spec=spec), **more)
+
+    async def claim(self, key: KeyUse | None = None, **more: Any) -> Claim:
+        reply = await self.loop.post(self.asks(**more), key)
+        assert isinstance(reply, Claim), reply
+        return reply
+
+    async def refused(self, code: str, key: KeyUse | None = None, **more: Any) -> MooringsError:
+        with pytest.raises(MooringsError) as caught:
+            await self.claim(key, **more)
+        assert caught.value.code == code
+        return caught.value
+
+    def saved(self) -> set[str]:
+        return {str(claim.id) for claim in self.store.store.load().claims}
+
+    def told(self, name: str) -> int:
+        return len(self.store.store.events(Seq(0), 1000, names=[name]))
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_sqlite(tmp_path / "moorings.db")
+    yield UnreliableStore(store)
+    store.close()
+
+
+def rig_over(store: UnreliableStore, *pools: Pool) -> Rig:
+    clock = PatientClock()
+    epoch = store.store.lead("test", clock.now())
+    return Rig(Loop(cast("Store", store), pools or (POD,), Policy(), clock, epoch), store, clock, epoch)
+
+
+@contextlib.asynccontextmanager
+async def serving(rig: Rig) -> AsyncIterator[Rig]:
+    """The loop at work; at the end memory is what the database holds, and keeps the laws."""
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    try:
+        yield rig
+    finally:
+        rig.serving.cancel()
+        await asyncio.gather(rig.serving, return_exceptions=True)
+        rig.loop.close()
+    assert check(rig.loop.fleet) == []
+    assert {str(ident) for ident in rig.loop.fleet.claims} == rig.saved()
+
+
+@pytest.fixture
+async def rig(store):
+    async with serving(rig_over(store)) as rig:
+        yield rig
+
+
+# -- when all goes well --------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_comes_when_the_database_holds_it(rig):
+    claim = await rig.claim()
+    assert claim.state is ClaimState.GRANTED
+    assert rig.saved() == {claim.id}
+    assert rig.loop.seq == rig.store.last_seq()
+
+
+async def test_a_demand_core_refuses_is_raised_and_nothing_is_saved(rig):
+    await rig.refused("claim.too_large", size=128)
+    assert rig.saved() == set()
+
+
+async def test_one_refused_demand_does_not_spoil_the_turn_of_the_others(rig):
+    before, refused, after = await asyncio.gather(
+        rig.claim(size=4), rig.refused("claim.too_large", size=128), rig.claim(size=8)
+    )
+    assert "64" in refused.hint
+    assert (before.state, after.state) == (ClaimState.GRANTED, ClaimState.GRANTED)
+
+
+async def test_what_gathers_is_saved_at_once(rig):
+    await rig.claim()
+    before = rig.store.n_commits
+    claims = await asyncio.gather(*(rig.claim(size=1) for _ in range(50)))
+    assert rig.store.n_commits - before <= 2
+    assert len(rig.saved()) == len({claim.id for claim in claims}) + 1
+
+
+async def test_listeners_hear_of_what_was_saved_and_only_of_that(rig):
+    heard: list[Change] = []
+    await rig.claim()
+    rig.loop.listen(heard.append)
+    await rig.refused("claim.too_large", size=128)
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable")
+    claim = await rig.claim()
+    told = [known.id for change in heard for known in change.claims]
+    assert told.count(claim.id) == 1
+    assert set(told) <= rig.saved()
+
+
+async def test_who_waits_for_news_hears_of_it(rig):
+    claim = await rig.claim()
+    before = rig.loop.seq
+    waiting = asyncio.create_task(rig.loop.changed(before, 60))
+    await asyncio.sleep(0)
+    await rig.claim()
+    await waiting
+    assert rig.loop.seq > before
+    await rig.loop.changed(before, 60)  # at once: the news is old
+    assert claim.id in rig.saved()
+
+
+async def test_who_waits_for_news_waits_no_longer_than_asked(rig):
+    await rig.claim()
+    await rig.loop.changed(Seq(10**9), 0)
+
+
+# -- somebody else was faster --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [1, 2, TRIES_MAX])
+async def test_a_conflict_is_tried_again_and_nobody_notices(rig, times):
+    rig.store.refusals = [conflict() for _ in range(times)]
+    claim = await rig.claim()
+    assert claim.state is ClaimState.GRANTED
+    assert (rig.told("claim.created"), rig.saved()) == (1, {claim.id})
+
+
+async def test_a_conflict_without_end_is_told(rig):
+    rig.store.refusals = [conflict() for _ in range(TRIES_MAX + 1)]
+    await rig.refused("store.conflict")
+    assert rig.saved() == set()
+    assert (await rig.claim()).state is ClaimState.GRANTED
+
+
+async def test_after_a_conflict_the_turn_decides_on_what_the_other_saved(rig):
+    claim = await rig.claim()
+    theirs = replace(claim, broken=2, version=claim.version + 1)
+    rig.store.store.commit(rig.epoch, Changes(claims=[(theirs, Save(claim.version))]))
+    released = await rig.loop.post(ReleaseClaim(claim.id, "done"))
+    assert isinstance(released, Claim)
+    assert (released.state, released.broken, released.version) == (ClaimState.RELEASING, 2, theirs.version + 1)
+    assert rig.store.claim(claim.id) == released
+
+
+async def test_all_of_a_turn_is_tried_again(rig):
+    rig.store.refusals = [conflict()]
+    claims = await asyncio.gather(*(rig.claim() for _ in range(10)))
+    assert rig.saved() == {claim.id for claim in claims}
+    assert rig.told("claim.created") == 10
+
+
+# -- the database does not answer ----------------------------------------------------------------------------------
+
+
+async def test_what_could_not_be_saved_is_told_and_forgotten(rig):
+    rig.store.refusals = [unavailable()]
+    error = await rig.refused("store.unavailable")
+    assert "disk is full" in str(error)
+    claim = await rig.claim()
+    assert rig.saved() == {claim.id}
+    assert check(rig.loop.fleet) == []
+
+
+async def test_the_problem_is_shown_while_there_is_one(rig):
+    seen: list[str] = []
+    rig.loop.listen(lambda _: seen.append(rig.loop.problem))
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable")
+    await rig.claim()
+    await rig.claim()
+    assert "the disk is full" in seen
+    assert rig.loop.problem == ""
+
+
+async def test_a_lost_answer_is_no_lost_claim(rig):
+    rig.store.lost = [unavailable()]
+    await rig.refused("store.unavailable")
+    (saved,) = rig.saved()
+    later = await rig.claim()
+    assert rig.saved() == {saved, later.id}
+    assert {str(ident) for ident in rig.loop.fleet.claims} == rig.saved()
+
+
+async def test_after_a_lost_answer_the_same_key_gives_the_same_claim(rig):
+    key, wanted = KeyUse("ann", "k1", "d", ClaimId("claim-a")), {"id": ClaimId("claim-a"), "name": "mine"}
+    rig.store.lost = [unavailable()]
+    await rig.refused("store.unavailable", key, **wanted)
+    again = KeyUse("ann", "k1", "d", ClaimId("claim-b"))
+    claim = await rig.claim(again, id=ClaimId("claim-b"), name="mine")
+    assert (claim.id, rig.saved()) == ("claim-a", {"claim-a"})
+
+
+async def test_an_unsaved_key_can_be_used_again(rig):
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable", KeyUse("ann", "k1", "d", ClaimId("claim-1")))
+    claim = await rig.claim(KeyUse("ann", "k1", "d", ClaimId("claim-2")))
+    assert rig.saved() == {claim.id}
+
+
+async def test_a_database_that_stays_away_is_asked_less_and_less_often(store):
+    rig = rig_over(store)
+    store.unreadable = [unavailable() for _ in range(8)]
+    async with serving(rig):
+        await rig.loop.changed(Seq(0), 60)  # the first good load
+        assert (await rig.claim()).state is ClaimState.GRANTED
+    pauses = [min(RETRY_S * 2**tries, RETRY_S_MAX) for tries in range(8)]
+    assert rig.clock.naps == pytest.approx(pauses)
+
+
+async def test_who_asks_while_the_database_is_away_is_told_so_at_once(store):
+    rig = rig_over(store)
+    store.unreadable = [unavailable() for _ in range(8)]
+    async with serving(rig):
+        await asyncio.gather(*(rig.refused("store.unavailable") for _ in range(3)))
+        assert rig.loop.problem == "the disk is full"
+        await rig.loop.changed(Seq(0), 60)
+
+
+async def test_after_a_good_turn_the_first_pause_is_short_again(rig):
+    for _ in range(3):
+        rig.store.refusals = [unavailable()]
+        await rig.refused("store.unavailable")
+        await rig.claim()
+    assert rig.clock.naps == [RETRY_S] * 3
+
+
+async def test_what_is_known_beside_the_records_survives_a_reload(rig):
+    await rig.loop.post(PoolAnswers(POD.name, "the vendor is away"))
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable")
+    claim = await rig.claim()
+    assert rig.loop.fleet.pools[POD.name].problem == "the vendor is away"
+    assert claim.state is ClaimState.PENDING
+
+
+async def test_nobody_arrives_before_somebody_who_was_there(rig):
+    first = await rig.claim()
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable")
+    rig.clock.instant = NOW - 1000 * SECOND  # and the clock is set back
+    assert (await rig.claim()).arrival > first.arrival
+
+
+# -- another controller leads --------------------------------------------------------------------------------------
+
+
+async def test_a_controller_that_no_longer_leads_ends(store):
+    rig = rig_over(store)
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    claim = await rig.claim()
+    store.store.lead("another", rig.clock.now())
+    await rig.refused("store.fenced")
+    with pytest.raises(MooringsError) as caught:
+        await rig.serving
+    assert caught.value.code == "store.fenced"
+    assert rig.saved() == {claim.id}
+    rig.loop.close()
+
+
+async def test_who_still_waits_at_the_end_is_told(store):
+    rig = rig_over(store)
+    waiting = [asyncio.create_task(rig.claim()) for _ in range(3)]
+    await asyncio.sleep(0)
+    rig.loop.close()
+    replies = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [(reply.code, reply.retryable) for reply in replies if isinstance(reply, MooringsError)] == [
+        ("controller.unreachable", True)
+    ] * 3
+
+
+# -- a fault of ours -----------------------------------------------------------------------------------------------
+
+
+async def test_a_fault_in_a_turn_is_told_and_the_loop_goes_on(rig, caplog):
+    with pytest.raises(MooringsError) as caught:
+        await rig.loop.post(cast("Any", "this is no input"))
+    assert caught.value.code == "internal.error"
+    assert "turn.failed" in caplog.text
+    claim = await rig.claim()
+    assert rig.saved() == {claim.id}
+
+
+async def test_who_stopped_waiting_does_not_stop_the_turn(rig):
+    waiting = asyncio.create_task(rig.claim())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    claim = await rig.claim()
+    assert claim.state is ClaimState.GRANTED
+
+
+# -- idempotency keys ----------------------------------------------------------------------------------------------
+
+
+def use(number: int, key: str = "k1", digest: str = "d") -> KeyUse:
+    return KeyUse("ann", key, digest, ClaimId(f"claim-{number}"))
+
+
+async def test_the_same_key_gives_the_same_claim(rig):
+    first = await rig.claim(use(1))
+    again = await rig.claim(use(2))
+    assert (again.id, rig.told("claim.created")) == (first.id, 1)
+
+
+async def test_the_same_key_many_times_at_once_makes_one_claim(rig):
+    claims = await asyncio.gather(*(rig.claim(use(number)) for number in range(1, 11)))
+    assert len({claim.id for claim in claims}) == 1
+    assert rig.told("claim.created") == 1
+
+
+async def test_the_same_key_with_another_request_is_refused(rig):
+    await rig.claim(use(1))
+    assert "another request" in str(await rig.refused("key.conflict", use(2, digest="other")))
+
+
+async def test_a_key_belongs_to_who_used_it(rig):
+    first = await rig.claim(use(1))
+    other = await rig.claim(KeyUse("bob", "k1", "d", ClaimId("claim-2")))
+    assert first.id != other.id
+
+
+async def test_a_refused_demand_uses_no_key(rig):
+    await rig.refused("claim.too_large", use(1), size=128)
+    assert (await rig.claim(use(2))).state is ClaimState.GRANTED
+
+
+async def test_a_key_of_a_run_gives_the_same_run(rig):
+    job = JobSpec(name="digits", command=("true",), workdir="/")
+
+    def create(number: int) -> CreateRun:
+        ident, claim = RunId(f"run-{number}"), ClaimId(f"claim-{number}")
+        return CreateRun(id=ident, claim=claim, job=job, engine="local", subject="ann")
+
+    first = await rig.loop.post(create(1), KeyUse("ann", "k", "d", run=RunId("run-1")))
+    again = await rig.loop.post(create(2), KeyUse("ann", "k", "d", run=RunId("run-2")))
+    assert isinstance(first, Run)
+    assert isinstance(again, Run)
+    assert first.id == again.id == "run-1"
+
+
+async def test_a_key_outlives_the_controller(store):
+    async with serving(rig_over(store)) as rig:
+        first = await rig.claim(use(1))
+    async with serving(rig_over(store)) as rig:
+        assert (await rig.claim(use(2))).id == first.id
+
+
+# -- beginning -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_controller_knows_what_the_last_one_saved(store):
+    async with serving(rig_over(store)) as rig:
+        claim = await rig.claim()
+        await rig.loop.post(DrainDevice(POD.name, 63, "board swap"))
+    again = rig_over(store)
+    await again.loop.load()
+    assert again.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
+    assert set(again.loop.fleet.pools[POD.name].out) == {63}
+    assert again.loop.seq == store.last_seq()
+    again.loop.close()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        Pool(PoolName("other"), "ipu", "simulated", PowerOfTwo(1, 64, 64)),
+        Pool(POD.name, "ipu", "simulated", PowerOfTwo(1, 2, 2)),
+    ],
+    ids=["gone", "smaller"],
+)
+async def test_a_pools_file_that_no_longer_holds_what_is_in_use_is_refused(store, pool):
+    partition = a_partition()
+    claim = a_claim(state=ClaimState.GRANTED, pool=POD.name, partition=partition.id)
+    first = rig_over(store)
+    store.store.commit(first.epoch, Changes(claims=[(claim, NEW)], partitions=[(partition, NEW)]))
+    rig = rig_over(store, pool)
+    with pytest.raises(MooringsError, match="holds devices 0-3 of pool pod64") as caught:
+        await rig.loop.load()
+    assert caught.value.code == "pools.invalid"
+    assert caught.value.hint
+    first.loop.close()
+    rig.loop.close()

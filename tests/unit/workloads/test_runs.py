@@ -1,0 +1,85 @@
+"""Runs: how the engine's record of an end becomes the run's."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorings.core.errors import IllegalMoveError
+from moorings.core.instants import SECOND, Instant
+from moorings.testing.records import NOW, a_run
+from moorings.workloads.runs import ENDED, Ending, EndRecord, RunEvent, RunState, ended_by, started, step
+
+LATER = Instant(NOW + SECOND)
+MUCH_LATER = Instant(NOW + 60 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (EndRecord(Ending.EXITED, 0, (0, 0)), RunState.SUCCEEDED),
+        (EndRecord(Ending.EXITED, 3, (0, 3)), RunState.FAILED),
+        (EndRecord(Ending.EXITED, 137, (None, 137)), RunState.FAILED),
+        (EndRecord(Ending.CANCELLED, 143), RunState.CANCELLED),
+        (EndRecord(Ending.TIMED_OUT, 143), RunState.TIMED_OUT),
+        (EndRecord(Ending.NOT_STARTED, 126), RunState.FAILED),
+        (EndRecord(Ending.LOST, 1), RunState.LOST),
+    ],
+    ids=lambda part: str(getattr(part, "ending", part)),
+)
+@pytest.mark.parametrize("before", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
+def test_a_run_ends_as_the_engine_says(before, end, state):
+    ended = ended_by(a_run(state=before), end, LATER)
+    assert (ended.state, ended.exit_code, ended.task_codes) == (state, end.exit_code, end.task_codes)
+    assert ended.ended
+
+
+def test_every_ending_is_known():
+    assert {ended_by(a_run(state=RunState.RUNNING), EndRecord(ending, 1), NOW).state for ending in Ending} <= ENDED
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+def test_a_run_ends_once(state):
+    with pytest.raises(IllegalMoveError):
+        ended_by(a_run(state=state), EndRecord(Ending.EXITED, 0), LATER)
+
+
+def test_a_run_that_waits_cannot_have_succeeded():
+    with pytest.raises(IllegalMoveError):
+        ended_by(a_run(), EndRecord(Ending.EXITED, 0), LATER)
+
+
+def test_the_engines_moments_count_where_it_has_them():
+    run = a_run(state=RunState.RUNNING)
+    told = ended_by(run, EndRecord(Ending.EXITED, 0, started_at=NOW, ended_at=LATER), MUCH_LATER)
+    assert (told.started_at, told.ended_at) == (NOW, LATER)
+    untold = ended_by(run, EndRecord(Ending.LOST, 1), MUCH_LATER)
+    assert (untold.started_at, untold.ended_at) == (None, MUCH_LATER)
+
+
+def test_the_first_start_counts():
+    run = started(started(a_run(state=RunState.RUNNING), LATER), MUCH_LATER)
+    assert run.started_at == LATER
+    assert ended_by(run, EndRecord(Ending.EXITED, 0, started_at=MUCH_LATER), MUCH_LATER).started_at == LATER
+
+
+def test_why_it_was_stopped_is_why_it_ended():
+    stopping = step(a_run(state=RunState.RUNNING), RunEvent.STOP, LATER, "ann asked for it")
+    assert stopping.stop_reason == "ann asked for it"
+    assert ended_by(stopping, EndRecord(Ending.CANCELLED, 143), LATER).detail == "ann asked for it"
+
+
+def test_the_engines_own_words_come_first():
+    stopping = step(a_run(state=RunState.RUNNING), RunEvent.STOP, LATER, "ann asked for it")
+    assert ended_by(stopping, EndRecord(Ending.LOST, 1, detail="no record"), LATER).detail == "no record"
+
+
+def test_every_move_counts_as_a_version_and_only_an_end_has_a_moment():
+    run = step(a_run(version=4), RunEvent.BERTH, LATER)
+    assert (run.version, run.ended_at) == (5, None)
+    assert step(run, RunEvent.FAIL, MUCH_LATER).ended_at == MUCH_LATER
+
+
+def test_a_detail_stays_until_there_is_a_newer_one():
+    run = step(a_run(detail="first"), RunEvent.BERTH, LATER)
+    assert run.detail == "first"
+    assert step(run, RunEvent.FAIL, LATER, "second").detail == "second"

@@ -1,0 +1,286 @@
+"""The runs' part of a turn: what runs demand of the queue, and what becomes of them when others speak."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.inputs import CreateClaim, ReleaseClaim
+from moorings.core.instants import SECOND, Instant
+from moorings.core.reasons import Reason
+from moorings.testing.records import NOW, a_claim, a_run
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
+
+LATER = Instant(NOW + SECOND)
+JOB = JobSpec(name="digits", command=("python3", "train.py"), workdir="/", tasks=2, accelerators=Accelerators(size=4))
+CREATE = CreateRun(id=RunId("run-new"), claim=ClaimId("claim-new"), job=JOB, engine="local", subject="ann")
+RUN = a_run().id
+
+
+def turn(*known: Run, claims: Sequence[Claim] = ()) -> RunTurn:
+    return RunTurn(Runs(known), {claim.id: claim for claim in claims}.get, LATER)
+
+
+def in_state(state: RunState, claims: Sequence[Claim] = (), **more: Any) -> RunTurn:
+    return turn(a_run(state=state, **more), claims=claims)
+
+
+def the_run(turn: RunTurn, ident: RunId = RUN) -> Run:
+    run = turn.run(ident)
+    assert run is not None
+    return run
+
+
+def told(turn: RunTurn) -> list[str]:
+    return [event.name for event in turn.events]
+
+
+def claim(state: ClaimState, **more: Any):
+    return a_claim(state=state, **more)
+
+
+# -- creating ------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_waits_and_asks_for_its_partition():
+    now = turn()
+    (demand,) = now.take(CREATE)
+    assert isinstance(demand, CreateClaim)
+    assert (demand.id, demand.name, demand.owner, demand.subject) == ("claim-new", "run-new", "local/run-new", "ann")
+    assert (demand.spec.size, demand.spec.gcds) == (4, 2)
+    run = the_run(now, CREATE.id)
+    assert (run.state, run.claim, run.created_at, run.version) == (RunState.WAITING, "claim-new", LATER, 1)
+    assert now.changed[run.id] == (run, None)
+
+
+def test_a_new_run_is_told_with_its_command_but_without_its_environment():
+    now = turn()
+    now.take(CREATE)
+    (event,) = now.events
+    assert (event.name, event.run, event.claim) == ("run.created", "run-new", "claim-new")
+    assert json.loads(event.data) == {"command": "python3 train.py", "job": "digits", "subject": "ann"}
+
+
+def test_a_run_whose_claim_is_refused_was_never_there():
+    now = turn()
+    now.take(CREATE)
+    now.forget(CREATE.id)
+    assert now.run(CREATE.id) is None
+    assert (now.changed, now.events) == ({}, [])
+    now.follow([claim(ClaimState.READY, id=CREATE.claim)])
+    assert now.events == []
+
+
+def test_forgetting_one_run_leaves_the_others():
+    now = turn()
+    now.take(CREATE)
+    now.take(CreateRun(id=RunId("run-2"), claim=ClaimId("claim-2"), job=JOB, engine="local", subject="bob"))
+    now.forget(CREATE.id)
+    assert [event.run for event in now.events] == ["run-2"]
+    assert set(now.changed) == {"run-2"}
+
+
+# -- its claim -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_starts_when_its_claim_is_ready():
+    now = in_state(RunState.WAITING)
+    now.follow([claim(ClaimState.READY, partition="part-0000")])
+    assert the_run(now).state is RunState.STARTING
+    assert (told(now), now.events[0].data) == (["run.starting"], '{"partition":"part-0000"}')
+
+
+def test_a_run_made_and_ready_in_one_turn_is_saved_as_new():
+    now = turn()
+    now.take(CREATE)
+    now.follow([claim(ClaimState.READY, id=CREATE.claim)])
+    run, before = now.changed[CREATE.id]
+    assert (run.state, before) == (RunState.STARTING, None)
+
+
+@pytest.mark.parametrize("state", [ClaimState.PENDING, ClaimState.GRANTED, ClaimState.RELEASING, ClaimState.RELEASED])
+def test_other_moves_of_its_claim_leave_a_run_as_it_is(state):
+    now = in_state(RunState.WAITING)
+    now.follow([claim(state)])
+    assert now.changed == {}
+
+
+def test_a_run_never_starts_twice():
+    now = in_state(RunState.RUNNING)
+    now.follow([claim(ClaimState.READY)])
+    assert now.changed == {}
+
+
+def test_a_run_whose_claim_failed_has_failed_for_that_reason():
+    now = in_state(RunState.WAITING)
+    now.follow([claim(ClaimState.FAILED, reason=Reason("claim.broken", "3 blocks broke under it"))])
+    run = the_run(now)
+    assert (run.state, run.detail, run.exit_code) == (RunState.FAILED, "3 blocks broke under it", 1)
+    assert told(now) == ["run.ended"]
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
+def test_a_run_whose_partition_vanished_is_stopped(state):
+    now = in_state(state)
+    now.follow([claim(ClaimState.LOST, reason=Reason("claim.lost", "it vanished"))])
+    assert (the_run(now).state, the_run(now).stop_reason) == (RunState.STOPPING, "it vanished")
+    assert told(now) == ["run.stopping"]
+
+
+def test_a_claim_without_a_run_is_nobodys_business():
+    now = in_state(RunState.WAITING)
+    now.follow([claim(ClaimState.READY, id="claim-other")])
+    assert now.changed == {}
+
+
+# -- people --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_waits_is_cancelled_at_once_and_gives_its_place_back():
+    now = in_state(RunState.WAITING)
+    assert now.take(CancelRun(RUN, "ann asked")) == [ReleaseClaim(a_run().claim, f"run {RUN} CANCELLED")]
+    assert (the_run(now).state, the_run(now).detail, the_run(now).exit_code) == (RunState.CANCELLED, "ann asked", 143)
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
+def test_a_run_with_processes_keeps_its_partition_until_they_have_ended(state):
+    now = in_state(state)
+    assert now.take(CancelRun(RUN, "ann asked")) == []
+    assert the_run(now).state is RunState.STOPPING
+
+
+def test_asking_twice_keeps_the_first_reason():
+    now = in_state(RunState.RUNNING)
+    now.take(CancelRun(RUN, "first"))
+    now.take(CancelRun(RUN, "second"))
+    assert the_run(now).stop_reason == "first"
+    assert told(now) == ["run.stopping"]
+
+
+def test_a_job_the_engine_will_not_start_has_failed():
+    now = in_state(RunState.STARTING)
+    assert now.take(StartRefused(RUN, "no such folder")) == [ReleaseClaim(a_run().claim, f"run {RUN} FAILED")]
+    assert (the_run(now).detail, the_run(now).exit_code) == ("no such folder", 126)
+
+
+# -- engines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_runs_when_its_processes_are_seen():
+    now = in_state(RunState.STARTING)
+    assert now.take(RunSighting(RUN, Phase.RUNNING)) == []
+    assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, LATER)
+    assert told(now) == ["run.started"]
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
+def test_a_run_ends_with_its_record_and_gives_its_partition_back(state):
+    now = in_state(state)
+    end = EndRecord(Ending.EXITED, 3, (0, 3))
+    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == [ReleaseClaim(a_run().claim, f"run {RUN} FAILED")]
+    assert json.loads(now.events[-1].data) == {"state": "FAILED", "exit_code": 3, "task_codes": [0, 3]}
+
+
+@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.STARTING])
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
+def test_nothing_follows_from_what_the_engine_could_not_tell(state, phase):
+    now = in_state(state)
+    assert now.take(RunSighting(RUN, phase)) == []
+    assert now.changed == {}
+
+
+def test_an_end_without_a_record_is_no_end():
+    now = in_state(RunState.RUNNING)
+    assert now.take(RunSighting(RUN, Phase.ENDED)) == []
+    assert now.changed == {}
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.STOPPING])
+def test_a_run_the_engine_has_forgotten_is_lost(state):
+    now = in_state(state, started_at=NOW)
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(a_run().claim, f"run {RUN} LOST")]
+    assert the_run(now).exit_code == 1
+
+
+def test_a_run_stopped_before_it_began_was_cancelled():
+    now = in_state(RunState.STOPPING, stop_reason="ann asked")
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(a_run().claim, f"run {RUN} CANCELLED")]
+    assert the_run(now).detail == "ann asked"
+
+
+def test_a_run_stopped_because_its_partition_vanished_was_not_cancelled():
+    lost = claim(ClaimState.LOST, reason=Reason("claim.lost", "it vanished"))
+    now = in_state(RunState.STOPPING, [lost], stop_reason="it vanished", started_at=NOW)
+    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.CANCELLED, 143, (143, 143))))
+    run = the_run(now)
+    assert (run.state, run.detail, run.exit_code) == (RunState.FAILED, "it vanished", 143)
+
+
+def test_a_run_that_ended_by_itself_before_its_partition_vanished_ended_by_itself():
+    now = in_state(RunState.STOPPING, [claim(ClaimState.LOST)], started_at=NOW)
+    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0, (0, 0))))
+    assert the_run(now).state is RunState.SUCCEEDED
+
+
+def test_a_run_that_is_being_started_is_not_lost_because_the_engine_has_not_heard_of_it():
+    now = in_state(RunState.STARTING)
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert now.changed == {}
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_what_is_seen_of_a_run_that_waits_changes_nothing(phase):
+    now = in_state(RunState.WAITING)
+    assert now.take(RunSighting(RUN, phase, end=EndRecord(Ending.EXITED, 0))) == []
+    assert now.changed == {}
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [CancelRun(RUN, "x"), StartRefused(RUN, "x"), RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0))],
+)
+def test_after_its_end_nothing_changes_a_run(given):
+    now = in_state(RunState.RUNNING)
+    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0)))
+    ended, events = the_run(now), list(now.events)
+    assert now.take(given) == []
+    now.follow([claim(ClaimState.LOST), claim(ClaimState.FAILED)])
+    assert (the_run(now), now.events) == (ended, events)
+
+
+def test_what_is_said_of_an_unknown_run_changes_nothing():
+    now = turn()
+    assert now.take(CancelRun(RunId("run-nobody"), "x")) == []
+    assert (now.changed, now.events) == ({}, [])
+
+
+def test_a_turn_leaves_what_is_known_as_it_was():
+    known = Runs([a_run(state=RunState.RUNNING)])
+    now = RunTurn(known, lambda _: None, LATER)
+    now.take(CancelRun(RUN, "x"))
+    assert known.by_id[RUN].state is RunState.RUNNING
+    assert now.changed[RUN][1] == a_run().version
+
+
+def test_two_moves_in_one_turn_replace_the_version_that_was_saved():
+    now = in_state(RunState.STARTING, version=5)
+    now.take(RunSighting(RUN, Phase.RUNNING))
+    now.take(CancelRun(RUN, "x"))
+    run, before = now.changed[RUN]
+    assert (run.version, before) == (7, 5)
+
+
+def test_known_runs_are_those_that_have_not_ended():
+    known = Runs([a_run(0), a_run(1, state=RunState.FAILED)])
+    assert (set(known.by_id), set(known.by_claim)) == ({"run-0000"}, {"claim-0000"})
+    known.apply([a_run(0, state=RunState.SUCCEEDED), a_run(2)])
+    assert (set(known.by_id), known.by_claim) == ({"run-0002"}, {"claim-0002": "run-0002"})
