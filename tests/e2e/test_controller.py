@@ -229,6 +229,45 @@ async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> Non
     assert (await rig.controller.get_claim(claim.id, wait_s=10)).claim.state is ClaimState.READY
 
 
+async def test_a_stranger_s_partition_survives_a_claim_of_its_name(rig: Rig) -> None:
+    await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
+    spec = ClaimSpec(kind="ipu", size=1)
+    view = await rig.controller.create_claim(BOB, spec, name="by-hand", owner=None, key=None, wait_s=10)
+    assert view.claim.state is ClaimState.READY
+    assert view.partition is not None
+    assert view.partition.name != "by-hand"
+    await rig.controller.release_claim(BOB, view.claim.id, wait_s=10)
+    assert await rig.hardware() == {"by-hand"}
+
+
+async def test_an_agent_that_is_down_for_a_moment_ends_nothing(rig: Rig) -> None:
+    """Law 3: its partitions show ERROR in listings; a live job keeps them."""
+    claim = await rig.claim(4)
+    rig.driver().faults.add(Fault(kind=FaultKind.AGENT_DOWN))
+    await rig.clock.sleep(6)
+    rig.driver().faults.clear()
+    await rig.clock.sleep(10)
+    assert (await rig.controller.get_claim(claim.id)).claim.state is ClaimState.READY
+
+
+async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
+    """Law 8, when the driver does not do what it is asked."""
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.CREATE})))
+    claim = await rig.claim(4, wait_s=0.3)
+    told = await rig.controller.explain_claim(claim.id)
+    assert [reason.code for reason in told.reasons] == ["driver.unavailable"]
+    assert "no answer" in told.reasons[0].message
+
+
+async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
+    view = await rig.controller.create_run(ANN, job("sh", "-c", "sleep 0.3"))
+    runs = [rig.controller.get_run(view.run.id, wait_s=20) for _ in range(5)]
+    claims = [rig.controller.get_claim(view.run.claim, wait_s=20, until="ENDED") for _ in range(5)]
+    ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
+    assert [one.run.state for one in ended] == [RunState.SUCCEEDED] * 5
+    assert [one.claim.state for one in released] == [ClaimState.RELEASED] * 5
+
+
 # -- controllers that end -------------------------------------------------------------------------------------------
 
 
@@ -330,6 +369,50 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     await rig.nothing_left()
 
 
+async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
+    view = await rig.controller.create_run(ANN, job("true"))
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.STARTING)
+    ended = await rig.controller.cancel_run(ANN, view.run.id, wait_s=20)
+    assert ended.run.state is RunState.CANCELLED
+    await rig.nothing_left()
+
+
+async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
+    rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=0.5, times=1))
+    view = await rig.controller.create_run(ANN, job("true"))
+    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    assert ended.run.state is RunState.FAILED
+    assert "was lost" in ended.run.detail
+    await rig.nothing_left()
+
+
+async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> None:
+    """Law 3, while a cancelled job takes its time to end."""
+    script = "trap 'sleep 1; exit 3' TERM; echo up; while :; do sleep 0.05; done"
+    view = await rig.controller.create_run(ANN, job("sh", "-c", script))
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
+    await rig.controller.cancel_run(ANN, view.run.id)
+    await rig.clock.sleep(3)
+    assert rig.fleet.claims[view.run.claim].state is ClaimState.READY
+    assert len(await rig.hardware()) == 1
+    assert (await rig.controller.get_run(view.run.id, wait_s=20)).run.ended
+    await rig.nothing_left()
+
+
+async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
+    view = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.reset_partition(ANN, view.run.id)
+    assert refused.value.code == "claim.held_by_run"
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.run_logs(BOB, view.run.id, task=None, follow=False)
+    assert refused.value.code == "owner.denied"
+    await rig.controller.cancel_run(ANN, view.run.id, wait_s=20)
+
+
 async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) -> None:
     flag = tmp_path / "go"
     async with running(tmp_path / "data") as rig:
@@ -347,7 +430,7 @@ async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
     view = await rig.controller.create_run(ANN, job("sleep", "1000"))
     ended = await rig.controller.get_run(view.run.id, wait_s=40)
-    assert ended.run.ended
+    assert ended.run.state is RunState.FAILED, "nobody cancelled it"
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
 

@@ -100,6 +100,7 @@ def make_application(
         controller,
         limits,
         document=_document,
+        waits=Seats("answers that wait", limits.waits_max, limits.waits_per_key_max),
         watches=Seats("open event streams", limits.watches_max, limits.watches_per_key_max),
         follows=Seats("open streams of output", limits.follows_max, limits.follows_per_key_max),
     )

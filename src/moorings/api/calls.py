@@ -71,6 +71,8 @@ class Closing:
         finally:
             for each in everything:
                 each.cancel()
+        if not self.begun:
+            raise MooringsError("request.invalid", "the client has gone before the answer")  # nobody reads it
         raise MooringsError(
             "controller.unreachable",
             "the controller stops; what was asked for may have been done",
@@ -96,6 +98,7 @@ class Service:
         controller: the use cases.
         limits: how much is taken on.
         document: gives the OpenAPI document.
+        waits: seats for answers that are held.
         watches: seats for event streams.
         follows: seats for streams of a run's output.
         closing: whether the server stops.
@@ -104,6 +107,7 @@ class Service:
     controller: Controller
     limits: Limits
     document: Callable[[], bytes]
+    waits: Seats
     watches: Seats
     follows: Seats
     closing: Closing = field(default_factory=Closing)
@@ -276,7 +280,16 @@ class Call:
         """
         if not wait_s:
             return await work
-        return await self.service.closing.race(work, gone=self._gone())
+        seats, key = self.service.waits, self.caller.key_id
+        try:
+            seats.take(key)
+        except MooringsError:
+            asyncio.ensure_future(work).cancel()
+            raise
+        try:
+            return await self.service.closing.race(work, gone=self._gone())
+        finally:
+            seats.leave(key)
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -28,6 +28,7 @@ class Limits:
         requests_max: requests that are served, or wait, at the same time.
         connections_max: open connections.
         keep_alive_s: how long an idle connection is kept.
+        waits_max: answers that are held until something happens; ``waits_per_key_max`` of them for one access key.
         watches_max: open event streams; ``watches_per_key_max`` of them for one access key.
         follows_max: open streams of a running job's output; ``follows_per_key_max`` of them for one access key.
         heartbeat_s: an event stream that has nothing to say sends a comment this often, so that proxies keep it.
@@ -42,6 +43,8 @@ class Limits:
     requests_max: int = 4096
     connections_max: int = 8192
     keep_alive_s: int = 75
+    waits_max: int = 3072
+    waits_per_key_max: int = 512
     watches_max: int = 1024
     watches_per_key_max: int = 64
     follows_max: int = 1024

@@ -11,15 +11,18 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import uvloop
 
 from moorings import __version__
 from moorings.api.application import make_application
+from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.server import ApiServer, make_server_config
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
@@ -37,6 +40,8 @@ log = logging.getLogger("moorings.controller")
 # The writer thread asks for the interpreter at every SQLite step; at Python's 5 ms a busy event loop starves it: a
 # commit of 32 claims took up to 95 ms beside one, 5 to 13 ms at this value.
 SWITCH_INTERVAL_S = 0.0005
+
+OWN_FILES = 256  # database, runs, logs, drivers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +97,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def _serve_all(assembly: Assembly, listening: socket.socket, stopping: asyncio.Event) -> None:
-    application = make_application(assembly.controller)
+    application = make_application(assembly.controller, limits=_limits())
     server = _Server(application, make_server_config(application))
     loops = asyncio.create_task(_serve_loops(assembly), name="loops")
     loops.add_done_callback(lambda _: stopping.set())
@@ -129,6 +134,17 @@ async def _serve_loops(assembly: Assembly) -> None:
 def _first(group: BaseExceptionGroup[MooringsError]) -> MooringsError:
     found = group.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def _limits() -> Limits:
+    """As many connections as this process may have open files: without room idle strangers would keep everybody out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DEFAULT_LIMITS.connections_max + OWN_FILES
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return replace(DEFAULT_LIMITS, connections_max=min(DEFAULT_LIMITS.connections_max, max(soft - OWN_FILES, 16)))
 
 
 class _Server(ApiServer):

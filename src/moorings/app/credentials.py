@@ -27,37 +27,49 @@ Contexts = dict[str, dict[str, str]]
 
 
 async def ensure_admin(keys: Keys, path: Path, context: str, url: str) -> None:
-    """Write an admin's access key for the controller at ``url``, unless the file has one that works.
+    """See that the file has an admin's access key for the controller at ``url``.
+
+    A key that works is kept (its address may have changed); one that is dead at this very address (its data folder is
+    gone) is replaced; a context that points elsewhere belongs to another controller: it is left alone, and the key goes
+    to ``<context>-<port>``.
 
     Raises:
         MooringsError: ``config.invalid`` if the file cannot be read or written.
     """
     contexts = _read(path)
     known = contexts.get(context, {})
-    if known.get("server", url) != url and not _here(known["server"]):
-        log.warning("credentials.kept", extra={"file": str(path), "context": context, "server": known["server"]})
+    if await _works(keys, known.get("access_key", "")):
+        if known["server"] != url:
+            _write(path, contexts | {context: {**known, "server": url}})
         return
-    if known.get("server") == url and await _works(keys, known.get("access_key", "")):
+    if known.get("server", url) != url:
+        log.info("credentials.kept", extra={"file": str(path), "context": context, "server": known["server"]})
+        own = f"{context}-{urlsplit(url).port}"
+        if own not in contexts or not await _works(keys, contexts[own].get("access_key", "")):
+            await _make(keys, path, own, url)
         return
+    await _make(keys, path, context, url)
+
+
+async def _make(keys: Keys, path: Path, context: str, url: str) -> None:
     _, secret = await asyncio.to_thread(keys.create, _user(), Role.ADMIN, None, "the first start")
-    contexts[context] = {"server": url, "access_key": secret}
+    _write(path, _read(path) | {context: {"server": url, "access_key": secret}})
+    log.info("credentials.written", extra={"file": str(path), "context": context})
+
+
+def _write(path: Path, contexts: Contexts) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, _render(contexts))
     except OSError as error:
         raise MooringsError("config.invalid", f"{path} cannot be written: {error}") from error
-    log.info("credentials.written", extra={"file": str(path), "context": context})
 
 
 async def _works(keys: Keys, secret: str) -> bool:
     try:
-        return (await keys.authenticate(secret)).role is Role.ADMIN
+        return bool(secret) and (await keys.authenticate(secret)).role is Role.ADMIN
     except MooringsError:
         return False
-
-
-def _here(server: str) -> bool:
-    return urlsplit(server).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def _user() -> str:

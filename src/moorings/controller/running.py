@@ -144,10 +144,13 @@ class Running:
         ]
         if not watched:
             return
-        for seen in await engine.observe([run.id for run in watched]):
+        submitting = set(self._submitting)
+        for before, seen in zip(watched, await engine.observe([run.id for run in watched]), strict=True):
             run = self._loop.runs.by_id.get(seen.run)
-            if run is None or (seen.run in self._acts and seen.phase is Phase.ABSENT):
-                continue  # it is being started or stopped at this moment
+            if run is None or run.version != before.version:
+                continue  # the look is older than what is known
+            if seen.phase is Phase.ABSENT and seen.run in submitting | self._submitting:
+                continue  # it is being started at this moment
             if seen.phase is Phase.ABSENT and run.state is RunState.STARTING:
                 self._act(run)
             elif _tells(run, seen):

@@ -260,13 +260,10 @@ class Turn:
             if free.is_free(alone):
                 on_trial.take(alone)
         for partition in list(self._partitions()):
-            if (
-                partition.pool != pool
-                or partition.state is not PartitionState.PROVISIONING
-                or not partition.block.overlaps(block)
-            ):
+            in_the_way = partition.block.overlaps(block) or partition.name == name
+            if partition.pool != pool or partition.state is not PartitionState.PROVISIONING or not in_the_way:
                 continue
-            why = f"devices {block} of {pool} are used by partition {name!r}, made outside Moorings"
+            why = f"partition {name!r} on devices {block} of {pool} was not made for any claim and was there first"
             self._step_partition(partition, PartitionEvent.REMOVE, why)
             claim = self._holder(partition)
             if claim is not None and claim.state is ClaimState.GRANTED:
@@ -503,7 +500,8 @@ class Turn:
     def name_taken(self, name: str) -> bool:
         """Whether a partition that exists has that name, ours or one made outside."""
         held = self._partition_names.get(name, self.fleet.partition_names.get(name))
-        return held is not None or any(name in state.foreign for state in self.fleet.pools.values())
+        foreign = (self.changes.foreign.get(pool, state.foreign) for pool, state in self.fleet.pools.items())
+        return held is not None or any(name in blocks for blocks in foreign)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting
 class Driver(Protocol):
     """One pool's hardware.
 
-    Orders are idempotent: ``create`` of a name that exists with the same mark answers for the existing partition;
-    with another mark it is *rejected*; on devices that are in use it is *unavailable* (whoever has them shows in the
-    listing, and the controller looks for another block); ``remove`` of an absent partition is OK and ABSENT. An order
-    never raises for what the hardware does: it answers *unavailable* when no answer came (it may have been done all
-    the same).
+    Orders are idempotent: ``create`` of a name that exists with the same mark answers for the existing partition; with
+    another mark, or on devices that are in use, it is *unavailable* (whoever has them shows in the listing, and the
+    controller looks for another name and block); ``remove`` of an absent partition is OK and ABSENT. An order never
+    raises for what the hardware does: it answers *unavailable* when no answer came (it may have been done all the
+    same).
     No order waits for the partition to get ready: it returns when the order is taken; ``list_partitions`` tells.
     """
 

@@ -91,9 +91,9 @@ class DriverSuite:
             theirs = order_for(rig, "0-3", mark=STRANGER)
             await driver.create(theirs)
             answer = await driver.create(order_for(rig, "4-7", name=theirs.name))
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is Verdict.UNAVAILABLE, answer
             answer = await driver.create(order_for(rig, "0-3", name=theirs.name))
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is Verdict.UNAVAILABLE, answer
             sighting = await becomes(rig, driver, theirs.name, Seen.ACTIVE)
             assert sighting.block == theirs.block
             assert sighting.mark in {STRANGER, ""}

@@ -252,7 +252,7 @@ async def test_somebody_makes_a_partition_by_hand_and_it_goes_again(instant):
     (sighting,) = await instant.driver.list_partitions()
     assert (sighting.name, str(sighting.block), sighting.mark) == ("by-hand", "0-3", "")
     assert (await instant.driver.create(order("p", "0-3"))).detail == "device in use: 0-3 overlaps partition by-hand"
-    assert (await instant.driver.create(order("by-hand", "4-7"))).verdict is Verdict.REJECTED
+    assert (await instant.driver.create(order("by-hand", "4-7"))).verdict is Verdict.UNAVAILABLE
     instant.clock.forward(60)
     assert await instant.driver.list_partitions() == []
 

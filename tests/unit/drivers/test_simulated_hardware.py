@@ -108,7 +108,7 @@ async def main():
     driver = SimulatedRig(Path({str(tmp_path / "machine")!r}), AT_ONCE).restart()
     await driver.create(order("kept", "0-3"))
     await driver.create(order("removed", "4-7"))
-    await driver.remove("removed", MARK)
+    await driver.remove("removed", "ours")
     await driver.create(order("last", "4"))
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())

@@ -69,7 +69,7 @@ class Vendor:
 
     def _created_before(self, held: SimulatedPartition, order: PartitionOrder, now: Instant) -> Answer:
         if held.mark != order.mark:
-            return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists and is not yours")
+            return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
         if held.block != order.block:
             return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {held.block}")
         return self._present(held, now)
