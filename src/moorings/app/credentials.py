@@ -39,7 +39,7 @@ async def ensure_admin(keys: Keys, path: Path, context: str, url: str) -> None:
     contexts = _read(path)
     known = contexts.get(context, {})
     if await _works(keys, known.get("access_key", "")):
-        if known["server"] != url:
+        if known.get("server") != url:
             _write(path, contexts | {context: {**known, "server": url}})
         return
     if known.get("server", url) != url:

@@ -9,13 +9,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
-from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.controller.views import (
+    ClaimView,
+    DeviceView,
+    Explanation,
+    PartitionView,
+    PoolView,
+    RunView,
+    device_view,
+    holders,
+    partition_view,
+    pool_view,
+    summary,
+)
 from moorings.core.access import Caller, Role, check_admin, check_may_act
 from moorings.core.bindings import Binding
 from moorings.core.claims import (
@@ -30,16 +41,14 @@ from moorings.core.claims import (
     check_owner,
     check_spec,
 )
-from moorings.core.devices import Device, DeviceState, PoolName, parse_device_id
+from moorings.core.devices import PoolName, parse_device_id
 from moorings.core.errors import MooringsError
 from moorings.core.events import canonical
 from moorings.core.fleet import PoolState
 from moorings.core.inputs import CreateClaim, DrainDevice, ReleaseClaim, RenewClaim, ResetPartition, ResumeDevice
-from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.queue import Wait, explain, unreachable
 from moorings.core.reasons import Reason
-from moorings.core.topology import AnySubset
 from moorings.core.turn import spec_data
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
@@ -56,7 +65,6 @@ UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "ENDED": ENDED,
 }
 DRAIN_REASON_CHARS_MAX = 500
-ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Controller:
@@ -230,7 +238,7 @@ class Controller:
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
         reason = self._delay(claim) or claim.reason
         reasons = (reason,) if reason is not None else ()
-        return Explanation(claim, _summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
+        return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
 
     async def claim_binding(self, caller: Caller, ident: str) -> Binding:
         """What the claim's job is given; only its owner and admins may see it.
@@ -296,7 +304,7 @@ class Controller:
     def list_partitions(self) -> Sequence[PartitionView]:
         """Partitions that exist, by pool and address."""
         found = sorted(self._loop.fleet.partitions.values(), key=lambda p: (p.pool, p.block.start, p.id))
-        return [self._partition_view(partition) for partition in found]
+        return [partition_view(self._loop.fleet, partition) for partition in found]
 
     def get_partition(self, ident: str) -> PartitionView:
         """The partition with that id or name.
@@ -304,7 +312,7 @@ class Controller:
         Raises:
             MooringsError: ``partition.unknown``.
         """
-        return self._partition_view(self._find_partition(ident))
+        return partition_view(self._loop.fleet, self._find_partition(ident))
 
     async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
         """The partition, being reset.
@@ -325,7 +333,7 @@ class Controller:
             )
         changed = await self._loop.post(ResetPartition(partition.id))
         assert isinstance(changed, Partition)
-        return self._partition_view(changed)
+        return partition_view(self._loop.fleet, changed)
 
     def _find_partition(self, ident: str) -> Partition:
         fleet = self._loop.fleet
@@ -338,15 +346,9 @@ class Controller:
             )
         return partition
 
-    def _partition_view(self, partition: Partition) -> PartitionView:
-        claim = self._loop.fleet.claims.get(partition.claim)
-        return PartitionView(
-            partition, claim.owner if claim is not None else "", self._loop.fleet.pools[partition.pool].pool.kind
-        )
-
     def list_pools(self) -> Sequence[PoolView]:
         """Pools, in the order of the pools file."""
-        return [self._pool_view(state) for state in self._loop.fleet.pools.values()]
+        return [pool_view(self._loop.fleet, state) for state in self._loop.fleet.pools.values()]
 
     def get_pool(self, name: str) -> PoolView:
         """The pool with that name.
@@ -354,7 +356,7 @@ class Controller:
         Raises:
             MooringsError: ``pool.unknown``.
         """
-        return self._pool_view(self._find_pool(name))
+        return pool_view(self._loop.fleet, self._find_pool(name))
 
     def capacity(self, pool: str, size: int) -> int:
         """How many partitions of ``size`` could be formed now, exactly.
@@ -375,29 +377,6 @@ class Controller:
             raise MooringsError("pool.unknown", f"there is no pool {name[:80]!r}", hint=f"pools: {known}")
         return state
 
-    def _pool_view(self, state: PoolState) -> PoolView:
-        pool, fleet = state.pool, self._loop.fleet
-        topology = pool.topology
-        sizes = (
-            [size for size in ANY_SUBSET_SIZES_SHOWN if size <= topology.max_block]
-            if isinstance(topology, AnySubset)
-            else topology.sizes
-        )
-        return PoolView(
-            pool=pool,
-            free=state.free.free,
-            out_of_service=len(state.out),
-            largest=state.free.largest(),
-            waiting=sum(
-                claim.spec.pool == pool.name or (claim.spec.pool is None and claim.spec.kind == pool.kind)
-                for claim in fleet.waiting()
-            ),
-            partitions=sum(partition.pool == pool.name for partition in fleet.partitions.values()),
-            available={size: state.free.count(size) for size in sizes},
-            reachable=not state.problem,
-            problem=state.problem,
-        )
-
     def list_devices(self, page: Page, *, pool: str | None = None) -> Sequence[DeviceView]:
         """Devices by pool (in the order of the pools file) and index.
 
@@ -414,9 +393,9 @@ class Controller:
             states, first = states[names.index(name) :], index + 1
         found: list[DeviceView] = []
         for state in states:
-            holders = self._holders(state)
+            held = holders(self._loop.fleet, state)
             last = min(state.pool.topology.n_devices, first + page.limit - len(found))
-            found += [self._device_view(state, index, holders.get(index)) for index in range(first, last)]
+            found += [device_view(self._loop.fleet, state, index, held.get(index)) for index in range(first, last)]
             first = 0
             if len(found) >= page.limit:
                 break
@@ -429,7 +408,7 @@ class Controller:
             MooringsError: ``device.unknown``.
         """
         state, index = self._find_device(ident)
-        return self._device_view(state, index, self._holders(state).get(index))
+        return device_view(self._loop.fleet, state, index, holders(self._loop.fleet, state).get(index))
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
         """The device, out of service once the partition it is in (if any) has gone.
@@ -461,31 +440,6 @@ class Controller:
         if state is None or index >= state.pool.topology.n_devices:
             raise MooringsError("device.unknown", f"there is no device {ident!r}", hint="moor get devices")
         return state, index
-
-    def _holders(self, state: PoolState) -> dict[int, Partition]:
-        return {
-            index: partition
-            for partition in self._loop.fleet.partitions.values()
-            if partition.pool == state.pool.name
-            for index in partition.block
-        }
-
-    def _device_view(self, state: PoolState, index: int, partition: Partition | None) -> DeviceView:
-        pool = state.pool
-        device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Instant(0))
-        claim = self._loop.fleet.claims.get(partition.claim) if partition is not None else None
-        foreign = next((name for name, block in state.foreign.items() if index in block), None)
-        if foreign is not None and device.state is DeviceState.IN_SERVICE:
-            device = replace(device, reason=f"used by partition {foreign!r}, made outside Moorings")
-        return DeviceView(
-            device=device,
-            kind=pool.kind,
-            domain=pool.topology.domain_of(index),
-            in_service=device.state is DeviceState.IN_SERVICE,
-            partition=partition.name if partition is not None else foreign,
-            claim=partition.claim if partition is not None else None,
-            owner=claim.owner if claim is not None else None,
-        )
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -696,13 +650,3 @@ def _check_key(key: str) -> str:
 
 def _digest(asked: Mapping[str, object]) -> str:
     return hashlib.sha256(canonical(asked).encode()).hexdigest()
-
-
-def _summary(claim: Claim, partition: Partition | None) -> str:
-    if partition is not None:
-        return (
-            f"claim {claim.name} is {claim.state}: partition {partition.name} ({partition.state}), "
-            f"devices {partition.block} of {partition.pool}"
-        )
-    told = f": {claim.reason.message}" if claim.reason is not None else ""
-    return f"claim {claim.name} is {claim.state}{told}"

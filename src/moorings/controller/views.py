@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moorings.core.claims import Claim
-from moorings.core.devices import Device
+from moorings.core.devices import Device, DeviceState
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.reasons import Reason
-from moorings.core.topology import Pool
+from moorings.core.topology import AnySubset, Pool
 from moorings.workloads.runs import Run
+
+ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,74 @@ class Explanation:
     summary: str
     position: int | None
     reasons: tuple[Reason, ...]
+
+
+def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
+    """A pool and how full it is."""
+    pool = state.pool
+    topology = pool.topology
+    sizes = (
+        [size for size in ANY_SUBSET_SIZES_SHOWN if size <= topology.max_block]
+        if isinstance(topology, AnySubset)
+        else topology.sizes
+    )
+    return PoolView(
+        pool=pool,
+        free=state.free.free,
+        out_of_service=len(state.out),
+        largest=state.free.largest(),
+        waiting=sum(
+            claim.spec.pool == pool.name or (claim.spec.pool is None and claim.spec.kind == pool.kind)
+            for claim in fleet.waiting()
+        ),
+        partitions=sum(partition.pool == pool.name for partition in fleet.partitions.values()),
+        available={size: state.free.count(size) for size in sizes},
+        reachable=not state.problem,
+        problem=state.problem,
+    )
+
+
+def holders(fleet: Fleet, state: PoolState) -> dict[int, Partition]:
+    """The partition that holds each device of a pool that is held."""
+    return {
+        index: partition
+        for partition in fleet.partitions.values()
+        if partition.pool == state.pool.name
+        for index in partition.block
+    }
+
+
+def device_view(fleet: Fleet, state: PoolState, index: int, partition: Partition | None) -> DeviceView:
+    """A device of a pool, and the partition that holds it."""
+    pool = state.pool
+    device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Instant(0))
+    claim = fleet.claims.get(partition.claim) if partition is not None else None
+    foreign = next((name for name, block in state.foreign.items() if index in block), None)
+    if foreign is not None and device.state is DeviceState.IN_SERVICE:
+        device = replace(device, reason=f"used by partition {foreign!r}, made outside Moorings")
+    return DeviceView(
+        device=device,
+        kind=pool.kind,
+        domain=pool.topology.domain_of(index),
+        in_service=device.state is DeviceState.IN_SERVICE,
+        partition=partition.name if partition is not None else foreign,
+        claim=partition.claim if partition is not None else None,
+        owner=claim.owner if claim is not None else None,
+    )
+
+
+def partition_view(fleet: Fleet, partition: Partition) -> PartitionView:
+    """A partition and whose it is."""
+    claim = fleet.claims.get(partition.claim)
+    return PartitionView(partition, claim.owner if claim is not None else "", fleet.pools[partition.pool].pool.kind)
+
+
+def summary(claim: Claim, partition: Partition | None) -> str:
+    """How a claim stands, in a sentence."""
+    if partition is not None:
+        return (
+            f"claim {claim.name} is {claim.state}: partition {partition.name} ({partition.state}), "
+            f"devices {partition.block} of {partition.pool}"
+        )
+    told = f": {claim.reason.message}" if claim.reason is not None else ""
+    return f"claim {claim.name} is {claim.state}{told}"

@@ -112,6 +112,7 @@ _CODE_IF_ALL_ENDED_WELL = {
     Ending.TIMED_OUT: TIME_OVER,
     Ending.NOT_STARTED: 126,
     Ending.LOST: KILLED,
+    Ending.NO_PARTITION: TERMINATED,
 }
 
 

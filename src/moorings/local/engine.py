@@ -6,16 +6,19 @@ wakes the controller when a supervisor dies.
 
 The life lock passes from the submitting controller to the supervisor by inheritance, so there is no moment between
 "ordered" and "supervised" at which a crash or a second caller could not tell which it is, and no grace period to be
-guessed. Doubtful runs are settled in a thread, never inside ``observe``.
+guessed. Doubtful runs are settled in a thread, never inside ``observe``. Only a run without a folder makes ``observe``
+wait for a look at the machine's processes, once: nothing else can tell "never submitted" from "its folder was moved".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,14 +27,16 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.local.logs import TaskLog, read_logs
-from moorings.local.processes import boot_id, open_pidfd
+from moorings.local.processes import boot_id, everyone, open_pidfd, send
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError
-from moorings.local.rundir import RunFolder, Stamps
-from moorings.local.settle import Verdict, settle, settle_dead
+from moorings.local.rundir import Extent, RunFolder, Stamps, Survey
+from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import Phase, RunId, RunSighting
+
+log = logging.getLogger("moorings.local")
 
 DOOR_WAIT_S = 10.0
 START_WAIT_S = 10.0  # after that a start is reported as taken, and observed like any other
@@ -59,16 +64,32 @@ class _Watch:
 
     folder: RunFolder
     stamps: Stamps
-    attempt: int
-    tasks: int
-    status: Status | None
+    extent: Extent
+    status: Status | None  # the last that was whole
     end: End | None
+    damage: tuple[str, ...] = ()
+    settled: bool = False  # nothing supervises it and nothing of it is left, so its end counts despite the damage
     pidfd: int | None = None
     gone: bool = False  # its supervisor is not there (any more)
     witnessed: bool = False  # and we saw it go
     never_started: bool = False
     settle_not_before: float = 0.0  # of the event loop's clock
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A run without a folder, or with one that says nothing.
+
+    Attributes:
+        known: it had a folder, or processes.
+        clear: nothing of it is left.
+    """
+
+    known: bool
+    status: Status | None = None
+    clear: bool = False
+    clearing: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class LocalEngine:
@@ -83,7 +104,10 @@ class LocalEngine:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder.resolve()
         self._clock = clock
+        self._place = _place(self._folder)
         self._watches: dict[RunId, _Watch] = {}
+        self._absences: dict[RunId, _Absence] = {}
+        self._told: dict[RunId, str] = {}
         self._news = asyncio.Event()
 
     @property
@@ -95,6 +119,7 @@ class LocalEngine:
         if folder is None:
             raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a local run")
         check_order(order)
+        self._absences.pop(order.run, None)
         try:
             await asyncio.to_thread(self._submit, folder, order)
         except (OSError, UnreadableError) as error:
@@ -104,21 +129,25 @@ class LocalEngine:
                 hint=f"look at {folder.path}: is the disk full, or a record damaged?",
                 retryable=True,
             ) from error
+        self._absences.pop(order.run, None)  # what was seen meanwhile was seen too early
         self._see(order.run)  # from now on its end wakes ``changed``
         self._news.set()
         return f"{order.run}/{order.attempt}"
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
-        return [self._see(run) for run in runs]
+        for run in runs:
+            await self._look_for_left(run)
+        return [self._see(run) for run in runs]  # all at one moment: an old sighting must not follow a new submit
 
     async def cancel(self, run: RunId, reason: str) -> None:
         folder = RunFolder.of(self._folder, run)
         if folder is None:
             return
+        self._see(run)
+        watch = self._watches.get(run)
+        memory = Memory(watch.extent, watch.status) if watch is not None else Memory()
         try:
-            status = await asyncio.to_thread(_save_cancel, folder, reason)
-            if status is not None:
-                _signal(status, NUDGE)
+            await asyncio.to_thread(_cancel, folder, reason, memory)
         except (OSError, UnreadableError) as error:
             raise MooringsError(
                 "engine.unavailable", f"run {run} could not be cancelled: {error}", retryable=True
@@ -138,11 +167,20 @@ class LocalEngine:
             raise MooringsError("engine.unavailable", f"run {run}: {error}", retryable=True) from error
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted."""
-        if self._see(run).phase is Phase.ABSENT or run not in self._watches:
+        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
+
+        Raises:
+            MooringsError: ``run.unknown`` (its folder is gone), ``engine.rejected``, ``engine.unavailable``.
+        """
+        await self._look_for_left(run)
+        phase = self._see(run).phase
+        self._refuse_if_gone(run)
+        if phase is Phase.ABSENT:
             return
+        if run not in self._watches:
+            raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
         watch = self._watches[run]
-        attempt, tasks = watch.attempt, watch.tasks
+        attempt, tasks = watch.extent.attempt, watch.extent.tasks
         if task is not None and not 0 <= task < tasks:
             raise MooringsError("engine.rejected", f"run {run} has no task {task}", hint=f"it has 0 to {tasks - 1}")
         ranks = range(tasks) if task is None else (task,)
@@ -152,8 +190,9 @@ class LocalEngine:
 
         async def ended() -> bool:
             phase = self._see(run).phase
+            self._refuse_if_gone(run)
             known = self._watches.get(run)
-            return phase in (Phase.ENDED, Phase.ABSENT) or (known is not None and known.attempt != attempt)
+            return phase in (Phase.ENDED, Phase.ABSENT) or (known is not None and known.extent.attempt != attempt)
 
         try:
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
@@ -165,7 +204,9 @@ class LocalEngine:
 
     async def changed(self) -> None:
         # Of a run that another controller has just started there is no supervisor yet to wait for.
-        starting = any(w.status is None and w.end is None and not w.never_started for w in self._watches.values())
+        starting = any(
+            w.status is None and w.end is None and not w.never_started and not w.damage for w in self._watches.values()
+        )
         pause = self._clock.sleep(STARTING_S if starting else CHANGED_S)
         waits = {asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(pause)}
         try:
@@ -177,9 +218,11 @@ class LocalEngine:
 
     async def close(self) -> None:
         settling = [watch.settling for watch in self._watches.values() if watch.settling is not None]
+        settling += [absence.clearing for absence in self._absences.values() if absence.clearing is not None]
         for watch in self._watches.values():
             self._let_go(watch)
         self._watches.clear()
+        self._absences.clear()
         await asyncio.gather(*settling, return_exceptions=True)
 
     # -- submitting (in a thread)
@@ -189,13 +232,13 @@ class LocalEngine:
         with folder.at_door(wait_s=DOOR_WAIT_S) as ours:
             if not ours:
                 raise _busy(order, "another controller is at it")
-            held = folder.read_order()
-            if held is not None and held.attempt >= order.attempt and folder.read_status(held.attempt) is not None:
+            held = folder.survey()
+            if held is not None and held.extent.attempt >= order.attempt and held.status is not None:
                 return  # it was started: what became of it is for ``observe`` to say
-            leaving = held is not None and folder.read_end(held.attempt) is not None
+            leaving = held is not None and held.end is not None
             life = folder.take_life(wait_s=LEAVE_WAIT_S if leaving else 0)
             if life is None:
-                if held is None or held.attempt < order.attempt:
+                if held is None or held.extent.attempt < order.attempt:
                     raise _busy(order, "an earlier attempt has not ended")
                 return
             try:
@@ -205,14 +248,17 @@ class LocalEngine:
             finally:
                 os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
 
-    def _may_start(self, folder: RunFolder, held: StartOrder | None, order: StartOrder) -> bool:
-        """With no supervisor alive: whether this order was never started, and nothing of an earlier one is left."""
+    def _may_start(self, folder: RunFolder, held: Survey | None, order: StartOrder) -> bool:
+        """With the life lock free: whether this order was never started, and nothing of an earlier one is left."""
         if held is None:
+            if remains(folder, order.run):
+                raise _busy(order, "its folder is gone, but processes of it are left")
             return True
-        verdict = settle_dead(folder, held, self._clock.now(), witnessed=False)
+        verdict = settle_dead(folder, order.run, held, self._clock.now())
+        attempt = held.extent.attempt
         if verdict is Verdict.LEFT:
-            raise _busy(order, f"processes of attempt {held.attempt} are left and cannot be killed")
-        return held.attempt < order.attempt or (held.attempt == order.attempt and verdict is Verdict.NEVER_STARTED)
+            raise _busy(order, f"processes of attempt {attempt} are left")
+        return attempt < order.attempt or (attempt == order.attempt and verdict is Verdict.NEVER_STARTED)
 
     # -- observing
 
@@ -222,31 +268,80 @@ class LocalEngine:
             return RunSighting(run, Phase.ABSENT)
         try:
             stamps = folder.stamps()
-            if stamps[0] is None:
-                return RunSighting(run, self._without_order(run))
+            order, status, _, end = stamps
+            if order is None and status is None and end is None:
+                return RunSighting(run, self._without_records(run, folder))
+            self._absences.pop(run, None)
             return self._sighting(run, self._watch(run, folder, stamps))
-        except (OSError, UnreadableError):
+        except (OSError, UnreadableError) as error:
+            self._tell(run, "run.unreadable", str(error), f"make {folder.path} readable and writable for the controller")
             return RunSighting(run, Phase.UNKNOWN)
 
-    def _without_order(self, run: RunId) -> Phase:
-        """An order that vanished under a live run, or a folder of runs that is not there, is damage, not an answer."""
-        watch = self._watches.get(run)
-        lived = watch is not None and watch.end is None
-        return Phase.UNKNOWN if lived or not self._folder.is_dir() else Phase.ABSENT
+    def _without_records(self, run: RunId, folder: RunFolder) -> Phase:
+        """ABSENT once it is known that nothing of it is left."""
+        if _place(self._folder) != self._place:
+            hint = "put it back (is its disk mounted?), or restart the controller if it was replaced on purpose"
+            self._tell(run, "runs.folder_gone", f"{self._folder}, the folder of all runs, is gone", hint)
+            return Phase.UNKNOWN
+        absence = self._absences.get(run)
+        if absence is None:
+            if len(self._absences) >= CACHED_RUNS_MAX:
+                self._absences = {known: kept for known, kept in self._absences.items() if not kept.clear}
+            watch = self._watches.pop(run, None)
+            absence = self._absences[run] = _Absence(known=watch is not None and not watch.never_started)
+            if watch is not None:
+                absence.status = watch.status
+                self._let_go(watch)
+        if absence.clear:
+            return Phase.ABSENT
+        if absence.known:
+            hint = "nothing to do: what is left of the run is being stopped; put the folder back to keep its record"
+            self._tell(run, "run.folder_gone", f"{folder.path} was moved, removed or emptied", hint)
+            self._clear_soon(run, folder, absence)
+        return Phase.UNKNOWN
+
+    async def _look_for_left(self, run: RunId) -> None:
+        """See whether anything is left of a run that has no folder and that nobody here has seen before."""
+        folder = RunFolder.of(self._folder, run)
+        self._see(run)
+        absence = self._absences.get(run)
+        if folder is None or absence is None or absence.known or absence.clear:
+            return
+        with contextlib.suppress(OSError):  # it stays in doubt, and is tried again
+            absence.known = await asyncio.to_thread(remains, folder, run)
+            absence.clear = not absence.known
+
+    def _refuse_if_gone(self, run: RunId) -> None:
+        absence = self._absences.get(run)
+        if absence is not None and absence.known:
+            raise MooringsError(
+                "run.unknown",
+                f"the output of run {run} is gone: {self._folder / run} was moved, removed or emptied",
+                hint="put that folder back to read it",
+            )
+
+    def _tell(self, run: RunId, event: str, detail: str, hint: str) -> None:
+        """Log what is wrong with a run, once and not at each look."""
+        if self._told.get(run) == detail:
+            return
+        if len(self._told) >= CACHED_RUNS_MAX:
+            self._told.clear()
+        self._told[run] = detail
+        log.warning(event, extra={"run": run, "detail": detail, "hint": hint})
 
     def _watch(self, run: RunId, folder: RunFolder, stamps: Stamps) -> _Watch:
         watch = self._watches.get(run)
         if watch is not None and watch.stamps == stamps:
             return watch
-        if watch is None or watch.stamps[0] != stamps[0]:
-            order = folder.read_order()
-            if order is None:
-                raise UnreadableError("its order vanished")
-            attempt, tasks = order.attempt, order.job.tasks
-        else:
-            attempt, tasks = watch.attempt, watch.tasks
-        fresh = _Watch(folder, stamps, attempt, tasks, folder.read_status(attempt), folder.read_end(attempt))
+        remembered = watch.extent if watch is not None else None
+        same = watch is not None and watch.stamps[0] == stamps[0] and not watch.damage
+        found = folder.survey(order=remembered if same else None, remembered=remembered)
+        if found is None:
+            raise UnreadableError(f"{folder.path} is changing")
+        fresh = _Watch(folder, stamps, found.extent, found.status, found.end, found.damage)
         if watch is not None:
+            if fresh.damage and fresh.status is None and fresh.extent.attempt == watch.extent.attempt:
+                fresh.status = watch.status
             fresh.settling = watch.settling
             if _supervisor(watch) is not None and _supervisor(watch) == _supervisor(fresh):
                 fresh.gone, fresh.witnessed = watch.gone, watch.witnessed
@@ -257,6 +352,14 @@ class LocalEngine:
         return fresh
 
     def _sighting(self, run: RunId, watch: _Watch) -> RunSighting:
+        if watch.damage and not watch.settled:
+            hint = "nothing to do: it is settled once its supervisor has gone; put the file back to see it before"
+            self._tell(run, "run.damaged", "; ".join(watch.damage), hint)
+            if watch.status is not None:
+                self._attach(run, watch, watch.status)
+            self._settle_soon(run, watch)
+            return RunSighting(run, Phase.UNKNOWN)
+        self._told.pop(run, None)
         if watch.end is not None:
             self._let_go(watch)
             return RunSighting(run, Phase.ENDED, watch.end.record.started_at, watch.end.record)
@@ -310,10 +413,29 @@ class LocalEngine:
             watch.settling = loop.create_task(self._settle(run, watch), name=f"settle {run}")
 
     async def _settle(self, run: RunId, watch: _Watch) -> None:
-        with contextlib.suppress(OSError, UnreadableError):  # it stays in doubt, and is tried again
-            verdict = await asyncio.to_thread(settle, watch.folder, run, self._clock.now(), witnessed=watch.witnessed)
-            watch.never_started = verdict is Verdict.NEVER_STARTED
-            if verdict in (Verdict.NEVER_STARTED, Verdict.ENDED):
+        memory = Memory(watch.extent, watch.status, watch.witnessed)
+        try:
+            verdict = await asyncio.to_thread(settle, watch.folder, run, self._clock.now(), memory)
+        except (OSError, UnreadableError) as error:  # it stays in doubt, and is tried again
+            hint = f"see that {watch.folder.path} can be written and its disk has room"
+            self._tell(run, "run.unsettled", f"its end cannot be recorded: {error}", hint)
+            return
+        watch.never_started = verdict is Verdict.NEVER_STARTED
+        watch.settled = verdict is Verdict.ENDED and watch.end is not None
+        if verdict in (Verdict.NEVER_STARTED, Verdict.ENDED):
+            self._news.set()
+
+    def _clear_soon(self, run: RunId, folder: RunFolder, absence: _Absence) -> None:
+        if absence.clearing is None or absence.clearing.done():
+            task = self._clear(run, folder, absence)
+            absence.clearing = asyncio.get_running_loop().create_task(task, name=f"clear {run}")
+
+    async def _clear(self, run: RunId, folder: RunFolder, absence: _Absence) -> None:
+        with contextlib.suppress(OSError):  # no descriptors, say: it is tried again
+            if await asyncio.to_thread(clear, folder, run, absence.status, witnessed=False):
+                absence.clear = True
+                self._told.pop(run, None)
+                log.info("run.cleared", extra={"run": run, "detail": "nothing of it is left"})
                 self._news.set()
 
 
@@ -351,7 +473,16 @@ def parse_signal(name: str) -> int:
 
 
 def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
-    return None if watch.status is None else (watch.attempt, watch.status.supervisor)
+    return None if watch.status is None else (watch.extent.attempt, watch.status.supervisor)
+
+
+def _place(folder: Path) -> tuple[int, int] | None:
+    """What names a folder, whatever is put in its place; None if there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _busy(order: StartOrder, why: str) -> MooringsError:
@@ -360,18 +491,27 @@ def _busy(order: StartOrder, why: str) -> MooringsError:
     )
 
 
-def _save_cancel(folder: RunFolder, reason: str) -> Status | None:
-    """Leave the wish to stop, keeping the first reason; the status to find the supervisor by."""
-    order = folder.read_order()
-    if order is None:
-        return None
+def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
+    """Leave the wish to stop, keeping the first reason, and tell the supervisor.
+
+    Damaged records must not keep a run from being stopped: its supervisor is then looked for, and told outright.
+    """
+    found = folder.survey(remembered=memory.extent)
+    if found is None:
+        return
+    attempt = found.extent.attempt
     try:
-        settled = folder.read_end(order.attempt) is not None or folder.read_cancel(order.attempt) is not None
+        settled = found.end is not None or folder.read_cancel(attempt) is not None
     except UnreadableError:
-        settled = False  # a damaged record must not keep a run from being stopped
+        settled = False
     if not settled:
-        folder.save_cancel(CancelOrder(order.attempt, reason))
-    return folder.read_status(order.attempt)
+        folder.save_cancel(CancelOrder(attempt, reason))
+    if not found.damage:
+        if found.status is not None:
+            _signal(found.status, NUDGE)
+        return
+    for supervisor in supervisors(folder.path, everyone(), found.status or memory.status):
+        send(supervisor, signal.SIGTERM)
 
 
 def _signal(status: Status, signum: int) -> bool:

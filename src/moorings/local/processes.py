@@ -135,6 +135,11 @@ def has_variable(pid: int, name: str, value: str) -> bool:
     return f"{name}={value}".encode() in _read(pid, "environ").split(b"\0")
 
 
+def arguments(pid: int) -> list[bytes]:
+    """The command line of a process; empty if it has ended."""
+    return _read(pid, "cmdline").split(b"\0")[:-1]
+
+
 def writes_below(pid: int, folder: Path) -> bool:
     """Whether the process has a file below ``folder`` open for writing (readers, a ``tail -f``, do not count)."""
     inside = f"{folder}{os.sep}"

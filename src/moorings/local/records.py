@@ -1,7 +1,7 @@
 """What a run's folder says, as values, and their JSON.
 
 The supervisor outlives an upgrade of the controller, so a reader passes over keys it does not know and takes the
-default of those that are missing. Everything else that is not as expected is ``UnreadableError``: a torn or foreign
+default of those that are missing. Everything else that is not as expected is ``DamagedError``: a torn or foreign
 file must never be taken for an end. The codec of ``wire`` was not taken: it is a promise to other machines, in
 camelCase and without enums, and may change for their sake.
 """
@@ -24,6 +24,10 @@ RecordT = TypeVar("RecordT")
 
 class UnreadableError(Exception):
     """A file of a run's folder cannot be read or does not hold what it should: nothing follows from it."""
+
+
+class DamagedError(UnreadableError):
+    """It can be read and is no such record, and trying again will not make it one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,12 @@ def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
     """The record a JSON text holds.
 
     Raises:
-        UnreadableError: it is not JSON, or not of that kind.
+        DamagedError: it is not JSON, or not of that kind.
     """
     try:
         return cast("RecordT", _revive(kind, json.loads(text)))
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"not a record of kind {kind.__name__}: {error}") from error
+        raise DamagedError(f"not a record of kind {kind.__name__}: {error}") from error
 
 
 def _plain(value: object) -> object:

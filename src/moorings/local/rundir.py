@@ -32,9 +32,10 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.local.records import CancelOrder, End, RecordT, Status, UnreadableError, from_json, to_json
+from moorings.local.records import CancelOrder, DamagedError, End, RecordT, Status, UnreadableError, from_json, to_json
 from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import RunId
 
@@ -46,6 +47,31 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 Stamp = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
 Stamps = tuple[Stamp, Stamp, Stamp, Stamp]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which start of a run it is, and of how many tasks."""
+
+    attempt: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a run's folder says of its newest attempt, as far as its records are whole.
+
+    Attributes:
+        extent: that attempt; the best guess if ``order.json`` cannot tell it.
+        status: its supervisor's word, if there is one.
+        end: its recorded end, if there is one.
+        damage: a sentence, with the path, about each record that cannot be understood, or the order if it is missing.
+    """
+
+    extent: Extent
+    status: Status | None
+    end: End | None
+    damage: tuple[str, ...] = ()
 
 
 class RunFolder:
@@ -86,6 +112,37 @@ class RunFolder:
             OSError: the folder cannot be looked into.
         """
         return _stamp(self.order), _stamp(self.status), _stamp(self.cancel), _stamp(self.end)
+
+    def survey(self, *, order: Extent | None = None, remembered: Extent | None = None) -> Survey | None:
+        """What the records say together, or None if there is neither order nor status nor end.
+
+        Args:
+            order: what ``order.json`` says, if the caller has read it before.
+            remembered: what it said before it was damaged, if the caller knows.
+
+        Raises:
+            UnreadableError: a record is there and cannot be read now; nothing follows.
+        """
+        damage: list[str] = []
+        if order is None:
+            whole = _salvage(self.order, StartOrder, damage)
+            order = Extent(whole.attempt, whole.job.tasks) if whole is not None else None
+            missing = whole is None and not damage
+        else:
+            missing = False
+        status = _salvage(self.status, Status, damage)
+        end = _salvage(self.end, End, damage)
+        if missing:
+            if status is None and end is None and not damage:
+                return None
+            damage.append(f"{self.order} is missing")
+        extent = order or _guess(status, end, remembered)
+        return Survey(
+            extent,
+            status if status is not None and status.attempt == extent.attempt else None,
+            end if end is not None and end.attempt == extent.attempt else None,
+            tuple(damage),
+        )
 
     # -- records: None if there is none; UnreadableError if there is one that cannot be understood
 
@@ -220,11 +277,35 @@ def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
             content = file.read(RECORD_BYTES_MAX + 1)
     except FileNotFoundError:
         return None
+    except IsADirectoryError as error:
+        raise DamagedError(f"{path} is a folder") from error
     except OSError as error:
-        raise UnreadableError(f"{path.name}: {error.strerror or error}") from error
+        raise UnreadableError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(content) > RECORD_BYTES_MAX:
-        raise UnreadableError(f"{path.name} is larger than {RECORD_BYTES_MAX} bytes")
-    return from_json(kind, content)
+        raise DamagedError(f"{path} is larger than {RECORD_BYTES_MAX} bytes")
+    try:
+        return from_json(kind, content)
+    except DamagedError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+
+
+def _salvage(path: Path, kind: type[RecordT], damage: list[str]) -> RecordT | None:
+    """The record of that file, or None: there is none, or it is damaged and ``damage`` now says so."""
+    try:
+        return _read(path, kind)
+    except DamagedError as error:
+        damage.append(str(error))
+        return None
+
+
+def _guess(status: Status | None, end: End | None, remembered: Extent | None) -> Extent:
+    """The newest attempt of which anything is known."""
+    known = [remembered] if remembered is not None else []
+    if status is not None:
+        known.append(Extent(status.attempt, len(status.tasks)))
+    if end is not None:
+        known.append(Extent(end.attempt, len(end.record.task_codes)))
+    return max(known, key=lambda extent: (extent.attempt, extent.tasks), default=Extent(0, 0))
 
 
 def _stamp(path: Path) -> Stamp:

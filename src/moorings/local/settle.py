@@ -3,6 +3,10 @@
 The kernel has KILLed the tasks with the supervisor; what they had started has become somebody else's child. It is
 found by its marks and KILLed, and only when none is left does the run count as ended: its partition is taken away
 after that, never before.
+
+Where the records are damaged or gone, a free life lock proves less (somebody may have removed the lock with them), so
+a supervisor is looked for by its command line as well, and told to stop: it knows best what belongs to its run.
+Leaving such runs in doubt until somebody repairs the folder was refused: it would keep their partitions for ever.
 """
 
 from __future__ import annotations
@@ -13,23 +17,26 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from moorings.core.instants import Instant
 from moorings.local.course import exit_code
 from moorings.local.processes import (
     Process,
     Table,
+    arguments,
     boot_id,
     descendants,
     everyone,
     has_variable,
     open_pidfd,
+    send,
     writes_below,
 )
 from moorings.local.records import End, Status
-from moorings.local.rundir import RunFolder
-from moorings.ports.engine import StartOrder
+from moorings.local.rundir import Extent, RunFolder, Survey
 from moorings.workloads.runs import Ending, EndRecord, RunId
 
 PATIENCE_S = 5.0
@@ -46,14 +53,32 @@ class Verdict(StrEnum):
     ENDED = "ENDED"  # its end is recorded
 
 
-def settle(folder: RunFolder, run: RunId, now: Instant, *, witnessed: bool) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What somebody who looked at a run before still knows of it.
+
+    Attributes:
+        extent: its newest attempt.
+        status: what its supervisor said of itself.
+        witnessed: the supervisor was seen to die just now, so process ids in its status name nobody else yet.
+    """
+
+    extent: Extent | None = None
+    status: Status | None = None
+    witnessed: bool = False
+
+
+NO_MEMORY = Memory()
+
+
+def settle(folder: RunFolder, run: RunId, now: Instant, memory: Memory = NO_MEMORY) -> Verdict:
     """See what became of a run, and record its end if its supervisor is dead.
 
     Args:
         folder: the run's folder.
         run: its id.
         now: what is recorded as its end.
-        witnessed: the supervisor was seen to die just now, so process ids in its status name nobody else yet.
+        memory: what the caller knows of it.
 
     Raises:
         OSError: the folder cannot be used.
@@ -66,58 +91,122 @@ def settle(folder: RunFolder, run: RunId, now: Instant, *, witnessed: bool) -> V
         if life is None:
             return Verdict.ALIVE
         try:
-            order = folder.read_order()
-            return Verdict.NEVER_STARTED if order is None else settle_dead(folder, order, now, witnessed=witnessed)
+            found = folder.survey(remembered=memory.extent)
+            return Verdict.NEVER_STARTED if found is None else settle_dead(folder, run, found, now, memory)
         finally:
             os.close(life)
 
 
-def settle_dead(folder: RunFolder, order: StartOrder, now: Instant, *, witnessed: bool) -> Verdict:
-    """As ``settle``, for one who holds door and life and has read the order."""
-    if folder.read_end(order.attempt) is not None:
+def settle_dead(
+    folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory = NO_MEMORY
+) -> Verdict:
+    """As ``settle``, for one who holds door and life and has looked at the records."""
+    if found.end is not None:
         return Verdict.ENDED
-    status = folder.read_status(order.attempt)
+    if found.damage:
+        return _settle_damaged(folder, run, found, now, memory)
+    status = found.status
     if status is None:
-        cancel = folder.read_cancel(order.attempt)
+        cancel = folder.read_cancel(found.extent.attempt)
         if cancel is None:
             return Verdict.NEVER_STARTED
-        _record(folder, order, Ending.CANCELLED, cancel.reason, None, now)
+        _record(folder, found.extent, Ending.CANCELLED, cancel.reason, None, now)
         return Verdict.ENDED
     if status.boot != boot_id():
         detail = "the machine was restarted"
-    elif kill_left(folder, order.run, status, witnessed=witnessed):
+    elif kill_left(folder, run, status, witnessed=memory.witnessed):
         detail = "its supervisor died"
     else:
         return Verdict.LEFT
-    _record(folder, order, Ending.LOST, detail, status, now)
+    _record(folder, found.extent, Ending.LOST, detail, status, now)
+    return Verdict.ENDED
+
+
+def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory) -> Verdict:
+    """Nobody can tell any more what was started: everything with a mark of the run goes, and it is lost."""
+    status = found.status or memory.status
+    if not clear(folder, run, status, witnessed=memory.witnessed):
+        return Verdict.LEFT
+    detail = f"its supervisor is gone, and {'; '.join(found.damage)}"
+    _record(folder, found.extent, Ending.LOST, detail, status, now)
     return Verdict.ENDED
 
 
 def _record(
-    folder: RunFolder, order: StartOrder, ending: Ending, detail: str, status: Status | None, now: Instant
+    folder: RunFolder, extent: Extent, ending: Ending, detail: str, status: Status | None, now: Instant
 ) -> None:
     folder.remove_bindings()
     end = EndRecord(
         ending=ending,
         exit_code=exit_code(ending, None),
-        task_codes=(None,) * order.job.tasks,
+        task_codes=(None,) * extent.tasks,
         started_at=status.started_at if status is not None else None,
         ended_at=now,
         detail=detail,
     )
-    folder.save_end(End(order.attempt, end))
+    folder.save_end(End(extent.attempt, end))
+
+
+def supervisors(path: Path, table: Table, status: Status | None = None) -> list[Process]:
+    """Those of ``table`` that supervise the run of that folder, wherever the folder is now.
+
+    Args:
+        path: what the folder was called when they were started.
+        table: who to look at.
+        status: what one said of itself, if that is known.
+    """
+    module = [b"-m", b"moorings.local.supervisor", os.fsencode(path)]
+    known = status.supervisor if status is not None and status.boot == boot_id() else None
+    return [
+        process
+        for process in table.values()
+        if arguments(process.pid)[2:5] == module
+        or (known is not None and (process.pid, process.ticks) == (known.pid, known.ticks))
+    ]
+
+
+def remains(folder: RunFolder, run: RunId, status: Status | None = None) -> bool:
+    """Whether anything of a run is left, its supervisor included."""
+    for _ in range(EMPTY_LOOKS):
+        table = everyone()
+        if supervisors(folder.path, table, status) or left(folder, run, status, table, witnessed=False):
+            return True
+    return False
+
+
+def clear(folder: RunFolder, run: RunId, status: Status | None, *, witnessed: bool) -> bool:
+    """Stop what is left of a run whose records are damaged or gone; whether nothing is.
+
+    A supervisor is told to stop its run, grace period and all, for it misses nobody; so this is to be called again
+    and again. One that has nobody left and stays (it cannot record the end) is KILLed.
+
+    Args:
+        folder: where the run's folder is or was.
+        run: its id.
+        status: what its supervisor said, if that is known.
+        witnessed: see ``Memory``.
+    """
+    table = everyone()
+    living = supervisors(folder.path, table, status)
+    for supervisor in living:
+        if descendants([supervisor.pid], table):
+            send(supervisor, signal.SIGTERM)
+            send(supervisor, signal.SIGCONT)
+        else:
+            send(supervisor, signal.SIGKILL)
+    return not living and kill_left(folder, run, status, witnessed=witnessed)
 
 
 def kill_left(
-    folder: RunFolder, run: RunId, status: Status, *, witnessed: bool, patience_s: float = PATIENCE_S
+    folder: RunFolder, run: RunId, status: Status | None, *, witnessed: bool, patience_s: float = PATIENCE_S
 ) -> bool:
     """KILL what is left of a run; whether nothing is.
 
     Args:
         folder: the run's folder.
         run: its id.
-        status: what its dead supervisor said.
-        witnessed: see ``settle``.
+        status: what its dead supervisor said, if that is known.
+        witnessed: see ``Memory``.
         patience_s: how long to try.
     """
     give_up = time.monotonic() + patience_s
@@ -130,16 +219,17 @@ def kill_left(
     return True
 
 
-def left(folder: RunFolder, run: RunId, status: Status, table: Table, *, witnessed: bool) -> list[Process]:
+def left(folder: RunFolder, run: RunId, status: Status | None, table: Table, *, witnessed: bool) -> list[Process]:
     """Those of ``table`` that belong to a run whose supervisor is dead.
 
     Marks: the variable every task was given, a log of the run open for writing, the session of a task, and descent
     from a process with a mark. Who has shed all four is not found; while the supervisor lives, it is.
     """
+    tasks = status.tasks if status is not None and status.boot == boot_id() else ()
     sessions = {
-        task.pid for task in status.tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)
+        task.pid for task in tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)
     }
-    logs = folder.log(status.attempt, 0).parent
+    logs = folder.log(status.attempt, 0).parent if status is not None else folder.path / "logs"
     marked = {
         pid: process
         for pid, process in table.items()

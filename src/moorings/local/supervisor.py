@@ -216,6 +216,7 @@ class Supervisor:
         """Wait for a signal, and do what it asks."""
         news = signal.sigtimedwait(_FETCHED, max(within_s, 0.0))
         if news is not None:
+            self._look_for_cancel()  # first: who says why and then sends TERM is to be quoted
             if news.si_signo == signal.SIGTERM and self._cancel is None:
                 self._cancel = "its supervisor was told to stop (SIGTERM)"
             elif news.si_signo > signal.SIGRTMIN:

@@ -100,32 +100,36 @@ async def test_other_contexts_stay_as_they_are(keys, file):
     assert await role_of(keys, file) is Role.ADMIN
 
 
-async def test_a_context_of_another_machine_is_left_alone(keys, file, caplog):
-    caplog.set_level("WARNING")
-    before = write(file, context("default", "https://site.example", "moor_a_b"))
-    await ensure_admin(keys, file, "default", URL)
-    assert file.read_text() == before
-    assert await n_keys(keys) == 0
-    assert [record.message for record in caplog.records] == ["credentials.kept"]
-
-
 @pytest.mark.parametrize(
-    "server", ["http://127.0.0.1.evil.example:8090", "http://127.0.0.1@evil.example", "evil", "", "//"]
+    "server",
+    ["https://site.example", "http://127.0.0.1:1", "http://localhost:8090", "http://127.0.0.1@evil.example", ""],
 )
-async def test_what_only_looks_like_this_machine_is_another_one(keys, file, server):
-    before = write(file, context("default", server, "k"))
+async def test_a_context_of_another_controller_is_left_alone(keys, file, server):
+    write(file, context("default", server, "moor_a_b"))
     await ensure_admin(keys, file, "default", URL)
-    assert file.read_text() == before
+    found = contexts(file)
+    assert found["default"] == {"server": server, "access_key": "moor_a_b"}
+    assert found["default-8090"]["server"] == URL
+    assert (await keys.authenticate(found["default-8090"]["access_key"])).role is Role.ADMIN
+    before = file.read_bytes()
+    await ensure_admin(keys, file, "default", URL)
+    assert file.read_bytes() == before
+    assert await n_keys(keys) == 1
 
 
-@pytest.mark.parametrize(
-    "server", ["http://127.0.0.1:1", "http://localhost:8090", "http://[::1]:8090", "https://127.0.0.1"]
-)
-async def test_a_context_of_an_earlier_controller_here_is_replaced(keys, file, server):
-    write(file, context("default", server, "moor_old_key"))
+async def test_a_key_that_works_is_kept_when_the_address_changes(keys, file):
     await ensure_admin(keys, file, "default", URL)
-    assert contexts(file)["default"]["server"] == URL
-    assert await role_of(keys, file) is Role.ADMIN
+    before = contexts(file)["default"]
+    await ensure_admin(keys, file, "default", "http://127.0.0.1:9999")
+    assert contexts(file)["default"] == {**before, "server": "http://127.0.0.1:9999"}
+    assert await n_keys(keys) == 1
+
+
+async def test_a_key_that_works_without_an_address_gets_one(keys, file):
+    _, secret = keys.create("ann", Role.ADMIN, None, "an admin")
+    write(file, f'[contexts.default]\naccess_key = "{secret}"\n')
+    await ensure_admin(keys, file, "default", URL)
+    assert contexts(file)["default"] == {"access_key": secret, "server": URL}
 
 
 @pytest.mark.parametrize("dead", ["", "moor_gone_secret", "nonsense"])

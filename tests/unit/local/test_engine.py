@@ -125,7 +125,7 @@ async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
         folder.save_order(order)
         for _ in range(3):
             assert (await see(engine, order.run)).phase is Phase.STARTING
-            assert settle(folder, order.run, WallClock().now(), witnessed=False) is Verdict.BUSY
+            assert settle(folder, order.run, WallClock().now()) is Verdict.BUSY
     await until(engine, order.run, Phase.ABSENT)
 
 
@@ -137,7 +137,7 @@ async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, e
         folder.save_order(order)
         life = folder.take_life()
     try:
-        assert settle(folder, order.run, WallClock().now(), witnessed=False) is Verdict.ALIVE
+        assert settle(folder, order.run, WallClock().now()) is Verdict.ALIVE
         assert (await see(engine, order.run)).phase is Phase.STARTING
         await engine.submit(order)  # somebody is at it: nothing is started
     finally:
