@@ -14,6 +14,8 @@ from moorings.core.instants import Instant
 
 EVENT_VERSION = 1
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 EVENTS: dict[str, str] = {
     "claim.created": "somebody asked for a partition; data holds the whole request",
     "claim.granted": "a block was chosen and reserved in the database; the partition is being made",
@@ -38,7 +40,7 @@ EVENTS: dict[str, str] = {
     "device.resumed": "it was put back into service",
     "pool.unreachable": "its driver does not answer; nothing new is placed there",
     "pool.reachable": "its driver answers again",
-    "run.created": "somebody started a job; data holds the whole job",
+    "run.created": "somebody started a job; data holds its name and command (which everybody may see)",
     "run.starting": "its partition is ACTIVE; the engine was asked to start it",
     "run.started": "its processes run",
     "run.stopping": "it was asked to stop",
@@ -66,4 +68,4 @@ class Event:
 
 def canonical(data: Mapping[str, object]) -> str:
     """``data`` as canonical JSON, in ASCII (also what is not valid Unicode survives): equal values give equal bytes."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return _CANONICAL.encode(data)

@@ -1,6 +1,6 @@
 """The laws, as a check of a fleet: what must be true after every turn, whoever decided it.
 
-Run after every step of the property tests and the simulator, and by ``moor doctor`` on a live controller. A finding
+Run after every step of the property tests and at the end of every test of the whole controller. A finding
 names the law (design section 5) and the objects, so that a human can act on it.
 """
 

@@ -107,7 +107,7 @@ class LocalEngine:
         self._place = _place(self._folder)
         self._watches: dict[RunId, _Watch] = {}
         self._absences: dict[RunId, _Absence] = {}
-        self._told: dict[RunId, str] = {}
+        self._told: dict[RunId, dict[str, str]] = {}  # what was logged of a run: the detail, by event
         self._news = asyncio.Event()
 
     @property
@@ -135,7 +135,11 @@ class LocalEngine:
         return f"{order.run}/{order.attempt}"
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
-        for run in runs:
+        seen = [self._see(run) for run in runs]
+        doubtful = [run for run in runs if self._must_look(run)]
+        if not doubtful:
+            return seen
+        for run in doubtful:
             await self._look_for_left(run)
         return [self._see(run) for run in runs]  # all at one moment: an old sighting must not follow a new submit
 
@@ -172,8 +176,7 @@ class LocalEngine:
         Raises:
             MooringsError: ``run.unknown`` (its folder is gone), ``engine.rejected``, ``engine.unavailable``.
         """
-        await self._look_for_left(run)
-        phase = self._see(run).phase
+        phase = (await self.observe([run]))[0].phase
         self._refuse_if_gone(run)
         if phase is Phase.ABSENT:
             return
@@ -228,6 +231,8 @@ class LocalEngine:
     # -- submitting (in a thread)
 
     def _submit(self, folder: RunFolder, order: StartOrder) -> None:
+        if folder.survey() is None and remains(folder, order.run) and folder.survey() is None:
+            raise _busy(order, "its folder is gone, but processes of it are left")
         folder.make()
         with folder.at_door(wait_s=DOOR_WAIT_S) as ours:
             if not ours:
@@ -251,8 +256,6 @@ class LocalEngine:
     def _may_start(self, folder: RunFolder, held: Survey | None, order: StartOrder) -> bool:
         """With the life lock free: whether this order was never started, and nothing of an earlier one is left."""
         if held is None:
-            if remains(folder, order.run):
-                raise _busy(order, "its folder is gone, but processes of it are left")
             return True
         verdict = settle_dead(folder, order.run, held, self._clock.now())
         attempt = held.extent.attempt
@@ -274,7 +277,8 @@ class LocalEngine:
             self._absences.pop(run, None)
             return self._sighting(run, self._watch(run, folder, stamps))
         except (OSError, UnreadableError) as error:
-            self._tell(run, "run.unreadable", str(error), f"make {folder.path} readable and writable for the controller")
+            hint = f"make {folder.path} readable and writable for the controller"
+            self._tell(run, "run.unreadable", str(error), hint)
             return RunSighting(run, Phase.UNKNOWN)
 
     def _without_records(self, run: RunId, folder: RunFolder) -> Phase:
@@ -300,12 +304,15 @@ class LocalEngine:
             self._clear_soon(run, folder, absence)
         return Phase.UNKNOWN
 
-    async def _look_for_left(self, run: RunId) -> None:
-        """See whether anything is left of a run that has no folder and that nobody here has seen before."""
-        folder = RunFolder.of(self._folder, run)
-        self._see(run)
+    def _must_look(self, run: RunId) -> bool:
+        """Whether it has no folder, and nobody here knows whether it ever had one."""
         absence = self._absences.get(run)
-        if folder is None or absence is None or absence.known or absence.clear:
+        return absence is not None and not absence.known and not absence.clear
+
+    async def _look_for_left(self, run: RunId) -> None:
+        """See whether anything is left of such a run."""
+        folder, absence = RunFolder.of(self._folder, run), self._absences.get(run)
+        if folder is None or absence is None or _place(self._folder) != self._place:
             return
         with contextlib.suppress(OSError):  # it stays in doubt, and is tried again
             absence.known = await asyncio.to_thread(remains, folder, run)
@@ -322,11 +329,12 @@ class LocalEngine:
 
     def _tell(self, run: RunId, event: str, detail: str, hint: str) -> None:
         """Log what is wrong with a run, once and not at each look."""
-        if self._told.get(run) == detail:
-            return
-        if len(self._told) >= CACHED_RUNS_MAX:
+        if len(self._told) >= CACHED_RUNS_MAX and run not in self._told:
             self._told.clear()
-        self._told[run] = detail
+        told = self._told.setdefault(run, {})
+        if told.get(event) == detail:
+            return
+        told[event] = detail
         log.warning(event, extra={"run": run, "detail": detail, "hint": hint})
 
     def _watch(self, run: RunId, folder: RunFolder, stamps: Stamps) -> _Watch:
@@ -344,7 +352,8 @@ class LocalEngine:
                 fresh.status = watch.status
             fresh.settling = watch.settling
             if _supervisor(watch) is not None and _supervisor(watch) == _supervisor(fresh):
-                fresh.gone, fresh.witnessed = watch.gone, watch.witnessed
+                died = watch.pidfd is not None and _readable(watch.pidfd)  # and nobody has told us yet
+                fresh.gone, fresh.witnessed = watch.gone or died, watch.witnessed or died
             self._let_go(watch)
         elif len(self._watches) >= CACHED_RUNS_MAX:
             self._watches = {known: kept for known, kept in self._watches.items() if kept.end is None}
@@ -357,9 +366,11 @@ class LocalEngine:
             self._tell(run, "run.damaged", "; ".join(watch.damage), hint)
             if watch.status is not None:
                 self._attach(run, watch, watch.status)
-            self._settle_soon(run, watch)
+            if watch.pidfd is None:
+                self._settle_soon(run, watch)
             return RunSighting(run, Phase.UNKNOWN)
-        self._told.pop(run, None)
+        if watch.end is not None or not watch.gone:
+            self._told.pop(run, None)
         if watch.end is not None:
             self._let_go(watch)
             return RunSighting(run, Phase.ENDED, watch.end.record.started_at, watch.end.record)
@@ -474,6 +485,12 @@ def parse_signal(name: str) -> int:
 
 def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
     return None if watch.status is None else (watch.extent.attempt, watch.status.supervisor)
+
+
+def _readable(fd: int) -> bool:
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _place(folder: Path) -> tuple[int, int] | None:

@@ -136,7 +136,7 @@ class RunFolder:
             if status is None and end is None and not damage:
                 return None
             damage.append(f"{self.order} is missing")
-        extent = order or _guess(status, end, remembered)
+        extent = order or _guess(status, end, remembered, _logged(self.path / "logs"))
         return Survey(
             extent,
             status if status is not None and status.attempt == extent.attempt else None,
@@ -298,9 +298,16 @@ def _salvage(path: Path, kind: type[RecordT], damage: list[str]) -> RecordT | No
         return None
 
 
-def _guess(status: Status | None, end: End | None, remembered: Extent | None) -> Extent:
+def _logged(logs: Path) -> list[Extent]:
+    """The attempts that have output."""
+    with contextlib.suppress(OSError):
+        return [Extent(int(of.name), len(list(of.iterdir()))) for of in logs.iterdir() if of.name.isdecimal()]
+    return []
+
+
+def _guess(status: Status | None, end: End | None, remembered: Extent | None, logged: list[Extent]) -> Extent:
     """The newest attempt of which anything is known."""
-    known = [remembered] if remembered is not None else []
+    known = [*logged, remembered] if remembered is not None else [*logged]
     if status is not None:
         known.append(Extent(status.attempt, len(status.tasks)))
     if end is not None:

@@ -97,9 +97,7 @@ def settle(folder: RunFolder, run: RunId, now: Instant, memory: Memory = NO_MEMO
             os.close(life)
 
 
-def settle_dead(
-    folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory = NO_MEMORY
-) -> Verdict:
+def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory = NO_MEMORY) -> Verdict:
     """As ``settle``, for one who holds door and life and has looked at the records."""
     if found.end is not None:
         return Verdict.ENDED
@@ -226,9 +224,7 @@ def left(folder: RunFolder, run: RunId, status: Status | None, table: Table, *, 
     from a process with a mark. Who has shed all four is not found; while the supervisor lives, it is.
     """
     tasks = status.tasks if status is not None and status.boot == boot_id() else ()
-    sessions = {
-        task.pid for task in tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)
-    }
+    sessions = {task.pid for task in tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)}
     logs = folder.log(status.attempt, 0).parent if status is not None else folder.path / "logs"
     marked = {
         pid: process

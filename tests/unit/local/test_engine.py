@@ -15,7 +15,18 @@ from moorings.local.engine import LocalEngine, parse_signal
 from moorings.local.processes import boot_id
 from moorings.local.records import CancelOrder, Identity, Status, to_json
 from moorings.local.settle import Verdict, settle
-from moorings.testing.engine_suite import READY, end_of, make_order, opened, printed, read, refused, see, until
+from moorings.testing.engine_suite import (
+    READY,
+    end_of,
+    make_order,
+    opened,
+    printed,
+    read,
+    refused,
+    see,
+    until,
+    with_contract,
+)
 from moorings.workloads.jobs import Resources
 from moorings.workloads.runs import Ending, Phase, RunId
 from tests.unit.local.local_rig import EndlessClock, WallClock, alive, eventually
@@ -313,6 +324,221 @@ async def test_an_order_that_vanished_is_no_absence(rig, engine):
     aside.rename(path)
     await engine.cancel(order.run, "seen enough")
     await end_of(engine, order.run)
+
+
+def told(caplog, event):
+    return [record for record in caplog.records if record.message == event]
+
+
+@pytest.mark.parametrize("damaged", [["order.json"], ["status.json"], ["order.json", "status.json"]])
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_run_with_damaged_records_can_be_cancelled_and_its_end_counts(rig, engine, damaged, remembered):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+    for name in damaged:
+        (rig.of(order.run).path / name).write_text("garbage")
+    if not remembered:
+        await engine.close()
+    async with opened(rig) as later:
+        here = engine if remembered else later
+        assert (await see(here, order.run)).phase is Phase.UNKNOWN
+        assert await read(here, order.run, task=0) == b"ready\n"
+        await here.cancel(order.run, "seen enough")
+        end = await end_of(here, order.run)
+        assert (end.ending, end.exit_code, end.detail) == (Ending.CANCELLED, 143, "seen enough")
+        await eventually(lambda: rig.left() == {})
+    async with opened(rig) as latest:
+        assert await end_of(latest, order.run) == end
+
+
+@pytest.mark.parametrize("damaged", [["order.json"], ["status.json"], ["end.json"], ["order.json", "status.json"]])
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_run_with_damaged_records_and_no_end_is_lost_when_nothing_of_it_is_left(
+    rig, engine, damaged, remembered
+):
+    run = await start_leftovers(rig, engine)
+    if not remembered:  # the session of its task is no mark then, and this one has no other
+        for pid in [pid for pid, line in rig.left().items() if "sleep 3604" in line]:
+            os.kill(pid, signal.SIGKILL)
+        await engine.close()
+    supervisor = rig.status(run).supervisor.pid
+    for name in damaged:
+        (rig.of(run).path / name).write_text("garbage")
+    os.kill(supervisor, signal.SIGKILL)
+    async with opened(rig) as later:
+        end = await end_of(engine if remembered else later, run)
+        assert rig.left() == {}
+        assert (end.ending, end.exit_code) == (Ending.LOST, 137)
+        assert all(str(rig.of(run).path / name) in end.detail for name in damaged) or damaged == ["end.json"]
+        assert not rig.of(run).bindings.exists()
+    async with opened(rig) as latest:
+        assert await end_of(latest, run) == end
+
+
+async def test_a_run_whose_order_was_damaged_may_have_another_attempt(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    supervisor = rig.status(order.run).supervisor.pid
+    rig.of(order.run).order.write_text("garbage")
+    again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.exits(0)))
+    assert (await refused(engine.submit(again))).code == "engine.unavailable"
+    os.kill(supervisor, signal.SIGKILL)
+    await eventually(lambda: not alive(supervisor))
+    await engine.submit(again)
+    assert (await end_of(engine, order.run)).ending is Ending.EXITED
+
+
+async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    path = rig.of(order.run).status
+    path.write_text("garbage")
+    for _ in range(3):
+        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        await engine.changed()
+    (problem,) = told(caplog, "run.damaged")
+    assert str(path) in problem.detail
+    assert problem.hint
+    await engine.cancel(order.run, "seen enough")
+    await end_of(engine, order.run)
+    assert len(told(caplog, "run.damaged")) == 1
+
+
+async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    folder = rig.of(order.run)
+    folder.end.mkdir()  # nothing can be renamed onto a folder
+    os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
+    await eventually(lambda: rig.left() == {})
+    async with asyncio.timeout(60):
+        while not told(caplog, "run.unsettled"):
+            assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+            await engine.changed()
+    for _ in range(2):
+        await see(engine, order.run)
+        await engine.changed()
+    (problem,) = told(caplog, "run.unsettled")
+    assert str(folder.path) in problem.detail + problem.hint
+    folder.end.rmdir()
+    assert (await end_of(engine, order.run)).ending is Ending.LOST
+
+
+async def test_nothing_follows_from_a_record_that_cannot_be_read(rig, engine, caplog):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    folder = rig.of(order.run)
+    status = rig.status(order.run)
+    aside = folder.status.rename(folder.path / "aside")
+    folder.status.symlink_to(folder.status)  # a loop: the file is there, and no look at it tells anything
+    os.kill(status.supervisor.pid, signal.SIGKILL)
+    await eventually(lambda: rig.left() == {})
+    for _ in range(3):
+        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        await engine.changed()
+    (problem,) = told(caplog, "run.unreadable")
+    assert str(folder.status) in problem.detail
+    assert not folder.end.exists()
+    aside.replace(folder.status)
+    assert (await end_of(engine, order.run)).ending is Ending.LOST
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_run_whose_folder_is_gone_is_stopped_before_it_is_absent(rig, engine, caplog, remembered):
+    caplog.set_level("INFO", "moorings.local")
+    order = with_contract(make_order(rig.programs.ignores_term(), rig.workdir, tasks=2), grace_s=0.2)
+    await engine.submit(order)
+    for rank in range(2):
+        await printed(engine, order.run, READY, task=rank)
+    if not remembered:
+        await engine.close()
+    path = rig.of(order.run).path
+    path.rename(rig.folder / "elsewhere")
+    async with opened(rig) as later:
+        here = engine if remembered else later
+        assert (await see(here, order.run)).phase is Phase.UNKNOWN
+        await until(here, order.run, Phase.ABSENT)
+        assert rig.left() == {}
+        error = await refused(read(here, order.run))
+        assert error.code == "run.unknown"
+        assert str(path) in error.detail
+        assert error.hint
+    (problem,) = told(caplog, "run.folder_gone")
+    assert str(path) in problem.detail
+    assert len(told(caplog, "run.cleared")) == 1
+
+
+async def test_a_stopped_supervisor_of_a_folder_that_is_gone_is_stopped_too(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    os.kill(rig.status(order.run).supervisor.pid, signal.SIGSTOP)
+    rig.of(order.run).path.rename(rig.folder / "elsewhere")
+    await until(engine, order.run, Phase.ABSENT)
+    assert rig.left() == {}
+
+
+async def test_a_run_whose_folder_was_emptied_is_stopped_and_its_end_counts(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    path = rig.of(order.run).path
+    path.rename(rig.folder / "elsewhere")
+    path.mkdir()
+    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED  # the supervisor recorded it in the new folder
+    assert [line for line in rig.left().values() if "supervisor" not in line] == []
+
+
+async def test_what_outlived_supervisor_and_folder_is_killed_before_the_run_is_absent(rig, engine):
+    run = await start_leftovers(rig, engine)
+    supervisor = rig.status(run).supervisor.pid
+    # Only the session and the log's path name this one, and both went with the folder.
+    for pid in [pid for pid, line in rig.left().items() if "sleep 3604" in line or "sleep 3602" in line]:
+        os.kill(pid, signal.SIGKILL)
+    rig.of(run).path.rename(rig.folder / "elsewhere")
+    os.kill(supervisor, signal.SIGKILL)
+    await until(engine, run, Phase.ABSENT)
+    assert rig.left() == {}
+
+
+async def test_who_follows_the_output_is_told_when_the_folder_goes(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+    following = asyncio.create_task(read(engine, order.run, follow=True))
+    await asyncio.sleep(0)
+    rig.of(order.run).path.rename(rig.folder / "elsewhere")
+    assert (await refused(following)).code == "run.unknown"
+    await until(engine, order.run, Phase.ABSENT)
+
+
+async def test_a_run_of_which_something_is_left_is_not_started_anew_in_another_folder(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+    rig.of(order.run).path.rename(rig.folder / "elsewhere")
+    error = await refused(engine.submit(order))
+    assert (error.code, error.retryable) == ("engine.unavailable", True)
+    await until(engine, order.run, Phase.ABSENT)
+    await engine.submit(replace(order, job=replace(order.job, command=rig.programs.exits(0))))
+    assert (await end_of(engine, order.run)).exit_code == 0
+
+
+async def test_nothing_is_stopped_because_the_disk_of_all_runs_is_not_there(rig, engine, caplog):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+    aside = rig.runs.rename(rig.folder / "aside")
+    rig.runs.mkdir()  # where the disk was mounted
+    for _ in range(2):
+        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        await engine.changed()
+    assert len(told(caplog, "runs.folder_gone")) == 1
+    rig.runs.rmdir()
+    aside.rename(rig.runs)
+    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    await engine.cancel(order.run, "seen enough")
+    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
 
 
 async def test_without_the_folder_of_runs_nothing_is_known(rig, engine):

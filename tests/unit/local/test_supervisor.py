@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local.processes import look
+from moorings.local.processes import everyone, look
 from moorings.local.supervisor import describe_failure
 from moorings.testing.engine_suite import (
     READY,
@@ -202,8 +202,16 @@ async def test_a_stopped_process_is_woken_to_end(rig, engine):
     order = make_order(rig.programs.shell("echo ready; kill -STOP $$"), rig.workdir)
     await engine.submit(order)
     await printed(engine, order.run, READY)
+    await eventually(lambda: everyone()[rig.status(order.run).tasks[0].pid].state == "T")
     await engine.cancel(order.run, "seen enough")
     assert (await end_of(engine, order.run)).exit_code == 143
+
+
+async def test_a_run_that_leaves_well_at_its_time_limit_ends_with_124(rig, engine):
+    order = make_order(rig.programs.leaves_well_at_term(), rig.workdir, time_limit_s=1.0)
+    await engine.submit(order)
+    end = await end_of(engine, order.run)
+    assert (end.ending, end.exit_code, end.task_codes) == (Ending.TIMED_OUT, 124, (0,))
 
 
 async def test_a_warning_kills_nobody_who_does_not_listen(rig, engine):
