@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moorings.api.render import run_body
 from moorings.core.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
@@ -103,6 +105,36 @@ async def test_who_may_do_what(rig: Rig) -> None:
     with pytest.raises(MooringsError) as refused:
         await rig.controller.drain_device(ANN, "pod16:3", "mine")
     assert refused.value.code == "auth.denied"
+
+
+async def test_a_name_that_could_be_an_id_is_refused(rig: Rig) -> None:
+    """Law 5: what somebody else's claim is called can never be taken for this one."""
+    victim = await rig.claim(1)
+    for name in (victim.id, "run-aaaaaaaaaaaa", f"{victim.id}-1"):
+        with pytest.raises(MooringsError) as refused:
+            await rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=name, owner=None, key=None)
+        assert refused.value.code == "name.invalid"
+
+
+async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
+    mine = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    theirs = await rig.controller.create_run(BOB, job("sleep", "1000"))
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[mine.run.id].state is RunState.RUNNING)
+    gone = await rig.controller.cancel_run(ANN, "job", wait_s=20)
+    assert gone.run.id == mine.run.id
+    await rig.controller.cancel_run(BOB, theirs.run.id, wait_s=20)
+
+
+async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> None:
+    view = await rig.controller.create_run(
+        ANN, replace(job("true"), environment={"PATH": "/usr/bin:/bin", "TOKEN": "hunter2"})
+    )
+    assert run_body(view, BOB).job.environment == {"PATH": "(hidden)", "TOKEN": "(hidden)"}
+    assert run_body(view, ANN).job.environment["TOKEN"] == "hunter2"
+    assert run_body(view, ADMIN).job.environment["TOKEN"] == "hunter2"
+    rows = await rig.controller.list_events(Seq(0), 100)
+    assert not any("hunter2" in row.event.data for row in rows)
+    await rig.controller.get_run(view.run.id, wait_s=20)
 
 
 async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:

@@ -73,10 +73,12 @@ async def _works(keys: Keys, secret: str) -> bool:
 
 
 def _user() -> str:
+    """This user, as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
     try:
-        return getpass.getuser()
+        name = re.sub(r"[^A-Za-z0-9._@+-]", "-", getpass.getuser())[:64]
     except (KeyError, OSError):  # a user id without a name, as in containers
-        return f"uid{os.getuid()}"
+        name = ""
+    return name if name.strip(".") else f"uid{os.getuid()}"
 
 
 def _read(path: Path) -> Contexts:

@@ -72,6 +72,7 @@ class Loop:
         self._pools = pools
         self._epoch = epoch
         self._mail: list[_Letter] = []
+        self._under_way: list[_Letter] = []
         self._wake = asyncio.Event()
         self._listeners: list[Callable[[Change], None]] = []
         self._changed: asyncio.Future[None] | None = None
@@ -181,7 +182,7 @@ class Loop:
             MooringsError: ``store.*``: nothing of the turn is in memory; its callers have been answered or will be by
                 the next turn.
         """
-        letters = self._take_mail()
+        self._under_way = letters = self._take_mail()
         try:
             letters = await self._without_known(letters)
             demanded = [letter.demanded for letter in letters]
@@ -279,8 +280,9 @@ class Loop:
     def close(self) -> None:
         """Answer everybody who still waits, and let the writer go."""
         gone = MooringsError("controller.unreachable", "the controller is going down", retryable=True)
-        self._give_up(self._mail, gone)
-        self._mail = []
+        for letter in (*self._under_way, *self._mail):
+            _answer(letter, gone)
+        self._under_way = self._mail = []
         self._writer.shutdown(wait=True)
 
 

@@ -70,6 +70,7 @@ class _Watch:
     damage: tuple[str, ...] = ()
     settled: bool = False  # nothing supervises it and nothing of it is left, so its end counts despite the damage
     pidfd: int | None = None
+    held: bool = False  # an earlier watch had a pidfd of its supervisor until just now
     gone: bool = False  # its supervisor is not there (any more)
     witnessed: bool = False  # and we saw it go
     never_started: bool = False
@@ -352,8 +353,8 @@ class LocalEngine:
                 fresh.status = watch.status
             fresh.settling = watch.settling
             if _supervisor(watch) is not None and _supervisor(watch) == _supervisor(fresh):
-                died = watch.pidfd is not None and _readable(watch.pidfd)  # and nobody has told us yet
-                fresh.gone, fresh.witnessed = watch.gone or died, watch.witnessed or died
+                fresh.gone, fresh.witnessed = watch.gone, watch.witnessed
+                fresh.held = watch.held or watch.pidfd is not None
             self._let_go(watch)
         elif len(self._watches) >= CACHED_RUNS_MAX:
             self._watches = {known: kept for known, kept in self._watches.items() if kept.end is None}
@@ -396,7 +397,7 @@ class LocalEngine:
         except OSError:
             return  # no descriptors left: nothing follows; it is tried again at the next look
         if watch.pidfd is None:
-            watch.gone = True
+            watch.gone, watch.witnessed = True, watch.held
             return
         asyncio.get_running_loop().add_reader(watch.pidfd, self._on_gone, run, watch)
 
@@ -485,12 +486,6 @@ def parse_signal(name: str) -> int:
 
 def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
     return None if watch.status is None else (watch.extent.attempt, watch.status.supervisor)
-
-
-def _readable(fd: int) -> bool:
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
-    return bool(waiting.poll(0))
 
 
 def _place(folder: Path) -> tuple[int, int] | None:
