@@ -300,7 +300,6 @@ class Call:
     def answer(self, body: object, *, location: str | None = None) -> Response:
         """The answer that is one body."""
         kind = self.operation.answer.kind
-        # A shape's own `kind` (of accelerator) wins over the resource's: the wire shapes are the contract.
         return self._respond({"apiVersion": API_VERSION, "kind": kind, **encode(body)}, location)
 
     def answer_list(self, bodies: Sequence[object], after: str | None) -> Response:

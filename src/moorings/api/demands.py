@@ -15,7 +15,7 @@ from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 def claim_spec(request: ClaimRequest) -> ClaimSpec:
     """What ``POST /v1/claims`` asks for."""
     return ClaimSpec(
-        kind=request.kind,
+        kind=request.accelerator,
         size=request.size,
         gcds=request.gcds,
         replicas_per_gcd=request.replicas_per_gcd,
@@ -34,7 +34,7 @@ def claim_spec(request: ClaimRequest) -> ClaimSpec:
 def partition_spec(request: PartitionRequest) -> ClaimSpec:
     """What ``POST /v1/partitions`` asks for: a claim without end, as its owner will release it by hand."""
     return ClaimSpec(
-        kind=request.kind,
+        kind=request.accelerator,
         size=request.size,
         gcds=request.gcds,
         replicas_per_gcd=request.replicas_per_gcd,

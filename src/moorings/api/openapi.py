@@ -26,8 +26,7 @@ _ABOUT = """\
 The controller's API. Every error is `application/problem+json` with a stable `code`; lists come in pages of `limit`
 items that `continue` joins; calls that take `wait` are held until something has happened, so nobody polls. Requests
 are checked strictly: an unknown field or query value is refused. Answers may gain fields: pass over those you do not
-know. A resource tells its `apiVersion` and `kind`; claims, partitions, pools and devices have a `kind` of their own,
-the accelerator's.
+know. A resource tells its `apiVersion` and `kind`; which kind of hardware it is about stands in `accelerator`.
 """
 _TAGS = {
     "claims": "Somebody's wish for a partition, and then their lease on it.",

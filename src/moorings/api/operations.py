@@ -54,10 +54,8 @@ class Answer:
 
 
 def one(kind: str, shape: type, *, status: int = 200) -> Answer:
-    """An answer that is one ``shape``; ``kind`` stands beside it unless the shape has a ``kind`` of its own."""
-    told = {"apiVersion": {"type": "string", "const": API_VERSION}}
-    if "kind" not in shape.__dataclass_fields__:  # type: ignore[attr-defined] # every shape is a dataclass
-        told["kind"] = {"type": "string", "const": kind}
+    """An answer that is one ``shape``, with ``apiVersion`` and ``kind`` beside its fields."""
+    told = {"apiVersion": {"type": "string", "const": API_VERSION}, "kind": {"type": "string", "const": kind}}
     schema = {"allOf": [{"type": "object", "properties": told, "required": list(told)}, ref(shape)]}
     return Answer(status, f"the {kind.lower()}", kind, {"application/json": {"schema": schema}}, (shape,))
 

@@ -59,7 +59,7 @@ def claim_body(view: ClaimView) -> ClaimBody:
         owner=claim.owner,
         subject=claim.subject,
         state=claim.state,
-        kind=spec.kind,
+        accelerator=spec.kind,
         size=spec.size,
         gcds=spec.gcds,
         replicas_per_gcd=spec.replicas_per_gcd,
@@ -129,7 +129,7 @@ def partition_body(view: PartitionView) -> PartitionBody:
         claim=partition.claim,
         owner=view.owner,
         pool=partition.pool,
-        kind=view.kind,
+        accelerator=view.kind,
         size=partition.size,
         devices=str(partition.block),
         gcds=partition.gcds,
@@ -144,7 +144,7 @@ def pool_body(view: PoolView) -> PoolBody:
     """A pool and how much of it is free."""
     return PoolBody(
         name=view.pool.name,
-        kind=view.pool.kind,
+        accelerator=view.pool.kind,
         driver=view.pool.driver,
         reachable=view.reachable,
         devices=view.pool.topology.n_devices,
@@ -195,7 +195,7 @@ def device_body(view: DeviceView) -> DeviceBody:
     return DeviceBody(
         id=device.id,
         pool=device.pool,
-        kind=view.kind,
+        accelerator=view.kind,
         index=device.index,
         domain=view.domain,
         state=device.state,

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings import __version__
+from moorings.cli.configuration import closing_hint
 from moorings.cli.kinds import fold_devices, span
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import API_VERSION, DeviceBody, PoolBody, VersionBody
@@ -53,7 +54,9 @@ def check_credentials(path: Path, mode: int | None, owner: int, me: int) -> Find
     if owner != me:
         return Finding("credentials", Verdict.FAIL, f"{path} belongs to user {owner}", "keep a file of your own")
     if stat.S_IMODE(mode) & 0o077:
-        return Finding("credentials", Verdict.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", f"chmod 600 {path}")
+        return Finding(
+            "credentials", Verdict.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", closing_hint(path, mode)
+        )
     return Finding("credentials", Verdict.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
 
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from moorings.cli.limits import parse_seconds
+from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_duration_s
 from moorings.core.tables import Table
 
 SYSTEM_FILE = Path("/etc/moorings/client.toml")
@@ -73,7 +74,7 @@ class Configuration:
         Raises:
             MooringsError: ``duration.invalid``.
         """
-        return parse_duration_s(self.text("timeout"))
+        return parse_seconds(self.text("timeout"))
 
 
 def flag_of(name: str) -> str:
@@ -147,11 +148,42 @@ def read_private(path: Path) -> str:
             if stat.S_IMODE(status.st_mode) & 0o077:
                 mode = f"{stat.S_IMODE(status.st_mode):04o}"
                 raise MooringsError(
-                    "credentials.unsafe", f"{path} has mode {mode}: others may use it", hint=f"chmod 600 {path}"
+                    "credentials.unsafe",
+                    f"{path} has mode {mode}: others may use it",
+                    hint=closing_hint(path, status.st_mode),
                 )
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{path} cannot be read: {error}") from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
+
+
+def closing_hint(path: Path, mode: int) -> str:
+    """How to keep others from a secret: another mode for a file, but never for a device or somebody's pipe."""
+    return f"chmod 600 {path}" if stat.S_ISREG(mode) else "name a regular file that only you may read"
+
+
+def context_servers(environment: Mapping[str, str]) -> dict[str, str]:
+    """The server of each context of the credentials file that holds a key, by the context's name.
+
+    Raises:
+        MooringsError: ``config.invalid``, ``credentials.unsafe``.
+    """
+    layer = _credentials_layer(credentials_file(environment))
+    contexts = layer.contexts if layer is not None else {}
+    return {name: entry["server"] for name, entry in contexts.items() if {"server", "access_key"} <= set(entry)}
+
+
+def check_context(name: str, flags: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Whether there is a context of that name.
+
+    Raises:
+        MooringsError: ``config.invalid``, saying which there are; or a file cannot be read.
+    """
+    files = [_config_layer(path) for path in _config_files(flags, environment, SYSTEM_FILE)]
+    credentials = _credentials_layer(credentials_file(environment))
+    known = sorted({context for layer in (*files, credentials) if layer is not None for context in layer.contexts})
+    if name not in known:
+        raise _no_context(f"there is no context {name!r}", known)
 
 
 def _config_files(flags: Mapping[str, str], environment: Mapping[str, str], system_file: Path) -> list[Path]:
@@ -166,7 +198,7 @@ def _config_layer(path: Path) -> Layer:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{path} cannot be read: {error}") from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
     top = Table.parse(text, source=str(path), code="config.invalid")
     settings = {name: top.text(name) for name in ("context", *_AT_TOP) if top.text(name, "")}
     return Layer(str(path), settings, _contexts(top, _IN_CONTEXT))
@@ -221,11 +253,12 @@ def _origin(layer: Layer, name: str) -> str:
 def _check_context(context: Value, layers: list[Layer]) -> None:
     known = sorted({name for layer in layers for name in layer.contexts})
     if context.text not in known:
-        raise MooringsError(
-            "config.invalid",
-            f"there is no context {context.text!r} (named by {context.origin})",
-            hint=f"known: {', '.join(known)}" if known else "no file defines a context",
-        )
+        raise _no_context(f"there is no context {context.text!r} (named by {context.origin})", known)
+
+
+def _no_context(detail: str, known: list[str]) -> MooringsError:
+    hint = f"there are: {', '.join(known)}" if known else "no file defines a context; 'moor up' makes one"
+    return MooringsError("config.invalid", detail, hint=hint)
 
 
 def _guard_key(key: Value, server: Value, credentials: Layer | None, context: str) -> Value:

@@ -63,8 +63,16 @@ class Console:
             return None
         return _columns(sys.stdout)
 
+    def line(self, text: str) -> None:
+        """Write a sentence to stdout, whatever foreign words are in it.
+
+        Raises:
+            ReaderGone: nobody reads it any more.
+        """
+        self.data(plain(text))
+
     def data(self, text: str) -> None:
-        """Write a line of data to stdout.
+        """Write what was rendered to stdout, as it is: its foreign words are plain already.
 
         Raises:
             ReaderGone: nobody reads it any more.
@@ -97,7 +105,7 @@ class Console:
 
     def error(self, text: str) -> None:
         """Write a line to stderr, whatever was asked for."""
-        print(self.signs(text, sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
+        print(self.signs(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
 
     def write_live(self, text: str) -> None:
         """Put ``text`` in place of the last line of the terminal; empty text clears it."""

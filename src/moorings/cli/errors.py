@@ -1,6 +1,8 @@
-"""What a person sees of a failure, and the exit code: a sentence, a hint, a request id; a traceback only if asked."""
+"""What a person sees of a failure, and the exit code: sentence, code, hint, request id; a traceback only if asked."""
 
 from __future__ import annotations
+
+import click
 
 from moorings.cli.text import plain
 from moorings.core.errors import MooringsError
@@ -14,11 +16,11 @@ _HINTS = {
 
 
 def error_lines(error: MooringsError) -> list[str]:
-    """The lines a failed command ends with on stderr."""
-    lines = [f"error: {plain(error.detail)}"]
+    """The lines a failed command ends with on stderr: what failed with its stable code, what to do, which request."""
+    lines = [f"error: {plain(error.detail)} ({plain(error.code)})"]
     request_id = getattr(error, "request_id", "")
     hint = (_HINTS.get(error.code) if request_id else None) or error.hint
-    if hint:
+    if hint.strip():
         lines.append(f"hint: {plain(hint)}")
     if request_id:
         lines.append(f"request id: {plain(request_id)}")
@@ -28,6 +30,14 @@ def error_lines(error: MooringsError) -> list[str]:
 def exit_code(error: MooringsError) -> int:
     """The exit code of an error; a name that does not exist is 3, a controller that is away is 7."""
     return int(kind_of(error.code).exit)
+
+
+class WrongUsage(click.UsageError):
+    """Wrong usage with a hint of its own, where ``--help`` would not say what to do."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class ReaderGone(Exception):  # noqa: N818 - an end, not an error

@@ -18,6 +18,7 @@ from moorings.client.transport import Patience, Retries
 from moorings.core.claims import ENDED as CLAIM_ENDED
 from moorings.core.claims import WAITING, ClaimState
 from moorings.core.errors import MooringsError
+from moorings.core.instants import seconds_between
 from moorings.core.quantities import duration_text
 from moorings.wire.codec import parse_time
 from moorings.wire.errors import Exit
@@ -25,7 +26,7 @@ from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
 
-REASON_FRESH_S = 5.0
+REASON_FRESH_S = 2.0  # the age of the reason that is shown
 END_WAIT_S = 5.0
 PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a forgotten terminal does not wait for ever
 
@@ -173,8 +174,9 @@ def await_claim(
     limit = limit or Limit(None)
     told = False
     goal = "GRANTED" if until == "READY" else until
+    wait_s = 0.0  # the first look is at once: nobody should sit before an empty screen
     while True:
-        claim = client.claim(ident, wait_s=limit.left_s(REASON_FRESH_S), until=goal)
+        claim = client.claim(ident, wait_s=wait_s, until=goal)
         if claim.state in WAITING:
             told, goal = False, "GRANTED" if until == "READY" else until
             progress.wait(f"{name}: {waiting_text(claim)}")
@@ -192,6 +194,7 @@ def await_claim(
         if limit.over:
             progress.clear()
             return None
+        wait_s = limit.left_s(REASON_FRESH_S)
 
 
 def has_come(claim: ClaimBody, until: str) -> bool:
@@ -214,7 +217,7 @@ def run_end_text(run: RunBody) -> str:
     """How a run ended, in a line."""
     parts = [f"{run.id}: {run.state}"]
     if run.started_at and run.ended_at:
-        seconds = (parse_time(run.ended_at) - parse_time(run.started_at)) / 1e6
+        seconds = _seconds(run.started_at, run.ended_at)
         parts.append(f"after {seconds:.1f} s" if seconds < 120 else f"after {duration_text(seconds)}")
     text = " ".join(parts)
     if run.exit_code is not None:
@@ -234,4 +237,9 @@ def run_exit_code(run: RunBody) -> int:
 def _after(claim: ClaimBody) -> str:
     if claim.granted_at is None or claim.ready_at is None:
         return ""
-    return f" after {(parse_time(claim.ready_at) - parse_time(claim.granted_at)) / 1e6:.1f} s"
+    return f" after {_seconds(claim.granted_at, claim.ready_at):.1f} s"
+
+
+def _seconds(since: str, until: str) -> float:
+    """The seconds between two API times; clocks that disagree make nothing end before it began."""
+    return max(0.0, seconds_between(parse_time(since), parse_time(until)))

@@ -66,7 +66,7 @@ def global_options(*, hidden: bool) -> list[click.Option]:
         flag("context", "--context", metavar="NAME", help="Use this context of the configuration."),
         flag("config", "--config", metavar="FILE", help="Read this configuration file first."),
         flag("ca_file", "--ca-file", metavar="FILE", help="PEM file of the authority behind the server's certificate."),
-        flag("timeout", "--request-timeout", metavar="DURATION", help="How long a call may take (30s)."),
+        flag("timeout", "--request-timeout", metavar="DURATION", help="How long a call may take; bare: seconds (30s)."),
         flag("color", "--color", type=click.Choice(["auto", "always", "never"]), help="Colour the tables."),
         flag("quiet", "--quiet", "-q", is_flag=True, help="Say nothing on stderr but errors and warnings."),
         flag("verbose", "--verbose", "-v", count=True, help="Tell each call to the controller on stderr."),

@@ -5,11 +5,15 @@ The file goes through ``workloads.jobs.parse_job``, the flags become the same ``
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_duration_s
 from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
@@ -74,17 +78,26 @@ def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
         MooringsError: ``job.invalid``, naming file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _regular_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError(
             "job.invalid",
-            f"the job file {path} cannot be read: {error}",
+            f"the job file {path} cannot be read: {cause_text(error)}",
             hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
         ) from error
     folder = path.absolute().parent
     return parse_job(
         text, source=str(path), folder=str(folder), submitter=environment, default_name=name_of([path.stem])
     )
+
+
+def _regular_text(path: Path) -> str:
+    """The text of a regular file; ``O_NONBLOCK``, as opening a FIFO would wait for a writer for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read()
 
 
 def name_of(command: Sequence[str]) -> str:

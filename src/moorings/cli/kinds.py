@@ -59,6 +59,7 @@ class Kind(Generic[T]):
     Attributes:
         noun: as in ``moor get <noun>``; ``plural`` and ``aliases`` mean the same.
         api: its name in JSON documents (``Partition``, ``PartitionList``).
+        shape: what its fields are.
         columns: its table.
         ident: what ``-o name`` prints after the noun.
         folded: a shorter table, if there is one.
@@ -68,6 +69,7 @@ class Kind(Generic[T]):
     plural: str
     aliases: tuple[str, ...]
     api: str
+    shape: type[T]
     columns: tuple[Column[T], ...]
     ident: Callable[[T], str]
     folded: Folded[T] | None = None
@@ -109,7 +111,7 @@ def fold_devices(devices: Iterable[DeviceBody]) -> list[list[DeviceBody]]:
 
 
 def _likeness(device: DeviceBody) -> tuple[str | None, ...]:
-    return (device.pool, device.kind, device.state, device.partition, device.owner, device.reason)
+    return (device.pool, device.accelerator, device.state, device.partition, device.owner, device.reason)
 
 
 def span(devices: Sequence[DeviceBody]) -> str:
@@ -148,9 +150,10 @@ POOLS: Kind[PoolBody] = Kind(
     "pools",
     ("po",),
     "Pool",
+    PoolBody,
     (
         Column("NAME", field("name")),
-        Column("KIND", field("kind")),
+        Column("KIND", field("accelerator")),
         Column("DRIVER", field("driver")),
         Column("DEVICES", field("devices")),
         Column("FREE", field("free")),
@@ -171,9 +174,10 @@ DEVICES: Kind[DeviceBody] = Kind(
     "devices",
     ("dev", "devs"),
     "Device",
+    DeviceBody,
     (
         Column("ID", field("id")),
-        Column("KIND", field("kind")),
+        Column("KIND", field("accelerator")),
         Column("DOMAIN", field("domain")),
         Column("STATE", field("state")),
         Column("PARTITION", field("partition")),
@@ -186,7 +190,7 @@ DEVICES: Kind[DeviceBody] = Kind(
         (
             Column("DEVICES", lambda row, _now: span(row)),
             Column("COUNT", lambda row, _now: len(row)),
-            Column("KIND", lambda row, _now: row[0].kind),
+            Column("KIND", lambda row, _now: row[0].accelerator),
             Column("STATE", lambda row, _now: row[0].state),
             Column("PARTITION", lambda row, _now: row[0].partition),
             Column("OWNER", lambda row, _now: row[0].owner),
@@ -201,6 +205,7 @@ PARTITIONS: Kind[PartitionBody] = Kind(
     "partitions",
     ("part", "parts"),
     "Partition",
+    PartitionBody,
     (
         Column("NAME", field("name")),
         Column("POOL", field("pool")),
@@ -210,7 +215,7 @@ PARTITIONS: Kind[PartitionBody] = Kind(
         Column("STATE", field("state")),
         Column("OWNER", field("owner")),
         Column("AGE", since("since")),
-        wide("KIND", field("kind")),
+        wide("KIND", field("accelerator")),
         wide("REPLICAS", lambda item, _now: item.gcds * item.replicas_per_gcd),
         wide("CLAIM", field("claim")),
         wide("ID", field("id")),
@@ -224,11 +229,12 @@ CLAIMS: Kind[ClaimBody] = Kind(
     "claims",
     ("cl",),
     "Claim",
+    ClaimBody,
     (
         wide("ID", field("id")),
         Column("NAME", field("name")),
         Column("OWNER", field("owner")),
-        Column("KIND", field("kind")),
+        Column("KIND", field("accelerator")),
         Column("SIZE", field("size")),
         Column("STATE", field("state")),
         Column("POOL", field("pool")),
@@ -250,6 +256,7 @@ RUNS: Kind[RunBody] = Kind(
     "runs",
     (),
     "Run",
+    RunBody,
     (
         Column("ID", field("id")),
         Column("NAME", field("name")),
@@ -274,6 +281,7 @@ KEYS: Kind[KeyBody] = Kind(
     "keys",
     (),
     "Key",
+    KeyBody,
     (
         Column("ID", field("id")),
         Column("SUBJECT", field("subject")),
@@ -290,6 +298,7 @@ EVENTS: Kind[EventBody] = Kind(
     "events",
     ("ev",),
     "Event",
+    EventBody,
     (
         Column("SEQ", field("seq")),
         Column("TIME", lambda item, _now: item.at[:19] + "Z"),

@@ -1,12 +1,34 @@
-"""A limit on a wait (``--timeout``)."""
+"""A limit on a wait (``--timeout``), and how such flags are read."""
 
 from __future__ import annotations
 
 import time
 
+from moorings.core.quantities import parse_duration_s
+
+BARE_S = 1.0
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds in a timeout or a lease; a bare number means seconds, as in the API's ``?wait=60``.
+
+    Raises:
+        MooringsError: ``duration.invalid``.
+    """
+    return parse_duration_s(text, bare_s=BARE_S)
+
 
 class Limit:
     """How long something may still take; None: for ever."""
+
+    @classmethod
+    def of(cls, text: str | None) -> Limit:
+        """The limit that ``--timeout`` names.
+
+        Raises:
+            MooringsError: ``duration.invalid``.
+        """
+        return cls(None if text is None else parse_seconds(text))
 
     def __init__(self, seconds: float | None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds

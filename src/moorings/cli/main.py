@@ -71,9 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(session: Session, error: click.UsageError) -> int:
-    session.console.error(f"error: {error.format_message()}")
+    session.console.error(f"error: {' '.join(error.format_message().split())}")  # Click's lists have lines of their own
     path = error.ctx.command_path if error.ctx is not None else "moor"
-    session.console.error(f"hint: see '{path} --help'")
+    hint = getattr(error, "hint", "") or f"see '{path} --help'"
+    session.console.error(f"hint: {hint}")
     return error.exit_code
 
 

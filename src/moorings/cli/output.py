@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from moorings.cli.kinds import NOTHING, Column, Kind, age
-from moorings.cli.text import plain
+from moorings.cli.text import harmless, plain
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.core.quantities import duration_text
-from moorings.wire.codec import encode
+from moorings.wire.codec import encode, field_types
 from moorings.wire.shapes import API_VERSION
 
 T = TypeVar("T")
@@ -98,13 +98,13 @@ def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, l
 def render_one(kind: Kind[T], item: T, form: Format, now: Instant, look: Look = Look()) -> str:
     """One item as text; JSON and YAML are the item as the API gives it, and not a list."""
     if form.name in ("json", "yaml"):
-        return _document(encode(item), form, look)
+        return _document(_resource(kind, item), form, look)
     return _lines(kind, (item,), form, now, look)
 
 
-def render_line(item: object, look: Look = Look()) -> str:
+def render_line(kind: Kind[T], item: T, look: Look = Look()) -> str:
     """One item as one line of JSON, for watching."""
-    return json.dumps(encode(item), ensure_ascii=not look.unicode, separators=(",", ":"))
+    return _escaped(json.dumps(_resource(kind, item), ensure_ascii=not look.unicode, separators=(",", ":")))
 
 
 def render_data(data: Mapping[str, object], form: Format, look: Look = Look()) -> str:
@@ -134,6 +134,21 @@ def describe(body: object, now: Instant, look: Look = Look()) -> str:
     return "\n".join(_described(encode(body), now, look, depth=0))
 
 
+def check_field(kind: Kind[T], path: str) -> None:
+    """Whether items of that kind have a JSON field, so that a mistyped one does not pass for an order.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    shape: Any = kind.shape
+    for part in path.lstrip(".").split("."):
+        names = field_types(shape) if isinstance(shape, type) and is_dataclass(shape) else {}
+        if part not in names and get_origin(shape) is not Mapping:
+            known = f"fields: {', '.join(sorted(names))}" if names else ""
+            raise MooringsError("name.invalid", f"a {kind.noun} has no field {path[:80]!r}", hint=known)
+        shape = names.get(part)
+
+
 def sort_items(items: Sequence[T], path: str) -> list[T]:
     """Items by the value of a JSON field (``createdAt``, ``job.accelerators.size``); those without it come last."""
 
@@ -148,7 +163,7 @@ def sort_items(items: Sequence[T], path: str) -> list[T]:
 
 def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: Look) -> str:
     if form.name == "name":
-        return "\n".join(f"{kind.noun}/{kind.ident(item)}" for item in items)
+        return "\n".join(f"{kind.noun}/{plain(kind.ident(item))}" for item in items)
     if form.name == CUSTOM:
         rows = [[_text(_at(encode(item), path)) for _, path in form.columns] for item in items]
         return render_table([header for header, _ in form.columns], rows, look)
@@ -173,16 +188,34 @@ def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Instant, look: L
     writer = csv.writer(buffer, lineterminator="\n")
     if look.headers:
         writer.writerow(column.header for column in columns)
-    writer.writerows([_text(column.cell(item, now)) for column in columns] for item in items)
+    writer.writerows([plain(_text(column.cell(item, now))) for column in columns] for item in items)
     return buffer.getvalue().rstrip("\n")
+
+
+def _resource(kind: Kind[T], item: T) -> dict[str, object]:
+    return {"apiVersion": API_VERSION, "kind": kind.api, **encode(item)}
 
 
 def _document(data: dict[str, object], form: Format, look: Look) -> str:
     if form.name == "yaml":
-        import yaml  # costs 40 ms: only who asks for it pays
+        return _yaml(data, unicode=look.unicode)
+    return _escaped(json.dumps(data, indent=2, ensure_ascii=not look.unicode))
 
-        return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=look.unicode, width=1000)).rstrip("\n")
-    return json.dumps(data, indent=2, ensure_ascii=not look.unicode)
+
+def _yaml(data: dict[str, object], *, unicode: bool) -> str:
+    import yaml  # costs 40 ms: only who asks for it pays
+
+    text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=unicode, width=1000)).rstrip("\n")
+    if unicode and not all(map(harmless, text)):  # YAML escapes only what it must, and all of it or nothing
+        return _yaml(data, unicode=False)
+    return text
+
+
+def _escaped(document: str) -> str:
+    """JSON in which no character can move the cursor or turn the direction of reading: ``json`` leaves some as is."""
+    if all(map(harmless, document)):
+        return document
+    return "".join(char if harmless(char) else json.dumps(char)[1:-1] for char in document)
 
 
 def _text(value: object) -> str:
@@ -212,7 +245,7 @@ def _at(data: object, path: str) -> object:
 
 
 def _described(data: Mapping[str, Any], now: Instant, look: Look, depth: int) -> list[str]:
-    known = {name: value for name, value in data.items() if value not in ("", None, [], {})}
+    known = {name: value for name, value in data.items() if not _says_nothing(value)}
     labels = {name: _label(name) + ":" for name in known}
     width = max((len(label) for label in labels.values()), default=0)
     lines = []
@@ -228,6 +261,10 @@ def _described(data: Mapping[str, Any], now: Instant, look: Look, depth: int) ->
             text = _value(name, value, now)
             lines.append(f"{indent}{labels[name].ljust(width)}  {look.paint(text, _COLOUR_OF.get(text, ''))}")
     return lines
+
+
+def _says_nothing(value: object) -> bool:
+    return value in ("", None, [], {}) or (isinstance(value, list) and all(item is None for item in value))
 
 
 def _entries(values: Sequence[Mapping[str, Any]], now: Instant, look: Look, depth: int) -> list[str]:
@@ -253,9 +290,10 @@ def _value(name: str, value: object, now: Instant) -> str:
     if name == "command" and isinstance(value, list):
         return plain(shlex.join(map(str, value)))
     if isinstance(value, list):
-        return ", ".join(plain(str(item)) for item in value)
+        return ", ".join(NOTHING if item is None else plain(str(item)) for item in value)
     if isinstance(value, str) and (name.endswith(("At", "Until")) or name in ("since", "until", "at")):
-        return f"{value[:19]}Z ({age(value, now)} ago)" if name not in ("until", "leaseUntil") else f"{value[:19]}Z"
+        shown = plain(f"{value[:19]}Z")
+        return f"{shown} ({age(value, now)} ago)" if name not in ("until", "leaseUntil") else shown
     if isinstance(value, int | float) and name.endswith("S") and name[-2:-1].islower():
         return duration_text(value)
     return plain(str(value))

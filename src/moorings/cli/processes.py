@@ -6,24 +6,29 @@ crash another program may have it, so the start ticks of ``/proc/<pid>/stat`` mu
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from moorings.cli.configuration import DEFAULT_CONTEXT
+from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ERRORS
 
 LOG_NAME = "controller.log"
 RECORD_NAME = "controller.json"
 LOG_LINES_SHOWN = 12
+RECORD_CHARS_MAX = 65536
 LOOK_AGAIN_S = 0.05  # a process's start and end cannot be awaited from outside
 
 _CODE = re.compile(r"\(([a-z_]+\.[a-z_]+)\)$")
@@ -37,6 +42,14 @@ class Running:
     start_ticks: int
     url: str
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A controller that was started from here; its part of the log begins at byte ``log_at``."""
+
+    process: subprocess.Popen[bytes]
+    log_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +90,80 @@ def parse_record(text: str) -> Running | None:
         return None
 
 
-def parse_start_ticks(stat: str) -> int:
+def parse_start_ticks(line: str) -> int:
     """Field 22 of ``/proc/<pid>/stat`` (proc(5)): when it started, in clock ticks since boot.
 
     The second field is the program's name and may hold spaces and brackets, so what is behind its end is counted.
     """
-    return int(stat.rpartition(")")[2].split()[19])
+    return int(line.rpartition(")")[2].split()[19])
 
 
 def find_running(data: Path) -> Running | None:
-    """The controller that uses a data folder now."""
+    """The controller that uses a data folder now.
+
+    Raises:
+        MooringsError: ``config.invalid``: the folder is another user's, so what stands in it may be anybody's word.
+    """
+    running = _read_record(data)
+    return running if running is not None and is_alive(running) else None
+
+
+def last_port(data: Path) -> int | None:
+    """The port of a controller that ended without a word (``kill -9``, a power cut): clients still look for it there.
+
+    Raises:
+        MooringsError: ``config.invalid``, as of ``find_running``.
+    """
+    stale = _read_record(data)
     try:
-        running = parse_record((data / RECORD_NAME).read_text(encoding="utf-8"))
+        return urlsplit(stale.url).port if stale is not None else None
+    except ValueError:
+        return None
+
+
+def check_own_folder(data: Path) -> None:
+    """Whether a folder that exists (or what a link of that name leads to) belongs to this user.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        owner = data.stat().st_uid
+    except OSError:
+        return  # there is none: nothing in it can mislead
+    if owner != os.geteuid():
+        raise MooringsError(
+            "config.invalid",
+            f"the data folder {data} belongs to user {owner}, not to you",
+            hint="name one of your own with --data or MOORINGS_DATA",
+        )
+
+
+def _read_record(data: Path) -> Running | None:
+    check_own_folder(data)
+    try:
+        descriptor = os.open(data / RECORD_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return parse_record(file.read(RECORD_CHARS_MAX)) if _is_own_file(descriptor) else None
     except OSError:
         return None
-    return running if running is not None and is_alive(running) else None
+
+
+def _is_own_file(descriptor: int) -> bool:
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def is_alive(running: Running) -> bool:
     """Whether that very process lives (a zombie does not)."""
     try:
-        stat = Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return parse_start_ticks(stat) == running.start_ticks and stat.rpartition(")")[2].split()[0] != "Z"
+        line = Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return parse_start_ticks(line) == running.start_ticks and line.rpartition(")")[2].split()[0] != "Z"
     except (OSError, ValueError, IndexError):
         return False
 
 
-def start(launch: Launch) -> subprocess.Popen[bytes]:
+def start(launch: Launch) -> Started:
     """Start a controller in a session of its own, its output in ``controller.log``.
 
     Raises:
@@ -111,16 +171,18 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
     """
     try:
         launch.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_own_folder(launch.data)
         launch.credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = os.open(launch.data / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = _open_log(launch.data / LOG_NAME)
     except OSError as error:
         raise MooringsError(
             "config.invalid",
-            f"the data folder cannot be used: {error}",
+            f"the data folder {launch.data} cannot be used: {cause_text(error)}",
             hint="name another with --data or MOORINGS_DATA",
         ) from error
     try:
-        return subprocess.Popen(
+        log_at = os.fstat(log).st_size
+        process = subprocess.Popen(
             build_argv(launch),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -128,18 +190,29 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
             cwd="/",
             start_new_session=True,
         )
+        return Started(process, log_at)
     finally:
         os.close(log)
 
 
-def await_record(process: subprocess.Popen[bytes], data: Path, limit_s: float) -> Running | None:
+def _open_log(path: Path) -> int:
+    """The log, to append to: never through a link, nor into something that is no file of ours."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    log = os.open(path, flags, 0o600)
+    if not _is_own_file(log):
+        os.close(log)
+        raise OSError(errno.EINVAL, f"{path.name} is no file of yours")
+    return log
+
+
+def await_record(started: Started, data: Path, limit_s: float) -> Running | None:
     """The started controller once it has said where it listens; None if the time is up.
 
     Raises:
         MooringsError: its own error, with the last lines of its log: it died. ``controller.running``:
             another was quicker.
     """
-    until = time.monotonic() + limit_s
+    process, until = started.process, time.monotonic() + limit_s
     while time.monotonic() < until:
         running = find_running(data)
         if running is not None and running.pid == process.pid:
@@ -150,32 +223,41 @@ def await_record(process: subprocess.Popen[bytes], data: Path, limit_s: float) -
                 raise MooringsError(
                     "controller.running", f"another controller uses {data}: process {running.pid}, {running.url}"
                 )
-            raise died(data, code)
+            raise died(data, code, started.log_at)
         time.sleep(LOOK_AGAIN_S)
     return None
 
 
-def died(data: Path, code: int) -> MooringsError:
-    """What to say of a controller that ended while it was being started: its own error, else its last words."""
-    lines = last_lines(data / LOG_NAME, LOG_LINES_SHOWN)
+def died(data: Path, code: int, log_at: int = 0) -> MooringsError:
+    """What to say of a controller that ended while it was being started: its own error, else its last words.
+
+    Args:
+        data: its data folder.
+        code: its exit code, or minus the signal's number.
+        log_at: where its part of the log begins, in bytes; what stands before is of earlier ones.
+    """
+    lines = last_lines(data / LOG_NAME, LOG_LINES_SHOWN, log_at)
     told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
     hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), "")
     how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-    detail = told or f"its last words: {' | '.join(lines) or 'none'}"
     log = f"all of its log: {data / LOG_NAME}"
     named = _CODE.search(told)
+    known = named[1] if named is not None and named[1] in ERRORS else ""
+    told = told.removesuffix(f" ({known})")  # it is told once, behind our own sentence
+    detail = told or f"its last words: {' | '.join(lines) or 'none'}"
     return MooringsError(
-        named[1] if named and named[1] in ERRORS else "internal.error",
+        known or "internal.error",
         f"the controller ended {how}: {detail}",
         hint=f"{hint}; {log}" if hint else log,
     )
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log; empty if there is none."""
+def last_lines(path: Path, count: int, after: int = 0) -> list[str]:
+    """The last lines of a log behind its first ``after`` bytes; empty if there is none."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
+        with path.open("rb") as file:
+            file.seek(after)
+            return [line.decode("utf-8", errors="replace").rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError:
         return []
 

@@ -10,9 +10,8 @@ import click
 
 from moorings.cli.grammar import options
 from moorings.cli.kinds import Kind
-from moorings.cli.output import Format, Look, parse_format, render_list, render_one, sort_items
+from moorings.cli.output import Format, Look, check_field, parse_format, render_list, render_one, sort_items
 from moorings.cli.session import Session
-from moorings.cli.text import plain
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -58,7 +57,7 @@ class Showing:
     def show_done(self, kind: Kind[T], item: T, sentence: str) -> None:
         """Show what came of a change: the sentence, or the item if a form was asked for."""
         if self.form.name == "table":
-            self.session.console.data(plain(sentence))
+            self.session.console.line(sentence)
         else:
             self.show_one(kind, item)
 
@@ -70,6 +69,7 @@ def showing(
     no_headers: bool = False,
     sort_by: str | None = None,
     usual: str | None = None,
+    kind: Kind[T] | None = None,
 ) -> Showing:
     """How to show things, from a command's options and the configuration.
 
@@ -79,7 +79,13 @@ def showing(
         no_headers: what ``--no-headers`` says.
         sort_by: what ``--sort-by`` says.
         usual: the form if ``-o`` says nothing; None: what the configuration says.
+        kind: of what is listed, for ``sort_by``.
+
+    Raises:
+        MooringsError: ``name.invalid``: there is no such form, or field.
     """
+    if sort_by is not None and kind is not None:
+        check_field(kind, sort_by)
     form = parse_format(output or usual or session.configuration.text("output"))
     return Showing(session, form, look_of(session, headers=not no_headers), sort_by)
 

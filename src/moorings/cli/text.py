@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def harmless(char: str) -> bool:
+    """Whether a character only shows itself (or ends a line): no control, none that turns the direction of reading."""
+    return char == "\n" or char.isprintable()
+
+
 def plain(text: str) -> str:
     """``text`` with control characters made visible, on one line: no answer can move the cursor or break a row."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

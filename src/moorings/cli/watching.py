@@ -51,6 +51,6 @@ def _show_changed(shown: Showing, kind: Kind[T], items: Sequence[T], look: Look)
     console, session = shown.session.console, shown.session
     if shown.form.name == "json":
         for item in items:
-            console.data(render_line(item, look))
+            console.data(render_line(kind, item, look))
     else:
         console.data(render_list(kind, items, shown.form, session.now(), look))

@@ -20,6 +20,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from moorings import __version__
+from moorings.client.causes import cause_text
 from moorings.client.requests import NO_CONTROLLER, AnswerError, Call, may_pass, parse_problem
 from moorings.core.errors import MooringsError
 
@@ -262,7 +263,7 @@ class Transport:
             if endpoint.cert_file:
                 context.load_cert_chain(endpoint.cert_file, endpoint.key_file or None)
         except (OSError, ssl.SSLError) as error:
-            raise MooringsError("config.invalid", f"a certificate cannot be used: {error}") from error
+            raise MooringsError("config.invalid", f"a certificate cannot be used: {cause_text(error)}") from error
         return context
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
@@ -297,7 +298,9 @@ class Transport:
         if isinstance(error, TimeoutError):
             detail = f"{server} did not answer in {self.endpoint.timeout_s:g} s"
             return MooringsError("controller.unreachable", detail, hint="see --request-timeout", retryable=True)
-        detail = f"the connection to {server} was lost: {str(error) or type(error).__name__}"
+        broken = isinstance(error, http.client.HTTPException) and not isinstance(error, ConnectionError)
+        why = "its answer broke off, or is no HTTP" if broken else cause_text(error)
+        detail = f"the connection to {server} was lost: {why}"
         return MooringsError("controller.unreachable", detail, retryable=True)
 
 

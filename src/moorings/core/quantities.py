@@ -12,8 +12,13 @@ _SLURM_FORM = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))
 _BYTES_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, *, bare_s: float = 60.0) -> float:
     """Seconds in ``30s``, ``5m``, ``2h``, ``1d``, or in Slurm's ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``.
+
+    Args:
+        text: as a person wrote it.
+        bare_s: what a number without a unit counts, in seconds: a minute in time limits, as Slurm has it; a second
+            (1.0) where people think of timeouts.
 
     Raises:
         MooringsError: ``duration.invalid``.
@@ -34,7 +39,9 @@ def parse_duration_s(text: str) -> float:
         return float(days * 86_400 + first * 3600 + second * 60 + third)
     if match[4] is not None:  # HH:MM:SS
         return float(first * 3600 + second * 60 + third)
-    return float(first * 60 + second)  # MM[:SS]
+    if match[3] is not None:  # MM:SS
+        return float(first * 60 + second)
+    return first * bare_s
 
 
 def duration_text(seconds: float) -> str:

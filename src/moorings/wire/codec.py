@@ -64,6 +64,16 @@ def _plan(cls: type) -> tuple[tuple[str, str, Any, bool], ...]:
     )
 
 
+def field_types(cls: type) -> dict[str, Any]:
+    """The types of a shape's fields by their JSON names; of an optional field, the type it has when it is there."""
+    return {json_name: _present(kind) for _, json_name, kind, _ in _plan(cls)}
+
+
+def _present(kind: Any) -> Any:  # noqa: ANN401 - type expressions
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return next((option for option in options if option is not type(None)), kind)
+
+
 def encode(value: object) -> Any:  # noqa: ANN401 - JSON is any of several types
     """``value`` as what ``json.dumps`` takes; ``None`` fields of dataclasses are left out."""
     if type(value) in _PLAIN:  # most are, and the checks below cost ten times as much

@@ -26,7 +26,7 @@ class ClaimRequest:
     """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``."""
 
     size: int
-    kind: str = "ipu"
+    accelerator: str = "ipu"
     name: str | None = None
     gcds: int = 1
     replicas_per_gcd: int = 1
@@ -48,7 +48,7 @@ class PartitionRequest:
 
     name: str
     size: int
-    kind: str = "ipu"
+    accelerator: str = "ipu"
     gcds: int = 1
     replicas_per_gcd: int = 1
     pool: str | None = None
@@ -136,7 +136,7 @@ class ClaimBody:
     owner: str
     subject: str
     state: str
-    kind: str
+    accelerator: str
     size: int
     gcds: int
     replicas_per_gcd: int
@@ -170,7 +170,7 @@ class PartitionBody:
     claim: str
     owner: str
     pool: str
-    kind: str
+    accelerator: str
     size: int
     devices: str
     gcds: int
@@ -199,7 +199,7 @@ class PoolBody:
     """
 
     name: str
-    kind: str
+    accelerator: str
     driver: str
     reachable: bool
     devices: int
@@ -231,7 +231,7 @@ class DeviceBody:
 
     id: str
     pool: str
-    kind: str
+    accelerator: str
     index: int
     domain: int
     state: str

@@ -26,7 +26,7 @@ async def test_a_claim_is_made_and_answered_as_its_wire_shape(api: httpx2.AsyncC
     assert body.reason is not None
     assert body.reason.until == "2023-11-14T22:13:20.000005Z"
     assert answer.json()["apiVersion"] == "moorings/v1"
-    assert answer.json()["kind"] == "ipu", "the shape's own kind is the accelerator's"
+    assert (answer.json()["kind"], body.accelerator) == ("Claim", "ipu")
     assert "grantedAt" not in answer.json(), "absent fields are left out"
 
 
@@ -34,7 +34,7 @@ async def test_everything_in_the_request_reaches_the_controller(
     api: httpx2.AsyncClient, controller: PretendController
 ) -> None:
     body = {
-        "kind": "gpu",
+        "accelerator": "gpu",
         "size": 8,
         "gcds": 2,
         "replicasPerGcd": 2,

@@ -31,7 +31,7 @@ WIRED = TopologyShape(type="power-of-two", domains=4, domain_size=64, max_block=
 def pool(name="pod256", **more):
     usual = {
         "name": name,
-        "kind": "ipu",
+        "accelerator": "ipu",
         "driver": "simulated",
         "reachable": True,
         "devices": 256,
@@ -47,7 +47,7 @@ def pool(name="pod256", **more):
 
 
 def device(index, state="IN_SERVICE", **more):
-    return DeviceBody(id=f"pod64:{index}", pool="pod64", kind="ipu", index=index, domain=0, state=state, **more)
+    return DeviceBody(id=f"pod64:{index}", pool="pod64", accelerator="ipu", index=index, domain=0, state=state, **more)
 
 
 def partition(name="p64", **more):
@@ -57,7 +57,7 @@ def partition(name="p64", **more):
         "claim": f"claim-{name}",
         "owner": "user/ann",
         "pool": "pod64",
-        "kind": "ipu",
+        "accelerator": "ipu",
         "size": 16,
         "devices": "16-31",
         "gcds": 4,
@@ -75,7 +75,7 @@ def claim(name="p64", **more):
         "owner": "user/ann",
         "subject": "ann",
         "state": "READY",
-        "kind": "ipu",
+        "accelerator": "ipu",
         "size": 16,
         "gcds": 4,
         "replicas_per_gcd": 2,
@@ -115,7 +115,10 @@ def run(ident="run-7f3kq2m4xw2a", name="digits", command=COMMAND, environment=No
     return RunBody(**{**usual, **more})
 
 
-POOLS = (pool(), pool("wse", kind="csx", driver="wafer", reachable=False, devices=2, free=0, problem="no answer"))
+POOLS = (
+    pool(),
+    pool("wse", accelerator="csx", driver="wafer", reachable=False, devices=2, free=0, problem="no answer"),
+)
 DEVICES = (
     *(device(index, partition="p64", claim="claim-p64", owner="user/ann") for index in range(4)),
     *(device(index) for index in range(4, 7)),

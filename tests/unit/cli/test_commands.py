@@ -1,11 +1,14 @@
 """Commands against a recorded controller: what is asked, what is shown where, and the exit code."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+import yaml
 
+from moorings.cli.console import Console
 from moorings.cli.main import main
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ReasonBody
@@ -91,7 +94,7 @@ def test_those_that_exist_are_shown_and_the_missing_one_is_the_error(server, moo
     server.on("GET", "/v1/partitions/no", problem("partition.unknown", "there is no partition 'no'", 404))
     code, out, err = moor("get", "partitions", "p64", "no", "-o", "name")
     assert (code, out) == (3, "partition/p64\n")
-    assert err == "error: there is no partition 'no'\nrequest id: req-1\n"
+    assert err == "error: there is no partition 'no' (partition.unknown)\nrequest id: req-1\n"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_exit_codes_come_from_the_one_table(server, moor, code, status, exit_cod
     server.on("GET", "/v1/pools", problem(code, "because\x1b[2J", status, hint="do this"))
     got, out, err = moor("get", "pools")
     assert (got, out) == (exit_code, "")
-    assert err == "error: because\\x1b[2J\nhint: do this\nrequest id: req-1\n"
+    assert err == f"error: because\\x1b[2J ({code})\nhint: do this\nrequest id: req-1\n"
 
 
 def test_a_missing_key_is_told_in_the_words_of_a_terminal(server, moor):
@@ -197,7 +200,7 @@ def _asked():
     return {
         "name": "p64",
         "size": 64,
-        "kind": "ipu",
+        "accelerator": "ipu",
         "gcds": 1,
         "replicasPerGcd": 1,
         "resources": {},
@@ -277,9 +280,9 @@ def test_delete_waits_until_nothing_is_left(server, moor):
     server.on(
         "GET", "/v1/claims/claim-p64", body(samples.claim(state="RELEASING")), body(samples.claim(state="RELEASED"))
     )
-    assert moor("delete", "partition", "p64", "-q") == (0, "partition/p64 deleted\n", "")
+    assert moor("delete", "partition", "p64", "-qy") == (0, "partition/p64 deleted\n", "")
     assert [seen.method for seen in server.seen] == ["DELETE", "GET", "GET"]
-    assert moor("rm", "partition", "p64", "--no-wait") == (0, "partition/p64 is being deleted\n", "")
+    assert moor("rm", "partition", "p64", "--no-wait", "--yes") == (0, "partition/p64 is being deleted\n", "")
 
 
 def test_runs_are_not_deleted(server, moor):
@@ -292,10 +295,80 @@ def test_drain_takes_ranges_and_says_who_keeps_it(server, moor):
     for index in (3, 4):
         held = samples.device(index, "DRAINED", owner="user/ann" if index == 3 else None)
         server.on("POST", f"/v1/devices/pod64:{index}/drain", body(held))
-    code, out, _ = moor("drain", "device", "pod64:3-4", "--reason", "link errors")
+    code, out, _ = moor("drain", "device", "pod64:3-4", "--reason", "link errors", "-y")
     assert code == 0
     assert out == "device/pod64:3 drained; user/ann keeps it until its end\ndevice/pod64:4 drained\n"
     assert server.seen[0].json == {"reason": "link errors"}
+
+
+def test_a_range_of_one_fate_is_one_line(server, moor):
+    devices = [samples.device(index, "DRAINED" if index != 2 else "IN_SERVICE") for index in range(6)]
+    server.on("GET", "/v1/pools/pod64", body(samples.pool("pod64")))
+    server.on("GET", "/v1/devices", as_list("Device", devices))
+    for device in devices:
+        server.on("GET", f"/v1/devices/{device.id}", body(device))
+        server.on("POST", f"/v1/devices/{device.id}/resume", body(samples.device(device.index)))
+    code, out, err = moor("resume", "pool", "pod64")
+    assert (code, err) == (0, "device/pod64:2 is in service\n")
+    assert out == "device/pod64:0-1 resumed\ndevice/pod64:3-5 resumed\n"
+
+
+def test_what_was_done_before_an_error_is_told(server, moor):
+    for index in (3, 4):
+        server.on("POST", f"/v1/devices/pod64:{index}/drain", body(samples.device(index, "DRAINED")))
+    server.on("POST", "/v1/devices/pod64:5/drain", problem("device.unknown", "no device", 404))
+    code, out, err = moor("drain", "device", "pod64:3-5", "--reason", "x", "--yes")
+    assert (code, out) == (3, "device/pod64:3-4 drained\n")
+    assert err.startswith("error: no device (device.unknown)\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("delete", "partition", "p64"),
+        ("delete", "claim", "p64"),
+        ("delete", "key", "key-3hq2"),
+        ("reset", "partition", "p64"),
+        ("drain", "device", "pod64:3", "--reason", "x"),
+        ("drain", "pool", "pod64", "--reason", "x"),
+    ],
+)
+def test_what_takes_away_needs_yes_where_nobody_can_be_asked(server, moor, words):
+    code, out, err = moor(*words)
+    assert (code, out) == (2, "")
+    assert "no terminal to ask at" in err
+    assert "hint: say --yes (-y)" in err
+    assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (("delete", "partition", "p64"), "/v1/partitions/p64"),
+        (("delete", "claim", "p64"), "/v1/claims/p64"),
+        (("reset", "partition", "p64"), "/v1/partitions/p64"),
+        (("drain", "device", "pod64:3", "--reason", "x"), "/v1/devices/pod64:3"),
+        (("drain", "pool", "pod64", "--reason", "x"), "/v1/pools/pod64"),
+    ],
+)
+def test_nobody_is_asked_about_what_does_not_exist(server, moor, monkeypatch, words, path):
+    monkeypatch.setattr(Console, "can_ask", True)
+    server.on("GET", path, problem("path.unknown", "there is no such thing", 404))
+    code, out, err = moor(*words)
+    assert (code, out) == (3, "")
+    assert "?" not in err
+    assert [(seen.method, seen.path) for seen in server.seen] == [("GET", path)]
+
+
+def test_an_answer_of_no_takes_nothing_away(server, moor, monkeypatch):
+    monkeypatch.setattr(Console, "can_ask", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    server.on("GET", "/v1/keys", as_list("Key", samples.KEYS))
+    code, _, err = moor("delete", "key", samples.KEYS[0].id)
+    assert code == 130
+    assert f"Revoke {samples.KEYS[0].id}?" in err
+    assert [seen.method for seen in server.seen] == ["GET"]
+    assert moor("delete", "key", "key-nope")[0] == 3
 
 
 def test_resume_passes_over_what_is_in_service(server, moor):
@@ -310,7 +383,7 @@ def test_resume_passes_over_what_is_in_service(server, moor):
 
 def test_reset(server, moor):
     server.on("POST", "/v1/partitions/p64/reset", body(samples.partition(state="RESETTING")))
-    assert moor("reset", "partition", "p64")[:2] == (0, "partition/p64 reset, RESETTING\n")
+    assert moor("reset", "partition", "p64", "-y")[:2] == (0, "partition/p64 reset, RESETTING\n")
 
 
 def test_explain_a_run_explains_its_claim(server, moor):
@@ -370,6 +443,66 @@ def test_wait_for_a_claim_that_is_no_run(server, moor):
     code, out, _ = moor("wait", "p64", "--for", "ready")
     assert (code, out) == (0, "claim/p64 READY\n")
     assert moor("wait", "p64", "--for", "ended", "--timeout", "50ms")[0] == 124
+
+
+def test_a_bare_number_is_seconds_for_waits_and_minutes_for_time_limits(server, moor):
+    waiting = samples.claim(state="PENDING")
+    server.on("POST", "/v1/claims", Reply(encode(waiting), 201))
+    assert moor("create", "claim", "--size", "4", "--time", "60", "--lease", "60")[0] == 0
+    asked = server.seen[-1].json
+    assert (asked["timeLimitS"], asked["leaseS"]) == (3600.0, 60.0)
+    server.on("GET", "/v1/claims/p64", body(waiting))
+    server.on("GET", "/v1/claims/claim-p64", body(waiting))
+    assert moor("wait", "claim/p64", "--timeout", "0")[0] == 124
+
+
+def test_the_first_look_is_at_once(server, moor):
+    server.on("GET", "/v1/claims/p64", body(samples.CLAIMS[0]))
+    assert moor("wait", "claim/p64")[0] == 0
+    assert [seen.query.get("wait") for seen in server.asked("GET", "/v1/claims/p64")] == [None]
+
+
+@pytest.mark.parametrize("words", [("get", "pools"), ("get", "runs"), ("events",)])
+def test_an_order_by_a_field_that_does_not_exist_is_wrong_usage(server, moor, words):
+    code, out, err = moor(*words, "--sort-by", "nope")
+    assert (code, out) == (2, "")
+    assert "has no field 'nope'" in err
+    assert "hint: fields: " in err
+    assert server.seen == []
+
+
+def test_use_context_says_what_contexts_there_are(moor, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "moorings" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("[contexts.pod1]\n[contexts.pod2]\n")
+    code, _, err = moor("config", "use-context", "nope")
+    assert code == 2
+    assert err == "error: there is no context 'nope' (config.invalid)\nhint: there are: pod1, pod2\n"
+
+
+def test_no_word_of_the_controller_reaches_the_terminal_raw(server, moor):
+    evil = "\x1b[2J\u202egnp\n"
+    claim = {**encode(samples.CLAIMS[1]), "name": evil, "state": evil, "owner": evil}
+    told = {"claim": evil, "state": evil, "summary": evil, "reasons": [{"code": evil, "message": evil, "until": evil}]}
+    server.on("GET", "/v1/claims", listing("Claim", [claim]))
+    server.on("GET", "/v1/claims/x", Reply(claim))
+    server.on("GET", "/v1/claims/x/explain", Reply(told))
+    server.on("GET", "/v1/events", listing("Event", [event(1, evil, claim=evil)]))
+    server.on("POST", "/v1/claims", Reply(claim, 201))
+    forms = ("table", "wide", "csv", "name", "json", "yaml", "custom-columns=A:.name")
+    outputs = [moor("get", "claims", "-o", form)[1] for form in forms]
+    outputs += [
+        moor(*words)[1] for words in (("describe", "claim", "x"), ("explain", "claim", "x"), ("events", "--after", "0"))
+    ]
+    outputs.append(moor("create", "claim", "--size", "4")[1])
+    for out in outputs:
+        assert "gnp" in out, outputs
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+    assert all(json.loads(outputs[forms.index("json")])["items"][0][name] == evil for name in ("name", "owner"))
+    assert yaml.safe_load(outputs[forms.index("yaml")])["items"][0]["name"] == evil
+    assert len(outputs[forms.index("csv")].splitlines()) == 2
 
 
 def test_wait_for_what_is_neither(server, moor):

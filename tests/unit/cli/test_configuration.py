@@ -1,8 +1,12 @@
 """Where a setting comes from, and what is refused before anything is sent."""
 
+from pathlib import Path
+
 import pytest
 
 from moorings.cli.configuration import (
+    closing_hint,
+    context_servers,
     credentials_file,
     data_folder,
     load_configuration,
@@ -100,6 +104,23 @@ def test_a_key_file_has_the_same_rules(load, tmp_path):
     with pytest.raises(MooringsError) as caught:
         load(MOORINGS_ACCESS_KEY_FILE=str(path))
     assert caught.value.code == "credentials.unsafe"
+
+
+def test_no_mode_is_proposed_for_what_is_no_file():
+    assert closing_hint(Path("/k"), 0o100644) == "chmod 600 /k"
+    assert "chmod" not in closing_hint(Path("/dev/stdin"), 0o020620)
+
+
+def test_a_bare_timeout_is_seconds(load):
+    assert load(MOORINGS_TIMEOUT="5").timeout_s == 5
+    assert load({"timeout": "2m"}).timeout_s == 120
+
+
+def test_the_servers_of_contexts_with_keys(folder):
+    environment = {"MOORINGS_CREDENTIALS": str(folder / "credentials.toml")}
+    assert context_servers(environment) == {}
+    write(folder / "credentials.toml", CREDENTIALS + '[contexts.bare]\nserver = "http://two"\n')
+    assert context_servers(environment) == {"default": "http://one:8090"}
 
 
 def test_a_key_is_not_sent_to_another_server_than_its_own(load, folder):

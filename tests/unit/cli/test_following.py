@@ -93,6 +93,11 @@ def test_the_exit_code_is_the_jobs_own(state, code, expected):
     assert run_exit_code(samples.run(state=state, exit_code=code)) == expected
 
 
+def test_nothing_takes_less_than_no_time():
+    ended = samples.run(state="SUCCEEDED", started_at="2026-01-31T10:00:00.5Z", ended_at="2026-01-31T10:00:00.46Z")
+    assert "after 0.0 s" in run_end_text(ended)
+
+
 def test_the_end_tells_duration_code_and_why():
     ended = samples.run(
         state="FAILED",

@@ -1,5 +1,6 @@
 """A job from a command line, a file, or both; nonsense is refused before any network."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,16 @@ def test_a_file_that_is_not_there_says_how_to_run_a_command():
         built("python3")
     assert caught.value.code == "job.invalid"
     assert "--" in caught.value.hint
+
+
+@pytest.mark.parametrize("what", ["folder", "fifo"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, what):
+    path = tmp_path / what
+    path.mkdir() if what == "folder" else os.mkfifo(path)
+    with pytest.raises(MooringsError, match=r"cannot be read: (it is no regular file|is a directory)") as caught:
+        built(str(path))
+    assert caught.value.code == "job.invalid"
+    assert "[Errno" not in caught.value.detail
 
 
 @pytest.mark.parametrize(

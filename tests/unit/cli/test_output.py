@@ -10,8 +10,18 @@ import pytest
 import yaml
 
 from moorings.cli.commands.describe import explanation_text
-from moorings.cli.kinds import DEVICES, KINDS, PARTITIONS, POOLS, RUNS, fold_devices
-from moorings.cli.output import Format, Look, describe, parse_format, render_line, render_list, render_one, sort_items
+from moorings.cli.kinds import CLAIMS, DEVICES, KEYS, KINDS, PARTITIONS, POOLS, RUNS, Kind, fold_devices
+from moorings.cli.output import (
+    Format,
+    Look,
+    check_field,
+    describe,
+    parse_format,
+    render_line,
+    render_list,
+    render_one,
+    sort_items,
+)
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ExplanationBody
 from tests.unit.cli import samples
@@ -64,9 +74,46 @@ def test_json_and_yaml_are_the_same_document():
 
 def test_one_item_is_what_the_api_gives_and_no_list():
     document = json.loads(render_one(POOLS, samples.POOLS[0], Format("json"), samples.NOW))
-    assert document["kind"] == "ipu"
+    assert (document["apiVersion"], document["kind"], document["accelerator"]) == ("moorings/v1", "Pool", "ipu")
     assert document["outOfService"] == 1
-    assert json.loads(render_line(samples.POOLS[0])) == document
+    assert json.loads(render_line(POOLS, samples.POOLS[0])) == document
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [
+        (POOLS, samples.POOLS[0]),
+        (DEVICES, samples.DEVICES[0]),
+        (PARTITIONS, samples.PARTITIONS[0]),
+        (CLAIMS, samples.CLAIMS[0]),
+        (RUNS, samples.RUNS[0]),
+        (KEYS, samples.KEYS[0]),
+    ],
+    ids=lambda value: value.api if isinstance(value, Kind) else "",
+)
+def test_one_item_tells_its_version_and_kind_in_every_document(kind, item):
+    documents = [
+        json.loads(render_one(kind, item, Format("json"), samples.NOW)),
+        yaml.safe_load(render_one(kind, item, Format("yaml"), samples.NOW)),
+        json.loads(render_line(kind, item)),
+    ]
+    assert [(each["apiVersion"], each["kind"]) for each in documents] == [("moorings/v1", kind.api)] * 3
+
+
+def test_task_codes_that_nobody_knows_are_left_out():
+    assert "Task codes" not in describe(samples.run(task_codes=(None, None)), samples.NOW)
+    assert "Task codes:  0, -" in describe(samples.run(task_codes=(0, None)), samples.NOW).replace("   ", "  ")
+
+
+@pytest.mark.parametrize("path", ["name", ".job.accelerators.size", "job.environment.HOME", "reason.code", "createdAt"])
+def test_fields_that_exist(path):
+    check_field(RUNS, path)
+
+
+@pytest.mark.parametrize("path", ["", "nope", "name.nope", "job.nope", "created_at", "reason.code.x"])
+def test_fields_that_do_not_exist(path):
+    with pytest.raises(MooringsError, match="has no field"):
+        check_field(RUNS, path)
 
 
 def test_an_empty_list_is_an_empty_list_in_json():

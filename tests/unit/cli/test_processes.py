@@ -9,6 +9,7 @@ import pytest
 
 from moorings.cli import processes
 from moorings.cli.processes import Launch, Running
+from moorings.core.errors import MooringsError
 
 
 def ticks_of(pid):
@@ -64,8 +65,75 @@ def test_last_words_are_its_own_error_and_hint(tmp_path):
     (tmp_path / "controller.log").write_text("msg=x\nerror: port 8090 is taken (config.invalid)\nhint: use another\n")
     error = processes.died(tmp_path, 2)
     assert error.code == "config.invalid"
-    assert error.detail == "the controller ended with exit code 2: port 8090 is taken (config.invalid)"
+    assert error.detail == "the controller ended with exit code 2: port 8090 is taken"
     assert error.hint.startswith("use another; all of its log: ")
+
+
+def test_last_words_of_an_earlier_start_are_not_this_ones(tmp_path):
+    log = tmp_path / "controller.log"
+    log.write_text("error: old (config.invalid)\nhint: stale\n")
+    before = log.stat().st_size
+    with log.open("a") as file:
+        file.write("killed\n")
+    error = processes.died(tmp_path, -9, before)
+    assert (error.code, "old" in error.detail, "killed" in error.detail) == ("internal.error", False, True)
+    assert "stale" not in error.hint
+
+
+def test_the_port_of_one_that_was_killed_is_known(tmp_path):
+    assert processes.last_port(tmp_path) is None
+    record = tmp_path / "controller.json"
+    record.write_text('{"pid": 4194305, "startTicks": 1, "url": "http://127.0.0.1:8123", "version": "v"}')
+    assert processes.last_port(tmp_path) == 8123
+    record.write_text('{"pid": 4194305, "startTicks": 1, "url": "http://127.0.0.1:x", "version": "v"}')
+    assert processes.last_port(tmp_path) is None
+
+
+def test_a_record_behind_a_link_is_nobodys(tmp_path):
+    real = tmp_path / "real.json"
+    real.write_text(f'{{"pid": {os.getpid()}, "startTicks": {ticks_of("self")}, "url": "u", "version": "v"}}')
+    (tmp_path / "controller.json").symlink_to(real)
+    assert processes.find_running(tmp_path) is None
+    (tmp_path / "controller.json").unlink()
+    real.rename(tmp_path / "controller.json")
+    assert processes.find_running(tmp_path) is not None
+
+
+def test_a_folder_of_another_user_is_not_believed_nor_through_a_link(tmp_path):
+    theirs = Path("/")  # root's
+    if os.geteuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 4242, -1)
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    launch = Launch(link, "127.0.0.1", 0, None, tmp_path / "c.toml")
+    for ask in (
+        lambda: processes.find_running(theirs),
+        lambda: processes.find_running(link),
+        lambda: processes.last_port(link),
+        lambda: processes.start(launch),
+    ):
+        with pytest.raises(MooringsError, match="not to you") as caught:
+            ask()
+        assert caught.value.code == "config.invalid"
+
+
+@pytest.mark.parametrize("what", ["link", "fifo"])
+def test_a_log_that_is_no_file_of_ours_is_refused(tmp_path, what):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    data = tmp_path / "data"
+    data.mkdir()
+    if what == "link":
+        (data / "controller.log").symlink_to(victim)
+    else:
+        os.mkfifo(data / "controller.log")
+    launch = Launch(data, "127.0.0.1", 0, None, tmp_path / "c.toml")
+    with pytest.raises(MooringsError, match="cannot be used") as caught:
+        processes.start(launch)
+    assert "[Errno" not in caught.value.detail
+    assert victim.read_text() == "mine"
 
 
 def test_last_words_of_one_that_said_no_error(tmp_path):

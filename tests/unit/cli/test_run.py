@@ -110,7 +110,7 @@ def test_a_refused_job_is_an_error(server, moor):
     server.on("POST", "/v1/runs", problem("claim.too_large", "the size is too large", 422, hint="try 64"))
     code, _, err = moor("run", "--ipus", "128", "--", "x")
     assert code == 2
-    assert err == "error: the size is too large\nhint: try 64\nrequest id: req-1\n"
+    assert err == "error: the size is too large (claim.too_large)\nhint: try 64\nrequest id: req-1\n"
 
 
 def test_an_error_under_way_says_what_becomes_of_the_run(waiting_run, moor):

@@ -11,7 +11,7 @@ from moorings.client.transport import Endpoint, Patience, Transport
 from moorings.core.errors import MooringsError
 from tests.unit.client.recorded import Reply, event, listing, problem, server_event
 
-DEVICE = {"id": "p:0", "pool": "p", "kind": "ipu", "index": 0, "domain": 0, "state": "IN_SERVICE"}
+DEVICE = {"id": "p:0", "pool": "p", "accelerator": "ipu", "index": 0, "domain": 0, "state": "IN_SERVICE"}
 
 
 @pytest.fixture

@@ -137,6 +137,8 @@ def test_a_stream_comes_in_chunks_and_its_loss_is_an_error(server):
         got.extend(chunks)
     assert b"".join(got) == b"one\ntwo\n"
     assert caught.value.code == "controller.unreachable"
+    assert "IncompleteRead" not in caught.value.detail
+    assert "was lost" in caught.value.detail
 
 
 def test_a_refused_stream_raises_what_the_controller_said(server):

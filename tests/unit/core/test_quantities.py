@@ -148,6 +148,12 @@ def test_a_whole_size_is_exact_to_the_byte(number, unit):
     assert parse_bytes(f"{number}{unit.strip()}") == number * 1024 ** " KMGTP".index(unit)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("10:00", 600), ("2m", 120), ("1-0", 86_400)])
+def test_a_bare_number_counts_what_the_caller_says_and_nothing_else_changes(text, seconds):
+    assert parse_duration_s(text, bare_s=1.0) == seconds
+    assert parse_duration_s("60") == 3600
+
+
 @given(st.text())
 def test_any_text_is_a_size_or_refused(text):
     with contextlib.suppress(MooringsError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
 import click
 
-from moorings.cli.configuration import NAMES, Configuration, config_folder, credentials_file, load_configuration
+from moorings.cli.configuration import NAMES, Configuration, check_context, config_folder, credentials_file
 from moorings.cli.grammar import MoorCommand, NounGroup, examples
 from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
@@ -49,11 +50,11 @@ def view(session: Session, *, show_origin: bool, output: str | None) -> None:
 @click.pass_obj
 def use_context(session: Session, name: str) -> None:
     """Use the context NAME from now on."""
-    load_configuration({**session.flags, "context": name}, session.environment)  # or there is no such context
+    check_context(name, session.flags, session.environment)
     path = config_folder(session.environment) / "config.toml"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_context(path, name)
-    session.console.data(f"context {name} is used from now on ({path})")
+    session.console.line(f"context {name} is used from now on ({path})")
 
 
 @config.command("path", cls=MoorCommand)
@@ -70,7 +71,7 @@ def _shown(configuration: Configuration, name: str) -> str:
 
 def _write_context(path: Path, name: str) -> None:
     """Set the one line, and leave the rest of a person's file as it is."""
-    line = f'context = "{name}"'
+    line = f"context = {json.dumps(name, ensure_ascii=False)}"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     changed = _CONTEXT_LINE.sub(lambda _match: line, text, count=1) if _CONTEXT_LINE.search(text) else f"{line}\n{text}"
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from moorings.cli import processes
-from moorings.cli.configuration import DEFAULT_CONTEXT, credentials_file, data_folder
+from moorings.cli.configuration import DEFAULT_CONTEXT, Configuration, context_servers, credentials_file, data_folder
 from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.limits import parse_seconds
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_duration_s
 
+PORT = 8090  # V-IPU users know it
 START_S = 60.0
 READY_PAUSE_S = 0.1
 READY_ANSWER_S = 5.0
@@ -32,16 +33,25 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
 @_data
 @click.option("--pools", metavar="FILE", help="Its pools file (pools.toml in the data folder).")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on (127.0.0.1).")
-@click.option("--port", type=click.IntRange(0, 65535), default=8090, metavar="N", help="Port to listen on (8090).")
-@click.option("--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take (60s).")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help=f"Port to listen on ({PORT}, or the one it had when it was killed).",
+)
+@click.option(
+    "--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take; bare: seconds (60s)."
+)
 @click.pass_obj
-def up(session: Session, *, data: str | None, pools: str | None, host: str, port: int, timeout: str) -> int:
+def up(session: Session, *, data: str | None, pools: str | None, host: str, port: int | None, timeout: str) -> int:
     """Start a controller on this machine."""
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is not None:
-        session.console.data(f"a controller already runs: {running.url} (process {running.pid}, data in {folder})")
+        session.console.line(f"a controller already runs: {running.url} (process {running.pid}, data in {folder})")
+        _tell_of_key(session, running.url)
         return 0
+    port = next(number for number in (port, processes.last_port(folder), PORT) if number is not None)
     launch = processes.Launch(
         data=folder,
         host=host,
@@ -50,12 +60,12 @@ def up(session: Session, *, data: str | None, pools: str | None, host: str, port
         credentials=credentials_file(session.environment).absolute(),
         context=session.flags.get("context") or session.environment.get("MOORINGS_CONTEXT") or DEFAULT_CONTEXT,
     )
-    progress, limit_s = Progress(session.console), parse_duration_s(timeout)
+    progress, limit_s = Progress(session.console), parse_seconds(timeout)
     progress.wait(f"starting a controller at http://{host}:{port} ...")
     running = _started(session, launch, limit_s)
     progress.clear()
-    session.console.data(f"controller started: {running.url} (process {running.pid}, data in {folder})")
-    _tell_of_key(session, launch.credentials, running.url)
+    session.console.line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
+    _tell_of_key(session, running.url)
     return 0
 
 
@@ -66,23 +76,23 @@ def up(session: Session, *, data: str | None, pools: str | None, host: str, port
     epilog=examples("moor down", "moor down --data /tmp/try --timeout 30s"),
 )
 @_data
-@click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take (15s).")
+@click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take; bare: seconds (15s).")
 @click.pass_obj
 def down(session: Session, *, data: str | None, timeout: str) -> int:
     """Stop the controller on this machine."""
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is None:
-        session.console.data(f"no controller runs on {folder}")
+        session.console.line(f"no controller runs on {folder}")
         return 0
     Progress(session.console).wait(f"stopping process {running.pid} ...")
-    if not processes.stop(running, parse_duration_s(timeout)):
+    if not processes.stop(running, parse_seconds(timeout)):
         raise MooringsError(
             "wait.timeout",
             f"process {running.pid} has not ended in {timeout}",
             hint=f"see {folder / processes.LOG_NAME}",
         )
-    session.console.data(f"controller stopped (process {running.pid})")
+    session.console.line(f"controller stopped (process {running.pid})")
     session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
     return 0
 
@@ -94,9 +104,9 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
         MooringsError: it died (its last words), or is not ready in time.
     """
     until = time.monotonic() + limit_s
-    process = processes.start(launch)
+    started = processes.start(launch)
     try:
-        running = processes.await_record(process, launch.data, limit_s)
+        running = processes.await_record(started, launch.data, limit_s)
     except MooringsError as error:
         other = processes.find_running(launch.data) if error.code == "controller.running" else None
         if other is None:
@@ -110,24 +120,63 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
                 return running
             except MooringsError as error:
                 problem = error
-        code = process.poll()
+        code = started.process.poll()
         if code is not None:
-            raise processes.died(launch.data, code)
+            raise processes.died(launch.data, code, started.log_at)
         if time.monotonic() > until:
             break
         time.sleep(READY_PAUSE_S)
     raise MooringsError(
         "wait.timeout",
-        f"the controller (process {process.pid}) is not ready in {limit_s:g} s: {problem.detail}",
+        f"the controller (process {started.process.pid}) is not ready in {limit_s:g} s: {problem.detail}",
         hint=f"it goes on starting; see {launch.data / processes.LOG_NAME}, or stop it with 'moor down'",
     )
 
 
-def _tell_of_key(session: Session, credentials: Path, url: str) -> None:
-    """Where the key is; and what to do if the configuration leads elsewhere than to this controller."""
+def _tell_of_key(session: Session, url: str) -> None:
+    """Where the key to this controller is, how to use it if the configuration leads elsewhere, and whether it works."""
     session.__dict__.pop("configuration", None)  # the controller may have written the credentials file meanwhile
-    configured = session.configuration.text("server")
-    if configured.rstrip("/") != url.rstrip("/"):
-        session.console.warn(f"moor is configured for {configured}; reach this one with --server {url}")
-    elif session.configuration.text("access_key"):
-        session.console.note(f"Your access key is in {credentials}.")
+    configured, console = session.configuration, session.console
+    file = credentials_file(session.environment)
+    current = configured.text("context")
+    leads_here = _same(configured.text("server"), url)
+    holders = [name for name, server in context_servers(session.environment).items() if _same(server, url)]
+    if leads_here and configured.text("access_key"):
+        name = current
+        console.note(f"Your access key is in {file}." if current in holders else "You have an access key.")
+    elif holders:
+        name = current if current in holders else holders[0]
+        console.note(f"Your access key for it is in {file}, in context {name}.")
+        console.note(_use_text(configured, name, url))
+    else:
+        console.warn(f"moor is configured for {configured.text('server')}; {file} has no access key for {url}")
+        return
+    problem = _refusal(session, name, url)
+    if problem is not None:
+        console.warn(f"the access key of context {name} does not work: {problem.detail}")
+
+
+def _use_text(configured: Configuration, name: str, url: str) -> str:
+    """How to reach a controller whose key is in the context ``name``."""
+    origin = configured.values["server"].origin
+    if origin.startswith("environment"):  # it is stronger than any context
+        return f"moor is configured for {configured.text('server')} ({origin}); use it with: moor --server {url} ..."
+    return f"use it with: moor --context {name} ..., or moor config use-context {name}"
+
+
+def _refusal(session: Session, name: str, url: str) -> MooringsError | None:
+    """Why the key of a context does not open the controller; None if it does."""
+    other = Session(session.environment)
+    other.flags = {**session.flags, "context": name, "server": url}
+    if name == session.configuration.text("context"):  # it need not stand in a file
+        other.flags = {**session.flags, "server": url}
+    try:
+        with other.client_of(timeout_s=READY_ANSWER_S) as client:
+            client.pools()
+    except MooringsError as error:
+        return error
+    return None
+
+
+def _same(one: str, other: str) -> bool:
+    return one.rstrip("/") == other.rstrip("/")

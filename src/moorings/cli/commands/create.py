@@ -13,7 +13,7 @@ from moorings.cli.following import await_claim, patience_of
 from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
 from moorings.cli.interrupts import Interrupted, Interrupts
 from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
-from moorings.cli.limits import Limit
+from moorings.cli.limits import Limit, parse_seconds
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
@@ -31,7 +31,9 @@ _shape = options(
     click.option("--replicas-per-gcd", type=int, default=1, metavar="N", help="Model replicas inside each GCD (1)."),
 )
 _wait = click.option("--wait", is_flag=True, help="Wait for room, and until the partition is ACTIVE.")
-_timeout = click.option("--timeout", metavar="DURATION", help="Give up waiting after this time, with exit code 124.")
+_timeout = click.option(
+    "--timeout", metavar="DURATION", help="Give up waiting after this time (bare: seconds), with exit code 124."
+)
 
 create = NounGroup(
     name="create",
@@ -71,7 +73,7 @@ def create_partition(
     claim = _made(session, request, timeout=timeout)
     shown = showing(session, output, usual="table")
     if shown.form.name == "table":
-        session.console.data(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
+        session.console.line(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
     else:
         shown.show_one(PARTITIONS, session.client.partition(claim.partition_id or name))
 
@@ -82,8 +84,12 @@ def create_partition(
 @click.option("--owner", metavar="OWNER", help="Who holds it, as KIND/NAME (user/<you>).")
 @click.option("--project", metavar="NAME", help="Who pays (default).")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
-@click.option("--time", metavar="DURATION", help="How long it may hold its partition (no limit).")
-@click.option("--lease", metavar="DURATION", help="It is released unless renewed within this time (no lease).")
+@click.option(
+    "--time", metavar="DURATION", help="How long it may hold its partition, as 30m, 2:00:00; bare: minutes (no limit)."
+)
+@click.option(
+    "--lease", metavar="DURATION", help="It is released unless renewed within this time; bare: seconds (no lease)."
+)
 @click.option("--memory", metavar="SIZE", help="Memory of the pool's management node, as 64G.")
 @click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
 @click.option("--now", is_flag=True, help="Be refused (exit code 6) instead of waiting for room.")
@@ -116,7 +122,7 @@ def create_claim(
         project=project or session.configuration.text("project"),
         priority=priority,
         time_limit_s=None if time is None else parse_duration_s(time),
-        lease_s=None if lease is None else parse_duration_s(lease),
+        lease_s=None if lease is None else parse_seconds(lease),
         resources={} if memory is None else {"memory": parse_bytes(memory)},
         preemptible=preemptible,
         queue="never" if now else "wait",
@@ -137,14 +143,19 @@ def create_claim(
 @output_option
 @click.pass_obj
 def create_key(session: Session, subject: str, *, role: str, owner_prefix: str | None, output: str | None) -> None:
-    """Make an access key for SUBJECT; its secret is shown this once."""
+    """Make an access key for SUBJECT; its secret is shown this once.
+
+    On one machine jobs run as the controller's own user. So whoever may run jobs (roles user and admin) can read all
+    that this user can read, the controller's database and keys too: give such keys only to people whom you would trust
+    with that account.
+    """
     key = session.client.create_key(KeyRequest(subject=subject, role=role, owner_prefix=owner_prefix))
     shown = showing(session, output, usual="table")
     if shown.form.name != "table":
         shown.show_one(KEYS, key)
         return
     session.console.note(f"key/{key.id} created for {key.subject} ({key.role}). Its secret is shown only now:")
-    session.console.data(key.secret or "")
+    session.console.line(key.secret or "")
 
 
 def _request(
@@ -159,7 +170,7 @@ def _request(
             pool=PoolName(pool) if pool is not None else None,
         )
     )
-    return ClaimRequest(name=name, size=size, kind=kind, pool=pool, gcds=gcds, replicas_per_gcd=replicas_per_gcd)
+    return ClaimRequest(name=name, size=size, accelerator=kind, pool=pool, gcds=gcds, replicas_per_gcd=replicas_per_gcd)
 
 
 def _posted(session: Session, request: ClaimRequest) -> ClaimBody:
@@ -177,7 +188,7 @@ def _made(session: Session, request: ClaimRequest, *, timeout: str | None) -> Cl
     Raises:
         MooringsError: ``wait.timeout``, or why it came to nothing.
     """
-    limit = Limit(None if timeout is None else parse_duration_s(timeout))
+    limit = Limit.of(timeout)
     progress = Progress(session.console)
     claim = _posted(session, request)
     session.client.patience = patience_of(progress)

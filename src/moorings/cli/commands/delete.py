@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from moorings.cli.asking import confirm, yes_option
 from moorings.cli.following import REASON_FRESH_S, patience_of
 from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
 from moorings.cli.limits import Limit
@@ -13,13 +14,13 @@ from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.core.claims import ENDED
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_duration_s
 from moorings.wire.shapes import ClaimBody
 
-_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _waiting = options(
     click.option("--wait/--no-wait", default=True, help="Wait until nothing is left (yes)."),
-    click.option("--timeout", metavar="DURATION", help="Give up waiting after this time, with exit code 124."),
+    click.option(
+        "--timeout", metavar="DURATION", help="Give up waiting after this time (bare: seconds), with exit code 124."
+    ),
 )
 
 delete = NounGroup(
@@ -32,7 +33,7 @@ delete = NounGroup(
 
 @delete.command("partition", cls=MoorCommand)
 @names_argument("partition", required=True)
-@_yes
+@yes_option
 @_waiting
 @click.pass_obj
 def delete_partition(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
@@ -42,7 +43,7 @@ def delete_partition(session: Session, names: Sequence[str], *, yes: bool, wait:
 
 @delete.command("claim", cls=MoorCommand)
 @names_argument("claim", required=True)
-@_yes
+@yes_option
 @_waiting
 @click.pass_obj
 def delete_claim(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
@@ -52,15 +53,15 @@ def delete_claim(session: Session, names: Sequence[str], *, yes: bool, wait: boo
 
 @delete.command("key", cls=MoorCommand)
 @names_argument("key", required=True)
-@_yes
+@yes_option
 @click.pass_obj
 def delete_key(session: Session, names: Sequence[str], *, yes: bool) -> None:
     """Revoke access keys, at once."""
     chosen = bare_names("key", names)
-    _confirm(session, f"Revoke {', '.join(chosen)}?", yes=yes)
+    confirm(session, f"Revoke {', '.join(chosen)}?", lambda: _check_keys(session, chosen), yes=yes)
     for name in chosen:
         session.client.delete_key(name)
-        session.console.data(f"key/{name} revoked")
+        session.console.line(f"key/{name} revoked")
 
 
 @delete.command("run", cls=MoorCommand, hidden=True)
@@ -80,15 +81,16 @@ reset = NounGroup(
 
 @reset.command("partition", cls=MoorCommand)
 @names_argument("partition", required=True)
-@_yes
+@yes_option
 @click.pass_obj
 def reset_partition(session: Session, names: Sequence[str], *, yes: bool) -> None:
     """Put partitions' devices into a clean state; they are not usable meanwhile."""
     chosen = bare_names("partition", names)
-    _confirm(session, f"Reset {', '.join(chosen)}? What runs on it is lost.", yes=yes)
+    question = f"Reset {', '.join(chosen)}? What runs on it is lost."
+    confirm(session, question, lambda: [session.client.partition(name) for name in chosen], yes=yes)
     for name in chosen:
         partition = session.client.reset_partition(name)
-        session.console.data(f"partition/{partition.name} reset, {partition.state}")
+        session.console.line(f"partition/{partition.name} reset, {partition.state}")
 
 
 def _release(
@@ -100,14 +102,15 @@ def _release(
 ) -> None:
     yes, wait, timeout = how
     chosen = bare_names(noun, names)
-    _confirm(session, f"Delete {noun} {', '.join(chosen)}?", yes=yes)
-    limit, progress = Limit(None if timeout is None else parse_duration_s(timeout)), Progress(session.console)
+    limit, progress = Limit.of(timeout), Progress(session.console)
+    look: Callable[[str], object] = session.client.claim if noun == "claim" else session.client.partition
+    confirm(session, f"Delete {noun} {', '.join(chosen)}?", lambda: [look(name) for name in chosen], yes=yes)
     released = [(name, release(name)) for name in chosen]
     session.client.patience = patience_of(progress)
     for name, claim in released:
         if wait:
             _await_end(session, progress, claim, limit)
-        session.console.data(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
+        session.console.line(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
 
 
 def _await_end(session: Session, progress: Progress, claim: ClaimBody, limit: Limit) -> None:
@@ -120,9 +123,8 @@ def _await_end(session: Session, progress: Progress, claim: ClaimBody, limit: Li
     progress.clear()
 
 
-def _confirm(session: Session, question: str, *, yes: bool) -> None:
-    """Ask where there is somebody to ask; a script has said what it wants by calling this."""
-    if yes or not session.console.can_ask:
-        return
-    if not click.confirm(question, err=True):
-        raise click.Abort
+def _check_keys(session: Session, names: Sequence[str]) -> None:
+    known = {key.id for key in session.client.keys()}
+    for name in names:
+        if name not in known:
+            raise MooringsError("key.unknown", f"there is no access key {name!r}", hint="see 'moor get keys'")

@@ -75,18 +75,18 @@ for _noun in ("pool", "device", "partition", "claim", "run"):
 def explanation_text(told: ExplanationBody) -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
-    lines = [f"claim {told.claim} is {told.state}{place}: {plain(told.summary)}"]
+    lines = [plain(f"claim {told.claim} is {told.state}{place}: {told.summary}")]
     for reason in told.reasons:
         lines += _reason_lines(reason)
     return "\n".join(lines)
 
 
 def _reason_lines(reason: ReasonBody) -> list[str]:
-    lines = [f"- {plain(reason.message)} [{reason.code}]"]
+    lines = [plain(f"- {reason.message} [{reason.code}]")]
     if reason.blockers:
         lines.append(f"  in the way: {plain(', '.join(reason.blockers))}")
     if reason.until:
-        lines.append(f"  until: {reason.until[:19]}Z at the latest")
+        lines.append(plain(f"  until: {reason.until[:19]}Z at the latest"))
     if reason.hint:
         lines.append(f"  hint: {plain(reason.hint)}")
     return lines

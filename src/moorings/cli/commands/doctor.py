@@ -62,7 +62,7 @@ def _show(session: Session, found: list[Finding], output: str | None) -> None:
     for line, finding in zip(table[1:], found, strict=True):
         session.console.data(line)
         if finding.fix and finding.verdict is not Verdict.PASS:
-            session.console.data(f"         fix: {finding.fix}")
+            session.console.line(f"         fix: {finding.fix}")
 
 
 def _findings(session: Session) -> Iterator[Finding]:

@@ -49,9 +49,9 @@ def events(
     sort_by: str | None,
 ) -> None:
     """Show what has happened."""
+    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by, kind=EVENTS)
     client = session.client
     where = EventFilter(client.claim(claim).id if claim else None, client.run(run).id if run else None, name)
-    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by)
     if after is not None:
         found = tuple(client.events_after(where, after))
     else:
@@ -74,7 +74,7 @@ def _show_batch(shown: Showing, batch: Sequence[EventBody], look: Look) -> Look:
         return look
     if shown.form.name == "json":
         for event in batch:
-            session.console.data(render_line(event, look))
+            session.console.data(render_line(EVENTS, event, look))
     else:
         session.console.data(render_list(EVENTS, batch, shown.form, session.now(), look))
     return replace(look, headers=False)

@@ -83,7 +83,11 @@ def _no_key(name: str) -> object:
 
 def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filters) -> None:
     shown = showing(
-        session, filters.pop("output"), no_headers=filters.pop("no_headers"), sort_by=filters.pop("sort_by")
+        session,
+        filters.pop("output"),
+        no_headers=filters.pop("no_headers"),
+        sort_by=filters.pop("sort_by"),
+        kind=kind,
     )
     watch = filters.pop("watch", False)
     chosen = bare_names(kind.noun, names)

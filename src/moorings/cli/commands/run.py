@@ -54,7 +54,9 @@ class RunCommand(MoorCommand):
 @click.option("--pool", metavar="POOL", help="Only in this pool.")
 @click.option("-n", "--ntasks", type=int, metavar="N", help="Processes; each gets one GCD of the partition (1).")
 @click.option("--num-replicas", type=int, metavar="N", help="Model replicas of the whole job (one a task).")
-@click.option("--time", metavar="DURATION", help="Time limit, as 30m, 2:00:00 or 1-12:00:00 (none).")
+@click.option(
+    "--time", metavar="DURATION", help="Time limit, as 30m, 2:00:00, 1-12:00:00; bare: minutes, as Slurm has it (none)."
+)
 @click.option("--name", metavar="NAME", help="Name of the job (the program's).")
 @click.option("--priority", type=int, metavar="N", help="Higher is first (0).")
 @click.option("--project", metavar="NAME", help="Who pays (default).")
@@ -106,7 +108,7 @@ def run(
         return _show_job(session, request)
     key = secrets.token_hex(16)
     if detach:
-        session.console.data(session.client.create_run(request, key).id)
+        session.console.line(session.client.create_run(request, key).id)
         return 0
     return _run_and_follow(session, request, key)
 

@@ -8,6 +8,7 @@ import click
 
 from moorings.cli.following import (
     END_WAIT_S,
+    REASON_FRESH_S,
     RunFollower,
     await_claim,
     patience_of,
@@ -20,12 +21,14 @@ from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import duration_text, parse_duration_s
+from moorings.core.quantities import duration_text
 from moorings.wire.errors import Exit
 from moorings.wire.shapes import RunBody
 from moorings.workloads.runs import ENDED
 
-_timeout = click.option("--timeout", metavar="DURATION", help="Give up after this time, with exit code 124.")
+_timeout = click.option(
+    "--timeout", metavar="DURATION", help="Give up after this time (bare: seconds), with exit code 124."
+)
 
 
 @click.command(
@@ -62,11 +65,11 @@ def logs(session: Session, name: str, *, follow: bool, task: int | None) -> None
 def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str | None) -> None:
     """Stop runs."""
     client, progress = session.client, Progress(session.console)
-    limit = _limit(timeout)
+    limit = Limit.of(timeout)
     runs = [client.cancel_run(name) for name in bare_names("run", names)]
     for run in runs:
         ended = _until_ended(session, progress, run, limit) if wait else run
-        session.console.data(f"run/{ended.id} {_cancel_text(ended)}")
+        session.console.line(f"run/{ended.id} {_cancel_text(ended)}")
 
 
 @click.command(
@@ -86,7 +89,7 @@ def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str |
 @click.pass_obj
 def wait(session: Session, name: str, *, until: str | None, timeout: str | None) -> int:
     """Wait for a run's end, or for a claim's partition."""
-    limit, progress = _limit(timeout), Progress(session.console)
+    limit, progress = Limit.of(timeout), Progress(session.console)
     session.client.patience = patience_of(progress)
     noun, ident = _which(session, name)
     if noun == "claim":
@@ -94,10 +97,6 @@ def wait(session: Session, name: str, *, until: str | None, timeout: str | None)
     ended = _until_ended(session, progress, session.client.run(ident), limit)
     progress.say(run_end_text(ended))
     return run_exit_code(ended)
-
-
-def _limit(timeout: str | None) -> Limit:
-    return Limit(None if timeout is None else parse_duration_s(timeout))
 
 
 def _which(session: Session, name: str) -> tuple[str, str]:
@@ -137,7 +136,7 @@ def _until_ended(session: Session, progress: Progress, run: RunBody, limit: Limi
                 "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor wait {run.id}'"
             )
         progress.wait(_state_text(run, session))
-        run = session.client.run(run.id, wait_s=limit.left_s(END_WAIT_S))
+        run = session.client.run(run.id, wait_s=limit.left_s(END_WAIT_S if run.started_at else REASON_FRESH_S))
     progress.clear()
     return run
 
@@ -167,6 +166,6 @@ def _wait_for_claim(session: Session, progress: Progress, ident: str, until: str
         raise MooringsError(
             "wait.timeout", f"claim {ident} is not {until}; the time is up", hint="see 'moor explain claim'"
         )
-    session.console.data(f"claim/{claim.name} {claim.state}")
+    session.console.line(f"claim/{claim.name} {claim.state}")
     good = claim.state == ClaimState.READY or until == "ENDED" or (until == "GRANTED" and claim.state == "GRANTED")
     return Exit.OK if good else Exit.FAILED

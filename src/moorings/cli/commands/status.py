@@ -45,9 +45,9 @@ def status(session: Session, *, output: str | None) -> int:
         session.console.data(render_data(data, shown.form, shown.look))
         return 0
     ready = "ready" if problem is None else f"NOT READY: {problem.detail}"
-    session.console.data(f"controller  {client.server} ({version.version}), {ready}")
-    session.console.data(f"claims      {_counts(claims)}")
-    session.console.data(f"runs        {_counts(runs)}")
+    session.console.line(f"controller  {client.server} ({version.version}), {ready}")
+    session.console.line(f"claims      {_counts(claims)}")
+    session.console.line(f"runs        {_counts(runs)}")
     session.console.data("")
     session.console.data(render_list(POOLS, pools, Format("table"), session.now(), look_of(session)))
     return 0

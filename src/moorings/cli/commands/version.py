@@ -35,10 +35,10 @@ def version(session: Session, *, client_only: bool, output: str | None) -> int:
     if shown.form.name in ("json", "yaml"):
         session.console.data(render_data(data, shown.form, look_of(session)))
     else:
-        session.console.data(f"client      {__version__} ({API_VERSION})")
+        session.console.line(f"client      {__version__} ({API_VERSION})")
         controller = data.get("controller")
         if isinstance(controller, dict):
-            session.console.data(
+            session.console.line(
                 f"controller  {controller['version']} ({controller['apiVersion']}) at {controller['server']}"
             )
     if problem is not None:
