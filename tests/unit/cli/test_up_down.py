@@ -1,6 +1,8 @@
 """``moor up`` and ``moor down`` with a real controller process."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +56,42 @@ def test_a_controller_that_dies_at_its_start_tells_why(data, tmp_path):
     assert "error: the controller ended with exit code" in err
     assert f"{pools}:2" in err
     assert "controller.log" in err
+
+
+def test_one_that_was_killed_comes_back_where_it_was(data):
+    assert moor("up", "--port", "0")[0] == 0
+    killed = processes.find_running(data)
+    assert killed is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    while processes.is_alive(killed):
+        os.sched_yield()
+    assert moor("up")[0] == 0
+    running = processes.find_running(data)
+    assert running is not None
+    assert running.url == killed.url
+    assert moor("get", "pools", "-o", "name")[1] == "pool/pod64\n"
+
+
+def test_a_context_of_another_controller_is_left_alone_and_the_new_one_is_named(data):
+    file = Path.home() / ".config" / "moorings" / "credentials.toml"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text('[contexts.default]\nserver = "http://127.0.0.1:9"\naccess_key = "moor_other"\n')
+    file.chmod(0o600)
+    code, _, err = moor("up", "--port", "0")
+    running = processes.find_running(data)
+    assert running is not None
+    context = f"default-{running.url.rpartition(':')[2]}"
+    assert code == 0
+    assert f"use it with: moor --context {context} ..., or moor config use-context {context}" in err
+    assert moor("--context", context, "get", "pools", "-o", "name")[1] == "pool/pod64\n"
+    assert 'server = "http://127.0.0.1:9"' in file.read_text()
+
+
+def test_a_key_that_does_not_work_is_told_where_one_runs_already(data):
+    assert moor("up", "--port", "0")[0] == 0
+    file = Path.home() / ".config" / "moorings" / "credentials.toml"
+    file.write_text(file.read_text().replace("moor_", "moor_not_"))
+    code, out, err = moor("up")
+    assert code == 0
+    assert "already runs" in out
+    assert "the access key of context default does not work" in err
