@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MOOR = (sys.executable, "-m", "moorings.cli.main")
@@ -155,16 +156,17 @@ class Demo:
             command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout
 
-    def items(self, *what: str) -> list[dict[str, object]]:
+    def items(self, *what: str) -> list[dict[str, Any]]:
         """The items of a list, as JSON gives them.
 
         Raises:
             DemoError: no list came.
         """
         try:
-            return json.loads(self.quietly("get", *what, "-o", "json"))["items"]
+            items: list[dict[str, Any]] = json.loads(self.quietly("get", *what, "-o", "json"))["items"]
         except (ValueError, KeyError) as error:
             raise DemoError(f"moor get {' '.join(what)} gave no list") from error
+        return items
 
     def stop(self) -> None:
         """Whatever happened, no controller is left running."""

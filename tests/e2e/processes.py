@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -104,17 +103,3 @@ class ControllerProcess:
             return answer.status, json.loads(text) if text else None
         finally:
             connection.close()
-
-
-def processes_of(run: str) -> list[int]:
-    """Processes of a run, by their environment."""
-    marker = f"MOORINGS_RUN_ID={run}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            try:
-                if marker in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-    return found

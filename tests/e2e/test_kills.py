@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import ControllerProcess, processes_of
+from examples.demo import processes_of
+from tests.e2e.processes import ControllerProcess
 
 ROUNDS = 8
 CLIENTS = 6

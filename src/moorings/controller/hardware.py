@@ -158,7 +158,7 @@ class Hardware:
             return Answer(Verdict.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
         except MooringsError as error:
             return Answer(Verdict.UNAVAILABLE, detail=error.detail)
-        except Exception as error:
+        except Exception as error:  # a driver's fault must not end the controller
             log.warning("driver.fault", exc_info=True, extra={"partition": partition.name, "order": order})
             return Answer(Verdict.UNAVAILABLE, detail=f"the driver failed: {error!r}")
 
@@ -204,7 +204,7 @@ class Hardware:
             return f"no listing within {LISTING_TIMEOUT_S:g} s"
         except MooringsError as error:
             return error.detail
-        except Exception as error:
+        except Exception as error:  # a driver's fault must not end the controller
             log.warning("driver.fault", exc_info=True, extra={"pool": pool})
             return f"the driver failed: {error!r}"
         self._judge(pool, watch, before, ordered, list(sightings))
@@ -252,7 +252,7 @@ class Hardware:
             answer = await self.drivers[pool].remove(stray.name, stray.mark)
             log.info("partition.stray_removed", extra={"pool": pool, "partition": stray.name, "detail": answer.detail})
             await self._clock.sleep(REMOVAL_RETRY_S)
-        except Exception as error:
+        except Exception as error:  # the next listing shows it again
             log.warning("driver.fault", extra={"pool": pool, "partition": stray.name, "detail": repr(error)})
             await self._clock.sleep(REMOVAL_RETRY_S)
         finally:

@@ -100,7 +100,7 @@ class Running:
                     self._loop.tell(StartRefused(ident, error.detail))
                     return
                 log.warning("engine.unavailable", extra={"run": ident, "code": error.code, "detail": error.detail})
-            except Exception as error:
+            except Exception as error:  # an engine's fault must not end the controller
                 log.warning("engine.fault", exc_info=True, extra={"run": ident, "detail": repr(error)})
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)

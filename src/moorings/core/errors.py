@@ -1,6 +1,6 @@
 """Failed demands.
 
-An expected "no" is a value (``reasons.Refusal``); a demand that cannot be met raises ``MooringsError``. The table that
+An expected "no" is a value (a ``reasons.Reason``); a demand that cannot be met raises ``MooringsError``. The table that
 maps a code to an HTTP status and to an exit code stands in ``wire.errors``: core neither serves HTTP nor exits.
 """
 

@@ -51,8 +51,7 @@ class PoolState:
 
     def room(self, wanted: Mapping[str, int]) -> bool:
         """Whether the pool has these secondary resources left."""
-        offered = dict(self.pool.resources)
-        return all(offered.get(name, 0) - self.used.get(name, 0) >= amount for name, amount in wanted.items())
+        return enough(self.pool, self.used, wanted)
 
 
 @dataclass(slots=True)
@@ -195,6 +194,12 @@ class Fleet:
             insort(self.queue, claim.order)
         if claim.lease_until is not None:
             self.leased.add(claim.id)
+
+
+def enough(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+    """Whether a pool of which ``used`` is held has the secondary resources ``wanted`` left."""
+    offered = dict(pool.resources)
+    return all(offered.get(name, 0) - used.get(name, 0) >= amount for name, amount in wanted.items())
 
 
 def add_resources(used: dict[str, int], state: PoolState, claim: Claim | None, sign: int) -> None:

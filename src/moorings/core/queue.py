@@ -16,7 +16,7 @@ from itertools import chain
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, PoolState, Reservation
+from moorings.core.fleet import Fleet, PoolState, Reservation, enough
 from moorings.core.instants import Instant, after
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
 from moorings.core.reasons import Reason
@@ -156,7 +156,7 @@ class _Turn:
 
     def _fit(self, claim: Claim, state: PoolState) -> Grant | None:
         spec, name = claim.spec, state.pool.name
-        if state.problem or not self._resources_fit(spec, state):
+        if state.problem or not enough(state.pool, self.used[name], spec.resources):
             return None
         block = None
         if spec.size:
@@ -194,12 +194,6 @@ class _Turn:
         kept = Reservation(claim.id, state.pool.name, block, until)
         self.reservations[state.pool.name, claim.spec.size > 0] = kept
         return True
-
-    def _resources_fit(self, spec: ClaimSpec, state: PoolState) -> bool:
-        if not spec.resources:
-            return True
-        offered, used = dict(state.pool.resources), self.used[state.pool.name]
-        return all(offered.get(name, 0) - used.get(name, 0) >= amount for name, amount in spec.resources.items())
 
     def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
         for name, amount in spec.resources.items():

@@ -24,15 +24,3 @@ class Reason:
     blockers: tuple[str, ...] = ()
     until: Instant | None = None
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An expected "no": the reasons, the weightiest first (never empty)."""
-
-    reasons: tuple[Reason, ...]
-
-    @property
-    def first(self) -> Reason:
-        """The weightiest reason."""
-        return self.reasons[0]
