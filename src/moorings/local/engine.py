@@ -202,6 +202,8 @@ class LocalEngine:
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
         except OSError as error:
+            self._see(run)  # the folder may have gone between a look and a read
+            self._refuse_if_gone(run)
             raise MooringsError(
                 "engine.unavailable", f"the output of run {run} cannot be read: {error}", retryable=True
             ) from error
