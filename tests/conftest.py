@@ -7,8 +7,13 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.postgresql import database_name, database_url, postgresql
+
+__all__ = ["database_name", "database_url", "postgresql"]  # fixtures for every test
+
 settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", deadline=None)
+settings.register_profile("fuzz", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("default")
 
 

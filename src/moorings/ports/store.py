@@ -96,6 +96,23 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Leader:
+    """Who began to lead last.
+
+    Attributes:
+        holder: its name; empty if nobody ever led.
+        url: where it can be reached; empty if it did not say.
+        epoch: its fencing epoch; 0 if nobody ever led.
+        led_at: when it began; None if nobody ever led.
+    """
+
+    holder: str
+    url: str
+    epoch: Epoch
+    led_at: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
 class AccessKey:
     """An access key as stored: never the secret, only its digest.
 
@@ -122,8 +139,18 @@ class Store(Protocol):
         """The id this installation got when its database was made; part of every mark."""
         ...
 
-    def lead(self, holder: str, now: Instant) -> Epoch:
-        """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on."""
+    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+        """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on.
+
+        Args:
+            holder: the name of this controller, unique among those of the installation.
+            now: told as ``led_at``.
+            url: where the others can reach it.
+        """
+        ...
+
+    def leader(self) -> Leader:
+        """Who began to lead last; whether it still does is for nobody to know."""
         ...
 
     def load(self) -> Saved:

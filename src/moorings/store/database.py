@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 
 from moorings.core.errors import MooringsError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
+
+REPORT_HINT = "please report this"
 
 
 class Database(ABC):
@@ -42,8 +45,19 @@ class Database(ABC):
         """Begin a transaction beside which no other one changes the schema."""
 
     @abstractmethod
+    def before_upgrade(self, connection: Connection, revision: str, head: str) -> None:
+        """Keep a way back, in the transaction that will change the schema, or say that there is none.
+
+        Raises:
+            MooringsError: ``store.unavailable``: there is to be one and it cannot be had; nothing was changed.
+        """
+
+    @abstractmethod
     def explain(self, error: DBAPIError) -> MooringsError:
-        """What a driver's error means: ``store.unavailable`` or ``store.corrupt``."""
+        """What a driver's error means: ``store.unavailable`` or ``store.corrupt``.
+
+        Also ``internal.error``, if it refuses a value: whoever lets such a value in must be mended, the store is well.
+        """
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -106,6 +120,15 @@ class Database(ABC):
             raise
         except DBAPIError as error:
             raise self.explain(error) from error
+        except UnicodeEncodeError as error:  # half of a surrogate pair: no database takes that
+            raise MooringsError("internal.error", f"a record cannot be saved: {error}", hint=REPORT_HINT) from error
+        except NoConnectionError as error:
+            raise MooringsError(
+                "store.unavailable",
+                "every connection to the database is in use",
+                hint="too many ask at once, or the database is slow",
+                retryable=True,
+            ) from error
 
     def close(self) -> None:
         """Let go of all connections."""

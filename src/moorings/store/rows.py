@@ -20,7 +20,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, KeyUse, Seq
+from moorings.ports.store import AccessKey, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import Run, RunId, RunState
@@ -379,7 +379,12 @@ def event_of(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- keys
+# --------------------------------------------------------------------------------------------------- leading and keys
+
+
+def leader_of(holder: str, url: str, url_epoch: int, epoch: int, led_at: int | None) -> Leader:
+    """The leader of the row of ``installation``; an address of another epoch is another leader's."""
+    return Leader(holder, url if url_epoch == epoch else "", Epoch(epoch), _instant(led_at))
 
 
 def key_use_row(use: KeyUse) -> Row:

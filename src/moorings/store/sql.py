@@ -32,7 +32,7 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import Instant
-from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Page, Saved, Seq
+from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Leader, Page, Saved, Seq
 from moorings.ports.store import Row as Numbered
 from moorings.store import rows
 from moorings.store.conflicts import RefusedError
@@ -61,6 +61,9 @@ _AnyRow = Row[*tuple[Any, ...]]
 _RAISE_SEQ = update(installation).values(seq=installation.c.seq + bindparam("n_events"))
 _RAISE_SEQ_GUARDED = _RAISE_SEQ.where(installation.c.epoch == bindparam("leading"))
 _LAST_SEQ = select(installation.c.seq)
+_LEADER = select(
+    *(installation.c[name] for name in ("holder", "url", "url_epoch", "epoch", "led_at")),
+)
 _PAIRS_AT_ONCE = 16
 # Not `(subject, key) IN (VALUES ...)`: SQLite compares those without the columns' types, and so without an index.
 _KEYS_USED = select(idempotency_keys).where(
@@ -75,7 +78,7 @@ _KEYS_USED = select(idempotency_keys).where(
     )
 )
 
-_LAST_CHARACTER = "\U0010ffff"
+_LAST_CHARACTER = "\U0010ffff"  # texts are compared by code points, see ``tables.Word``
 
 
 class SqlStore:
@@ -92,14 +95,22 @@ class SqlStore:
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def lead(self, holder: str, now: Instant) -> Epoch:
+    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+        raised = installation.c.epoch + 1
         with self._database.write() as connection:
             last = _number(connection, 1)
-            connection.execute(update(installation).values(epoch=installation.c.epoch + 1, holder=holder, led_at=now))
+            connection.execute(
+                update(installation).values(epoch=raised, holder=holder, led_at=now, url=url, url_epoch=raised)
+            )
             epoch = Epoch(connection.execute(select(installation.c.epoch)).scalar_one())
             data = canonical({"epoch": epoch, "holder": holder})
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
+
+    def leader(self) -> Leader:
+        with self._database.read() as connection:
+            row = connection.execute(_LEADER).one()
+        return rows.leader_of(*row)
 
     def commit(self, epoch: Epoch, changes: Changes) -> Seq:
         try:
@@ -119,17 +130,21 @@ class SqlStore:
             going = select(runs).where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
             held = select(partitions).order_by(partitions.c.id)
             out = select(devices).order_by(devices.c.pool, devices.c.device)
-            return Saved(
-                claims=tuple(rows.claim_of(*row) for row in connection.execute(waiting)),
-                partitions=tuple(rows.partition_of(*row) for row in connection.execute(held)),
-                devices=tuple(rows.device_of(*row) for row in connection.execute(out)),
-                runs=tuple(rows.run_of(*row) for row in connection.execute(going)),
-                seq=_last_seq(connection),
-            )
+            # Made into records after the transaction: a server ends one in which nothing is asked for seconds.
+            found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going)]
+            seq = _last_seq(connection)
+        return Saved(
+            claims=tuple(rows.claim_of(*row) for row in found[0]),
+            partitions=tuple(rows.partition_of(*row) for row in found[1]),
+            devices=tuple(rows.device_of(*row) for row in found[2]),
+            runs=tuple(rows.run_of(*row) for row in found[3]),
+            seq=seq,
+        )
 
     def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
         found: list[KeyUse] = []
-        with self._database.snapshot() as connection:
+        # No snapshot, which a server would have to be asked for: keys are only ever added.
+        with self._database.read() as connection:
             for start in range(0, len(pairs), _PAIRS_AT_ONCE):
                 part = pairs[start : start + _PAIRS_AT_ONCE]
                 wanted: dict[str, str] = {}

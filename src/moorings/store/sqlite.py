@@ -7,10 +7,13 @@ writes later fails, unrepeatably, when another one has written in between.
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,8 @@ from moorings.store.upgrade import upgrade
 if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.pool import ConnectionPoolEntry
+
+log = logging.getLogger("moorings.store")
 
 SQLITE_OLDEST = (3, 33)  # UPDATE ... FROM; August 2020
 BUSY_TIMEOUT_S = 10.0  # longer than any commit or checkpoint; a stopped process that holds the lock is noticed
@@ -52,9 +57,11 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
         self._path = path
+        self._anchor: sqlite3.Connection | None = None
         engine = create_engine(
             URL.create("sqlite", database=str(path)),
             poolclass=QueuePool,
+            hide_parameters=True,  # values of rows are nobody's business in a traceback
             pool_size=IDLE_CONNECTIONS,
             max_overflow=-1,  # the callers' threads are the limit
             connect_args={
@@ -74,7 +81,19 @@ class SqliteDatabase(Database):
         connection.exec_driver_sql("BEGIN")
 
     def begin_upgrade(self, connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN EXCLUSIVE")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # not EXCLUSIVE: ``before_upgrade`` reads beside it
+
+    def before_upgrade(self, connection: Connection, revision: str, head: str) -> None:
+        copy = self._path.with_name(f"{self._path.name}.before-{head}")
+        with _file_errors(copy):
+            _copy(self._path, copy)
+        log.warning(
+            "store.upgrading",
+            extra={
+                "detail": f"{self._path}, from revision {revision} to {head}, in one transaction",
+                "hint": f"the way back: the release before, with {copy} in place of {self._path}",
+            },
+        )
 
     def explain(self, error: DBAPIError) -> MooringsError:
         code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extension
@@ -84,9 +103,12 @@ class SqliteDatabase(Database):
                 f"{self._path} cannot be read as a database: {error.orig}",
                 hint="move it away with its -wal and -shm files and restore a backup; nothing was changed",
             )
+        why = str(error.orig)
+        if code != sqlite3.SQLITE_FULL and _has_no_room(self._path.parent):  # which SQLite often calls an I/O error
+            code, why = sqlite3.SQLITE_FULL, f"its disk is full ({why})"
         return MooringsError(
             "store.unavailable",
-            f"the database {self._path} cannot be used now: {error.orig}",
+            f"the database {self._path} cannot be used now: {why}",
             hint=_HINTS.get(code, ""),
             retryable=True,
         )
@@ -105,11 +127,28 @@ class SqliteDatabase(Database):
                 f"{self._path} cannot have a write-ahead log: its file system has no shared memory",
                 hint="put the database on a local disk, not on NFS or the like",
             )
+        # Open for good: when the last connection closes, SQLite removes the log and its index, and on a full disk not
+        # even a reader could make them again.
+        self._anchor = sqlite3.connect(self._path, check_same_thread=False)
+        self._anchor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+
+    def close(self) -> None:
+        super().close()
+        if self._anchor is not None:
+            self._anchor.close()
 
 
 def _prepare(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
     for pragma in _PRAGMAS:
         connection.execute(pragma)
+
+
+def _has_no_room(folder: Path) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail == 0
 
 
 def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: float = BUSY_TIMEOUT_S) -> SqlStore:
@@ -137,6 +176,37 @@ def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: 
     except BaseException:
         database.close()
         raise
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy a database, whole or not at all, beside a transaction in which nothing was changed yet.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    part = to.with_name(f"{to.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600)
+    try:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as target:
+            source.backup(target, progress=_never_wait)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+    except sqlite3.Error as error:
+        part.unlink(missing_ok=True)
+        raise OSError(errno.EIO, str(error)) from error
+    part.replace(to)
+    folder = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # before the upgrade is: after a power cut there is the old database, or the copy of it
+    finally:
+        os.close(folder)
+
+
+def _never_wait(status: int, _remaining: int, _total: int) -> None:
+    """Ends a copy that would be tried for ever: sqlite3 has no limit of its own."""
+    if status in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        raise sqlite3.OperationalError("the database is locked")
 
 
 def _check_sqlite(version: tuple[int, ...]) -> None:

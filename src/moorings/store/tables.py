@@ -58,7 +58,11 @@ installation = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("holder", Word, nullable=False),
     Column("led_at", Moment),
-    CheckConstraint("only = 1", name="one_row"),
+    # Where the leader of ``url_epoch`` can be reached. A leader of release 0001 raises the epoch and knows no address:
+    # the one that stands here is then another's.
+    Column("url", Word, nullable=False, server_default=""),
+    Column("url_epoch", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint('"only" = 1', name="one_row"),  # quoted: a word of PostgreSQL's
 )
 
 claims = Table(

@@ -15,7 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.store.database import Database
 from moorings.store.tables import installation
 
-HEAD: Final = "0001"  # the newest revision in migrations/versions
+HEAD: Final = "0002"  # the newest revision in migrations/versions
 _SCRIPTS: Final = "moorings.store:migrations"  # package data: found however the package is installed
 
 
@@ -30,7 +30,7 @@ def upgrade(database: Database, ident: str) -> None:
             return
     with database.upgrade() as connection:
         if _revision(connection) != HEAD:
-            _run_migrations(connection)
+            _run_migrations(database, connection)
         if connection.execute(select(installation.c.id)).first() is None:
             connection.execute(insert(installation).values(only=1, id=ident, seq=0, epoch=0, holder=""))
 
@@ -54,7 +54,7 @@ def _revision(connection: Connection) -> str | None:
     return str(connection.execute(select(version.c.version_num)).scalar_one())
 
 
-def _run_migrations(connection: Connection) -> None:
+def _run_migrations(database: Database, connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -70,4 +70,6 @@ def _run_migrations(connection: Connection) -> None:
             f"{connection.engine.url.database} has tables of a newer release (revision {revision}, known here: {HEAD})",
             hint="run the release that made it, or a newer one, or restore a backup; nothing was changed",
         )
+    if revision is not None:
+        database.before_upgrade(connection, revision, HEAD)
     command.upgrade(config, "head")

@@ -47,8 +47,21 @@ def test_the_steps_lead_to_the_metadata(database):
 def schema(engine):
     with engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%alembic%'")
-        # Indexes of keys have no text; constraints may stand in any order.
-        return {name: sql and sorted(line.strip(" ,\t") for line in sql.splitlines()) for name, sql in found}
+        return {name: sql and parts(sql) for name, sql in found}  # indexes of keys have no text
+
+
+def parts(sql):
+    """What a statement lists in its parentheses, and the words around them: columns may have come later."""
+    listed, depth = [""], 0
+    for character in sql:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 1:
+            listed.append("")
+        else:
+            listed[-1] += character
+    head, _, listed[0] = listed[0].partition("(")
+    listed[-1], _, tail = listed[-1].rpartition(")")
+    return [head.strip(), *sorted(" ".join(one.split()) for one in listed), tail.strip()]
 
 
 def test_the_steps_lead_to_what_the_metadata_would_make(database, tmp_path):

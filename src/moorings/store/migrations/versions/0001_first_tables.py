@@ -34,7 +34,7 @@ def _installation() -> None:
         sa.Column("holder", WORD, nullable=False),
         sa.Column("led_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("only", name="pk_installation"),
-        sa.CheckConstraint("only = 1", name=op.f("ck_installation_one_row")),
+        sa.CheckConstraint('"only" = 1', name=op.f("ck_installation_one_row")),
     )
 
 

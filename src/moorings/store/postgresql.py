@@ -1,0 +1,151 @@
+"""PostgreSQL: a database that several controllers share, on a server of its own.
+
+Isolation is READ COMMITTED: every write begins by locking the installation's row, so writes come one after the other
+and what one read is what it changes. SERIALIZABLE was refused: it would add retries and prevent nothing. Reads of
+several statements are REPEATABLE READ, so they see one state.
+
+A session is never trusted after an error, and one that the server has closed meanwhile is replaced before it is used.
+What cannot be known is whether a commit was carried out whose answer was lost: that is ``store.unavailable``, and the
+database, read again, has the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import URL, Connection, QueuePool, create_engine, event
+from sqlalchemy.exc import DisconnectionError
+
+from moorings.core.errors import MooringsError
+from moorings.store.database import Database
+from moorings.store.sql import SqlStore
+from moorings.store.upgrade import upgrade
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.pool import ConnectionPoolEntry
+
+    from moorings.store.session import Patience, Server, Session
+
+IDLE_SESSIONS: Final = 4  # kept open: one writes, the others read
+SESSIONS_MAX: Final = 16  # a controller; a server has 100 by default, for all
+UPGRADE_LOCK: Final = 0x6D6F6F7275706772  # "moorupgr": advisory locks are a database's own, and so is ours
+UPGRADE_ANSWER_S: Final = 3600.0  # a step over large tables takes as long as it takes
+UPGRADE_IDLE_S: Final = 60.0  # between two statements of it: alembic is imported there
+
+_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+_ID_CHARS = 12
+
+log = logging.getLogger("moorings.store")
+
+
+class PostgresqlDatabase(Database):
+    """One database of a server and the sessions on it."""
+
+    def __init__(self, server: Server, lock_s: float) -> None:
+        self._server = server
+        self._lock_s = lock_s
+        engine = create_engine(
+            URL.create("postgresql+psycopg", database=server.database or None),  # its name only: sessions are made here
+            creator=server.connect,
+            poolclass=QueuePool,
+            pool_size=IDLE_SESSIONS,
+            max_overflow=SESSIONS_MAX - IDLE_SESSIONS,
+            pool_timeout=lock_s,
+            paramstyle="format",  # places, in order: ``saving`` gives values row by row
+            use_native_hstore=False,
+            hide_parameters=True,  # values of rows are nobody's business in a traceback
+        )
+        event.listen(engine, "checkout", self._see_whether_alive)
+        super().__init__(engine)
+
+    def _see_whether_alive(self, session: Session, _entry: ConnectionPoolEntry, _proxy: object) -> None:
+        # Not the pool's "pre-ping": a question to the server for every transaction, and the turn waits for its answer.
+        if session.has_ended():
+            raise DisconnectionError
+        self._server.forgive(session)
+
+    def begin_write(self, connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+    def begin_snapshot(self, connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def begin_upgrade(self, connection: Connection) -> None:
+        session: Session = connection.connection.driver_connection  # type: ignore[assignment] # ours, see ``creator``
+        session.answer_s = UPGRADE_ANSWER_S
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{UPGRADE_IDLE_S:g}s'")
+        # However long another controller upgrades; but no table is waited for longer than by any statement, because
+        # whoever asks for that table next waits behind us.
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{self._lock_s:g}s'")
+
+    def before_upgrade(self, connection: Connection, revision: str, head: str) -> None:
+        log.warning(
+            "store.upgrading",
+            extra={
+                "detail": f"{self._server}, from revision {revision} to {head}, in one transaction",
+                "hint": "no copy is made of a PostgreSQL database: the way back is a backup of your own (pg_dump)",
+            },
+        )
+
+    def explain(self, error: DBAPIError) -> MooringsError:
+        import psycopg
+
+        from moorings.store import session
+
+        assert isinstance(error.orig, psycopg.Error)
+        return session.explain(error.orig, self._server)
+
+
+def open_postgresql(url: str, *, installation: str | None = None, patience: Patience | None = None) -> SqlStore:
+    """The store in that database, made or upgraded if need be.
+
+    Args:
+        url: in one of libpq's forms (``postgresql://user@host/name``, ``service=name``); its password, best kept in a
+            passfile, is never told.
+        installation: the id a new installation gets; None: 12 random letters and digits.
+        patience: how long the server is waited for.
+
+    Raises:
+        MooringsError: ``config.invalid`` (the URL, the server, or the driver is missing), ``store.too_new``,
+            ``store.corrupt``, ``store.unavailable``.
+    """
+    server = _server(url, patience)
+    from moorings.store.session import Patience
+
+    database = PostgresqlDatabase(server, (patience or Patience()).lock_s)
+    try:
+        upgrade(database, installation or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)))
+        return SqlStore(database)
+    except BaseException:
+        database.close()
+        raise
+
+
+def connect_alone(url: str, patience: Patience | None = None) -> psycopg.Connection[Any]:
+    """A session of its own on that database, outside of any store; each statement is a transaction.
+
+    Raises:
+        psycopg.Error: no session could be had, or its server is a standby.
+        MooringsError: ``config.invalid``.
+    """
+    return _server(url, patience).connect()
+
+
+def _server(url: str, patience: Patience | None) -> Server:
+    try:
+        from moorings.store.session import Patience, Server
+    except ImportError as error:
+        raise MooringsError(
+            "config.invalid",
+            f"PostgreSQL's driver cannot be loaded: {error}",
+            hint="install Moorings with it: pip install 'moorings[postgres]'",
+        ) from error
+    return Server(url, patience or Patience())

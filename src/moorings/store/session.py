@@ -1,0 +1,262 @@
+"""One session on a PostgreSQL server, set up so that no call on it can hang and none of its errors tells a secret.
+
+The only module that needs psycopg, an extra, to be loaded: ``postgresql`` loads it when a database is opened. A bare
+psycopg connection was refused, because it waits for ever when a server takes a statement and never answers: the
+server's timeouts are the server's, and a stopped one, or a firewall that forgets, sends nothing at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import scalar_row
+
+from moorings.core.errors import MooringsError
+from moorings.store.database import REPORT_HINT
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+
+ResultT = TypeVar("ResultT")
+
+log = logging.getLogger("moorings.store")
+
+OLDEST: Final = 14  # the oldest release that its makers support; idle_session_timeout, which leadership needs
+PREPARED_STATEMENTS: Final = 256  # a session; every statement of a commit stays planned
+_WAIT_S: Final = 0.1  # psycopg's own interval of looking up while it waits
+
+_URL_HINT = (
+    "a URL of libpq: postgresql://USER@HOST/DATABASE, or service=NAME; the password belongs into ~/.pgpass "
+    "(?passfile=FILE), and special characters are written %XX"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the database is waited for, in seconds.
+
+    Attributes:
+        connect_s: for one server of the URL to accept a session.
+        lock_s: for a lock that another one holds; as long as SQLite's.
+        statement_s: for one statement, told by the server.
+        answer_s: for any answer at all; longer than all before, since what the server tells says more.
+        idle_in_transaction_s: until the server ends a session that holds locks and asks nothing. A controller that was
+            stopped in a commit blocks the next leader that long.
+    """
+
+    connect_s: float = 5.0
+    lock_s: float = 10.0
+    statement_s: float = 15.0
+    answer_s: float = 20.0
+    idle_in_transaction_s: float = 3.0
+
+
+class UnfitError(psycopg.OperationalError):
+    """A server answered, but is not one to work on; ``error`` says why."""
+
+    def __init__(self, error: MooringsError) -> None:
+        super().__init__(error.detail)
+        self.error = error
+
+
+class Session(psycopg.Connection[Any]):
+    """A connection whose every wait ends; transactions begin where we say."""
+
+    answer_s: float = Patience().answer_s
+
+    def wait(self, gen: PQGen[ResultT], interval: float = _WAIT_S, timeout: float | None = None) -> ResultT:
+        """What the server answers.
+
+        Raises:
+            psycopg.OperationalError: not within ``answer_s``; the session is closed, for an answer that comes later
+                would be taken for that of the next statement.
+        """
+        within_s = self.answer_s if timeout is None else timeout
+        try:
+            return super().wait(gen, interval, within_s)
+        except psycopg.OperationalError as error:
+            if type(error).__name__ == "_WaitTimeout":  # psycopg has no public name for it
+                self.pgconn.finish()
+                raise psycopg.OperationalError(f"no answer within {within_s:g} s") from error
+            raise
+
+    def has_ended(self) -> bool:
+        """Whether the server has closed it while nobody used it, without asking the server.
+
+        Anything that came in unasked counts: mostly it is the server's goodbye, and a new session costs little.
+        """
+        if self.closed:
+            return True
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class Server:
+    """Where sessions come from: a URL that was understood, and what every session is set to.
+
+    Args:
+        url: in any of libpq's forms; may hold a password, and is never told.
+        patience: how long its sessions wait.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+
+    def __init__(self, url: str, patience: Patience) -> None:
+        self._patience = patience
+        self._parameters = {**_read_url(url), "client_encoding": "utf8"}
+        defaults = {
+            "application_name": "moorings",
+            "connect_timeout": max(2, round(patience.connect_s)),  # libpq takes whole seconds, and 1 for 2
+            # A server that vanished, also in the middle of an answer, is noticed by the system.
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": round(patience.answer_s * 1000),
+        }
+        for name, value in defaults.items():
+            self._parameters.setdefault(name, value)
+
+    def __str__(self) -> str:
+        """For people: the database and where it is; no user, no password."""
+        given = self._parameters
+        name = given.get("dbname") or (f"of service {given['service']}" if given.get("service") else "of PostgreSQL")
+        place = given.get("host") or given.get("hostaddr")
+        return f"the database {name} on {place}" if place else f"the database {name}"
+
+    @property
+    def database(self) -> str:
+        """The name of the database, if the URL gives it."""
+        return str(self._parameters.get("dbname") or "")
+
+    def connect(self) -> Session:
+        """A new session, of a server that can be written and keeps what it has confirmed.
+
+        Raises:
+            psycopg.Error: no session could be had; ``UnfitError`` if the server is not one to work on.
+        """
+        session = Session.connect(make_conninfo("", **self._parameters), autocommit=True)
+        try:
+            session.prepared_max = PREPARED_STATEMENTS
+            session.answer_s = self._patience.answer_s
+            self._check(session)
+            self._set_up(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def forgive(self, session: Session) -> None:
+        """Set its patience back to what every session has."""
+        session.answer_s = self._patience.answer_s
+
+    def _check(self, session: Session) -> None:
+        version = session.info.server_version
+        if version < OLDEST * 10_000:
+            raise UnfitError(
+                MooringsError(
+                    "config.invalid",
+                    f"{self} is served by PostgreSQL {version // 10_000}, which is too old",
+                    hint=f"use PostgreSQL {OLDEST} or newer",
+                )
+            )
+        encoding = session.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise UnfitError(
+                MooringsError(
+                    "config.invalid",
+                    f"{self} keeps its texts in {encoding}, which cannot hold every name",
+                    hint="make one in UTF-8: createdb --encoding=UTF8 --template=template0 NAME",
+                )
+            )
+
+    def _set_up(self, session: Session) -> None:
+        """Timeouts of the server's side, and durability: a commit that was answered is on the server's disk."""
+        timeouts = {
+            "statement_timeout": self._patience.statement_s,
+            "lock_timeout": self._patience.lock_s,
+            "idle_in_transaction_session_timeout": self._patience.idle_in_transaction_s,
+        }
+        wanted = [f"set_config('{name}', '{round(seconds * 1000)}', false)" for name, seconds in timeouts.items()]
+        durable = "current_setting('synchronous_commit')"
+        wanted.append(
+            f"set_config('synchronous_commit', CASE {durable} WHEN 'off' THEN 'on' ELSE {durable} END, false)"
+        )
+        wanted.append("set_config('jit', 'off', false)")  # compiling takes longer than any statement of ours runs
+        with session.cursor(row_factory=scalar_row) as cursor:
+            statement = f"SELECT pg_is_in_recovery(), {', '.join(wanted)}"
+            if cursor.execute(statement.encode()).fetchone():
+                raise UnfitError(
+                    MooringsError(
+                        "store.unavailable",
+                        f"{self} is on a standby server, which can only be read",
+                        hint="name every server in the URL and add target_session_attrs=read-write to it",
+                        retryable=True,
+                    )
+                )
+
+
+def _read_url(url: str) -> dict[str, Any]:
+    try:
+        return dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        pass
+    # Outside of the handler: what libpq says of a URL repeats parts of it, and the password may be among them.
+    raise MooringsError("config.invalid", "the URL of the database cannot be read", hint=_URL_HINT)
+
+
+# ----------------------------------------------------------------------------------------------------- what errors mean
+
+_CORRUPT = {
+    "XX001": "its files are damaged",
+    "XX002": "its indexes are damaged",
+    "42P01": "its tables are not those of this release",
+    "42703": "its tables are not those of this release",
+}
+_HINTS = {
+    "25006": "it is a standby: name every server in the URL and add target_session_attrs=read-write to it",
+    "25P03": "this process stood still for seconds in a transaction: is the machine overloaded or was it suspended?",
+    "28": "check user and password: ~/.pgpass must be 0600 and have a line for this server, database and user",
+    "3D000": "make it: createdb --encoding=UTF8 --template=template0 --owner=USER NAME",
+    "3F000": "the role needs a schema of its own: ALTER DATABASE NAME OWNER TO USER",
+    "40P01": "another program locks its tables in another order: is an SQL shell open on it?",
+    "42501": "the role must own the database: ALTER DATABASE NAME OWNER TO USER",
+    "53100": "free some space on the server's disk",
+    "53": "the server is out of memory or connections: see its log, and raise max_connections if they are used up",
+    "55P03": "another program holds a lock: is an SQL shell open on it? See pg_stat_activity",
+    "57014": "the server is overloaded, or somebody cancelled the statement: see pg_stat_activity",
+    "57P": "the server is going down or coming up",
+    "58": "look for errors of the disk in the logs of the server's machine",
+}
+_UNREACHABLE_HINT = (
+    "is the server up, does it take connections from here (pg_hba.conf, max_connections), and do user and password fit?"
+)
+
+
+def explain(error: psycopg.Error, server: Server) -> MooringsError:
+    """What an error of a session on ``server`` means: ``store.*``, ``config.invalid`` or ``internal.error``.
+
+    Only the first sentence of what the server said is told: its details hold values of rows.
+    """
+    if isinstance(error, UnfitError):
+        return error.error
+    state = error.sqlstate or ""
+    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    if state in _CORRUPT:
+        return MooringsError(
+            "store.corrupt",
+            f"{server} cannot be used, {_CORRUPT[state]}: {said}",
+            hint="see the server's log, and restore a backup",
+        )
+    if isinstance(error, psycopg.DataError):
+        return MooringsError("internal.error", f"a record cannot be saved: {said}", hint=REPORT_HINT)
+    hint = next((_HINTS[state[:length]] for length in (5, 3, 2) if state[:length] in _HINTS), "")
+    if not state and not hint:
+        hint = _UNREACHABLE_HINT
+    return MooringsError("store.unavailable", f"{server} cannot be used now: {said}", hint=hint, retryable=True)

@@ -1,0 +1,141 @@
+"""The part of the stores' suite that reads lists, their order and their pages; ``store_suite`` builds on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.instants import Instant
+from moorings.ports.store import Changes, Epoch, Page, Save, Store
+from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event
+from moorings.workloads.runs import Run, RunState
+
+OpenStore = Callable[[], Store]
+
+
+class StoreLists:
+    """Tests of reading; subclass ``StoreSuite``, which has all."""
+
+    @pytest.fixture
+    def open_store(self) -> OpenStore:
+        raise NotImplementedError("a subclass has this fixture")
+
+    @pytest.fixture
+    def store(self, open_store: OpenStore) -> Iterator[Store]:
+        store = open_store()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def epoch(self, store: Store) -> Epoch:
+        return store.lead("first", NOW)
+
+    def test_ids_and_owners_are_compared_by_code_points(self, store: Store, epoch: Epoch) -> None:
+        ids = ["B", "Z", "_", "a", "b", "é", "\uffff", "\U0001f600"]
+        claims = [a_claim(id=ClaimId(ident), name=ident, owner=f"user/{ident}") for ident in ids]
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
+        assert [claim.id for claim in store.load().claims] == ids
+        assert self.paged(lambda page: store.claims(page), 3) == ids
+        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/B")] == ["B"]
+        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/\U0001f600")] == ["\U0001f600"]
+
+    def test_a_number_may_be_as_large_as_a_moment(self, store: Store, epoch: Epoch) -> None:
+        # Microseconds since 1970 are beyond 32 bits, and a year 9999 is beyond those of today.
+        far = Instant(253_402_300_800_000_000)
+        claim = a_claim(1, arrival=far, lease_until=far, version=1 << 40)
+        store.commit(epoch, Changes(claims=[(claim, NEW)], events=[an_event(at=far)]))
+        assert store.load().claims == (claim,)
+        assert store.claims(Page(after=claim.id)) == []
+
+    def test_claims_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
+        claims = [a_claim(number, arrival=Instant(NOW + number // 3)) for number in range(20)]
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
+        assert self.paged(lambda page: store.claims(page), 7) == [claim.id for claim in claims]
+        assert store.claims(Page(limit=0)) == []
+        assert store.claims(Page(after="claim-9999")) == []
+
+    def test_claims_are_chosen_by_state_owner_and_pool(self, store: Store, epoch: Epoch) -> None:
+        states = (ClaimState.PENDING, ClaimState.READY, ClaimState.RELEASED)
+        claims = [
+            a_claim(
+                number,
+                state=states[number % 3],
+                owner=("user/ann", "user/anna", "slurm/c1/7")[number % 2 + (number > 8)],
+                pool=POOL if number % 4 == 0 else None,
+            )
+            for number in range(12)
+        ]
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in claims]))
+
+        def expected(chosen: Callable[[Claim], bool]) -> list[str]:
+            return [claim.id for claim in claims if chosen(claim)]
+
+        live = frozenset({ClaimState.PENDING, ClaimState.READY})
+        for size in (1, 2, 100):
+            listed = self.paged(lambda page: store.claims(page, states=live), size)
+            assert listed == expected(lambda claim: claim.state in live)
+            listed = self.paged(lambda page: store.claims(page, states=live, owner_prefix="user/anna"), size)
+            assert listed == expected(lambda claim: claim.state in live and claim.owner == "user/anna")
+            listed = self.paged(lambda page: store.claims(page, pool=POOL, owner_prefix="user/"), size)
+            assert listed == expected(lambda claim: claim.pool == POOL and claim.owner.startswith("user/"))
+        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/ann")] == expected(
+            lambda claim: claim.owner.startswith("user/ann")
+        )
+        assert store.claims(Page(), owner_prefix="user%") == []
+        assert len(store.claims(Page(), owner_prefix="")) == len(claims)
+        assert store.claims(Page(), states=frozenset()) == []
+        assert store.claims(Page(), pool="none") == []
+
+    def test_runs_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
+        runs = [
+            a_run(
+                number,
+                created_at=Instant(NOW + number // 2),
+                subject=("ann", "bob")[number % 2],
+                state=(RunState.RUNNING, RunState.FAILED, RunState.LOST)[number % 3],
+            )
+            for number in range(12)
+        ]
+        store.commit(
+            epoch,
+            Changes(claims=[(a_claim(number), NEW) for number in range(12)], runs=[(run, NEW) for run in runs]),
+        )
+        ended = frozenset({RunState.FAILED, RunState.LOST})
+        for size in (1, 5, 100):
+            assert self.paged(lambda page: store.runs(page), size) == [run.id for run in runs]
+            listed = self.paged(lambda page: store.runs(page, states=ended, subject="bob"), size)
+            assert listed == [run.id for run in runs if run.state in ended and run.subject == "bob"]
+
+    def paged(self, read: Callable[[Page], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
+        """The ids of all pages, read one after the other."""
+        ids: list[str] = []
+        while True:
+            page = read(Page(size, ids[-1] if ids else None))
+            assert len(page) <= size
+            ids.extend(item.id for item in page)
+            if len(page) < size:
+                return ids
+
+    def test_a_claim_is_found_by_id_and_by_name(self, store: Store, epoch: Epoch) -> None:
+        ended = a_claim(1, name="train", state=ClaimState.RELEASED)
+        live = a_claim(2, name="train", state=ClaimState.READY)
+        later = a_claim(3, name="train", state=ClaimState.FAILED)
+        odd = a_claim(4, name="claim-0001")  # a name like another one's id
+        store.commit(epoch, Changes(claims=[(claim, NEW) for claim in (ended, live, later, odd)]))
+        assert store.claim("claim-0001") == ended
+        assert store.claim("train") == live
+        store.commit(epoch, Changes(claims=[(replace(live, state=ClaimState.RELEASED, version=2), Save(1))]))
+        assert store.claim("train") == later
+        assert store.claim("nobody") is None
+
+    def test_a_run_is_found_by_id_and_by_name(self, store: Store, epoch: Epoch) -> None:
+        first = a_run(1, job=replace(a_run().job, name="train"))
+        second = a_run(2, job=replace(a_run().job, name="train"), state=RunState.FAILED)
+        claims = [(a_claim(1), NEW), (a_claim(2), NEW)]
+        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)]))
+        assert store.run("run-0001") == first
+        assert store.run("train") == second
+        assert store.run("nobody") is None
