@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moorings.controller.record import AnyInput, Occasion, build_decided
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.inputs import CreateClaim, Input
-from moorings.core.instants import Instant
+from moorings.core.inputs import CreateClaim
 from moorings.core.partitions import Partition
-from moorings.core.queue import Policy
 from moorings.core.turn import Reply, Turn
 from moorings.ports.store import Changes, KeyUse, Save
 from moorings.workloads.runs import Run, RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, RunInput, Runs, RunTurn, StartRefused
+from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
 
-AnyInput = Input | RunInput
 AnyReply = Reply | Run
 
 
@@ -47,10 +45,9 @@ class Outcome:
     replies: list[AnyReply] = field(default_factory=list)
 
 
-def decide(
-    fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], policy: Policy, now: Instant, since: Instant
-) -> Outcome:
-    """The outcome of a turn over ``inputs`` at ``now``; callers could be heard from ``since`` on (for leases)."""
+def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occasion) -> Outcome:
+    """The outcome of a turn over ``inputs``; ``turn.decided``, its last event, tells what it was decided from."""
+    policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
         run_turn = RunTurn(runs, turn.claim, now)
         replies: list[AnyReply] = []
@@ -60,14 +57,17 @@ def decide(
             claim = _claim_made(demanded.given)
             if claim is not None:
                 created[claim] = position
-        turn.lapse(since)
+        turn.lapse(occasion.since)
         for claim, refusal in turn.schedule():
             replies[created[claim]] = refusal
         for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
             turn.take(demand)
         replies = [_latest(turn, run_turn, reply) for reply in replies]
+        changes = _changes(turn.changes, run_turn, turn.events, inputs, replies)
+        if changes or turn.changes.reservations is not None:
+            changes.events.append(build_decided(occasion, [demanded.given for demanded in inputs], turn.decided))
         return Outcome(
-            changes=_changes(turn.changes, run_turn, turn.events, inputs, replies),
+            changes=changes,
             fleet=turn.changes,
             runs=[run for run, _ in run_turn.changed.values()],
             replies=replies,

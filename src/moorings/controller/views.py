@@ -100,10 +100,11 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
         out_of_service=len(state.out),
         largest=state.free.largest(),
         waiting=sum(
-            claim.spec.pool == pool.name or (claim.spec.pool is None and claim.spec.kind == pool.kind)
-            for claim in fleet.waiting()
+            len(claims)
+            for (kind, named, *_), claims in fleet.lines.items()
+            if named == pool.name or (named is None and kind == pool.kind)
         ),
-        partitions=sum(partition.pool == pool.name for partition in fleet.partitions.values()),
+        partitions=len(state.holds),
         available={size: state.free.count(size) for size in sizes},
         reachable=not state.problem,
         problem=state.problem,

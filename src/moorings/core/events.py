@@ -45,7 +45,7 @@ EVENTS: dict[str, str] = {
     "run.started": "its processes run",
     "run.stopping": "it was asked to stop",
     "run.ended": "it ended; data tells how",
-    "turn.decided": "the scheduler decided something; data holds its time, policy and decisions",
+    "turn.decided": "the end of a turn; data holds its time, policy and inputs, what was granted and what reserved",
     "key.created": "an access key was made",
     "key.revoked": "an access key was revoked",
     "controller.led": "a controller began to lead",

@@ -8,10 +8,10 @@ canonical. ``check`` lists every way in which a fleet could break a law.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionState
@@ -19,6 +19,16 @@ from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, Trial,
 from moorings.core.topology import Block, Pool
 
 Order = tuple[int, Instant, ClaimId]
+Line = tuple[str, PoolName | None, int, int, bool, QueueMode]
+
+
+def line_of(spec: ClaimSpec) -> Line:
+    """The line of the queue a claim stands in: where the first gets nothing, those behind it get nothing either.
+
+    That is so of claims that ask for the same devices. Amounts of secondary resources are as many as claims, so those
+    who ask for some share one line, apart from those who ask for none.
+    """
+    return spec.kind, spec.pool, spec.size, spec.gcds, bool(spec.resources), spec.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,18 @@ class Reservation:
     until: Instant
 
 
+@dataclass(frozen=True, slots=True)
+class Soonest:
+    """The block of a size that can be emptied soonest, when, and how many of its devices are held (None: no block).
+
+    It is the answer at every instant from ``since`` until before ``before``: then the next time limit passes.
+    """
+
+    found: tuple[Block, Instant, int] | None
+    since: Instant
+    before: Instant
+
+
 @dataclass(slots=True)
 class PoolState:
     """A pool and what is not free in it.
@@ -40,6 +62,8 @@ class PoolState:
         foreign: blocks of partitions made outside Moorings, by name.
         used: secondary resources held by claims.
         problem: why its driver cannot be reached; empty if it can.
+        holds: its partitions, and when the time limit of each ends, passed or not.
+        soonest: answers by size, remembered until something else is held; finding one takes a walk over all holds.
     """
 
     pool: Pool
@@ -48,6 +72,8 @@ class PoolState:
     foreign: dict[str, Block] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     problem: str = ""
+    holds: dict[PartitionId, Hold] = field(default_factory=dict)
+    soonest: dict[int, Soonest] = field(default_factory=dict)
 
     def room(self, wanted: Mapping[str, int]) -> bool:
         """Whether the pool has these secondary resources left."""
@@ -79,7 +105,8 @@ class Fleet:
         self.names: dict[str, ClaimId] = {}
         self.partition_names: dict[str, PartitionId] = {}
         self.queue: list[Order] = []
-        self.leased: set[ClaimId] = set()
+        self.lines: dict[Line, list[Order]] = {}  # the queue once more, so that a turn need not walk all of it
+        self.leases: list[tuple[Instant, ClaimId]] = []  # by when they run out
         self.last_arrival = Instant(0)
         self.reservations: tuple[Reservation, ...] = ()
 
@@ -117,6 +144,7 @@ class Fleet:
             self.pools[name].problem = problem
         for claim, _ in changes.claims.values():
             self._claim(claim)
+        self._holds(changes)
         if changes.reservations is not None:
             self.reservations = changes.reservations
 
@@ -140,14 +168,28 @@ class Fleet:
             for block in state.free.free_within(partition.block):
                 state.free.take(block)
 
+    def _holds(self, changes: FleetChanges) -> None:
+        """Bring what is held, and until when, up to date with changed partitions and claims."""
+        for ident in touched(changes):
+            partition = self.partitions.get(ident)
+            state = self.pools.get(partition.pool) if partition is not None else None
+            if partition is not None and state is not None:
+                hold = Hold(partition.block, end_of(partition, self.claims.get(partition.claim)))
+                if state.holds.get(ident) != hold:
+                    state.holds[ident] = hold
+                    state.soonest.clear()
+
     def _drop(self, partition: Partition) -> None:
         self.partition_names.pop(partition.name, None)
         state = self.pools.get(partition.pool)
         if state is not None:
             give_back(state, partition.block, state.free)
+            state.holds.pop(partition.id, None)
+            state.soonest.clear()
 
     def _device(self, device: Device) -> None:
         state = self.pools[device.pool]
+        state.soonest.clear()
         alone = Block(range(device.index, device.index + 1))
         if device.state is DeviceState.IN_SERVICE:
             if state.out.pop(device.index, None) is not None and not self.holder(device.pool, device.index):
@@ -160,6 +202,7 @@ class Fleet:
     def _foreign(self, state: PoolState, blocks: dict[str, Block]) -> None:
         gone = [block for name, block in state.foreign.items() if blocks.get(name) != block]
         state.foreign = dict(blocks)
+        state.soonest.clear()
         for block in gone:
             for index in block:
                 if not self.holder(state.pool.name, index):
@@ -176,8 +219,8 @@ class Fleet:
 
     def _claim(self, claim: Claim) -> None:
         before = self.claims.get(claim.id)
-        if before is not None and before.state is ClaimState.PENDING:
-            del self.queue[bisect_left(self.queue, before.order)]
+        if before is not None:
+            self._leave(before)
         if claim.spec.resources:
             for state in self.pools.values():
                 add_resources(state.used, state, before, -1)
@@ -185,19 +228,32 @@ class Fleet:
         if claim.ended:
             self.claims.pop(claim.id, None)
             self.names.pop(claim.name, None)
-            self.leased.discard(claim.id)
             return
         self.claims[claim.id] = claim
         self.names[claim.name] = claim.id
         self.last_arrival = max(self.last_arrival, claim.arrival)
         if claim.state is ClaimState.PENDING:
             insort(self.queue, claim.order)
+            insort(self.lines.setdefault(line_of(claim.spec), []), claim.order)
         if claim.lease_until is not None:
-            self.leased.add(claim.id)
+            insort(self.leases, (claim.lease_until, claim.id))
+
+    def _leave(self, claim: Claim) -> None:
+        """Take a claim, as it was, out of everything that is kept in order."""
+        if claim.state is ClaimState.PENDING:
+            del self.queue[bisect_left(self.queue, claim.order)]
+            line = self.lines[line_of(claim.spec)]
+            del line[bisect_left(line, claim.order)]
+            if not line:
+                del self.lines[line_of(claim.spec)]
+        if claim.lease_until is not None:
+            del self.leases[bisect_left(self.leases, (claim.lease_until, claim.id))]
 
 
 def enough(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
     """Whether a pool of which ``used`` is held has the secondary resources ``wanted`` left."""
+    if not wanted:
+        return True
     offered = dict(pool.resources)
     return all(offered.get(name, 0) - used.get(name, 0) >= amount for name, amount in wanted.items())
 
@@ -209,27 +265,30 @@ def add_resources(used: dict[str, int], state: PoolState, claim: Claim | None, s
             used[name] = used.get(name, 0) + sign * amount
 
 
-def holds(
-    state: PoolState, partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None], now: Instant
-) -> Iterator[Hold]:
-    """Everything in a pool that is not free, and until when."""
-    for partition in partitions:
-        if partition.pool == state.pool.name:
-            yield Hold(partition.block, held_until(partition, claim_of(partition.claim), now))
+def touched(changes: FleetChanges) -> set[PartitionId]:
+    """The partitions of which it may have changed until when they are held; some may be gone."""
+    return {*changes.partitions} | {claim.partition for claim, _ in changes.claims.values() if claim.partition}
+
+
+def holds(state: PoolState, now: Instant) -> Iterator[Hold]:
+    """Everything in a pool that is not free, and until when: ``NEVER`` if no limit is known, or it passed in vain."""
+    for hold in state.holds.values():
+        yield hold if hold.until > now or not hold.until else Hold(hold.block, NEVER)
     for index in state.out:
         yield Hold(Block(range(index, index + 1)), OUT_OF_SERVICE)
     for block in state.foreign.values():
         yield Hold(block, NEVER)
 
 
-def held_until(partition: Partition, claim: Claim | None, now: Instant) -> Instant:
-    """When a partition's devices are expected to be free: ``NEVER`` if no limit is known, or it has passed in vain."""
+def end_of(partition: Partition, claim: Claim | None) -> Instant:
+    """When a partition's devices should be free: 0 if they are being freed, ``NEVER`` if no limit is known."""
     if partition.state is PartitionState.REMOVING:
         return Instant(0)
-    if claim is None or claim.spec.time_limit_s is None or claim.granted_at is None:
+    if claim is None or claim.partition != partition.id:  # it broke, and its claim holds another one by now
         return NEVER
-    end = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
-    return end if end > now else NEVER
+    if claim.spec.time_limit_s is None or claim.granted_at is None:
+        return NEVER
+    return after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
 
 
 def give_back(state: PoolState, block: Block, target: FreeMap | Trial) -> None:

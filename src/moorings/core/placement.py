@@ -229,12 +229,12 @@ class BuddyMap:
         whole = self._n_devices // size
         last: dict[int, Instant] = {}
         held: dict[int, int] = {}
-        for hold in holds:
-            width, first = len(hold.block), hold.block.start
-            share = min(width, size)
-            for candidate in range(first // size, min((first + width - 1) // size + 1, whole)):
-                held[candidate] = held.get(candidate, 0) + share
-                last[candidate] = max(hold.until, last.get(candidate, Instant(0)))
+        for span, until in _spans(holds):
+            for candidate in range(span.start // size, min((span.stop - 1) // size + 1, whole)):
+                start = candidate * size
+                inside = min(span.stop, start + size) - max(span.start, start)
+                held[candidate] = held.get(candidate, 0) + inside
+                last[candidate] = max(until, last.get(candidate, until))
         if not whole:
             return None
         if len(last) < whole:  # some candidate holds nobody
@@ -366,6 +366,16 @@ class CatalogueMap:
             return None
         best = min(candidates, key=cost)
         return best, cost(best)[0]
+
+
+def _spans(holds: Iterable[Hold]) -> Iterator[tuple[range, Instant]]:
+    """What is held, as neighbouring devices: a partition made outside need not be a block of ours."""
+    for hold in holds:
+        members = hold.block.members
+        if isinstance(members, range):
+            yield members, hold.until
+        else:
+            yield from ((range(index, index + 1), hold.until) for index in members)
 
 
 def _mask(block: Block) -> int:

@@ -15,7 +15,11 @@ from moorings.core.errors import MooringsError
 
 TEXT_CHARS_MAX = 1 << 20
 
-_HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
+PROBLEM_CHARS_MAX = 500  # a key may be as long as the file
+KEY_PARTS_MAX = 256  # `tomllib` takes time with the square of a key's parts: an hour for the longest text
+
+_HEADER = re.compile(r"(\[{1,2})([^\[\]]+)\]{1,2}\s*(#.*)?")  # on a stripped line: two blanks in a row would cost n²
+_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'[^']*+'")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
 
 Path = tuple[str | int, ...]
@@ -26,8 +30,8 @@ def _positions(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     here: Path = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = _HEADER.fullmatch(line)
+    for number, line in enumerate(text.split("\n"), start=1):  # as TOML counts; `splitlines` knows other ends of lines
+        header = _HEADER.fullmatch(line.strip())
         if header:
             here = ()
             parts = [part.strip().strip("\"'") for part in header[2].split(".")]
@@ -45,6 +49,16 @@ def _positions(text: str) -> dict[Path, int]:
         if key:
             lines.setdefault((*here, *(part.strip("\"'") for part in key[1].split("."))), number)
     return lines
+
+
+def _check_keys(text: str, source: str, code: str) -> None:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > KEY_PARTS_MAX and _QUOTED.sub("", line).count(".") > KEY_PARTS_MAX:
+            raise MooringsError(
+                code,
+                f"{source}:{number}: more than {KEY_PARTS_MAX} dots stand outside of quotes in this line",
+                hint="write tables as [a.b], and long texts in quotes",
+            )
 
 
 class Table:
@@ -75,6 +89,7 @@ class Table:
         """
         if len(text) > TEXT_CHARS_MAX:
             raise MooringsError(code, f"{source}: the file is longer than {TEXT_CHARS_MAX} characters")
+        _check_keys(text, source, code)
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
@@ -94,7 +109,8 @@ class Table:
 
     def complain(self, key: str | None, problem: str, hint: str = "") -> NoReturn:
         """Raise what is wrong with ``key`` (or with the table), with file and line."""
-        raise MooringsError(self._code, f"{self.where(key)}: {problem}", hint=hint)
+        told = problem if len(problem) <= PROBLEM_CHARS_MAX else f"{problem[:PROBLEM_CHARS_MAX]}..."
+        raise MooringsError(self._code, f"{self.where(key)}: {told}", hint=hint)
 
     def has(self, key: str) -> bool:
         """Whether the key is given; from now on it is known."""

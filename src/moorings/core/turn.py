@@ -7,7 +7,8 @@ its error and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from heapq import merge
@@ -28,7 +29,18 @@ from moorings.core.claims import (
 from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
-from moorings.core.fleet import Fleet, FleetChanges, PoolState, add_resources, give_back, holds
+from moorings.core.fleet import (
+    Fleet,
+    FleetChanges,
+    Line,
+    Order,
+    PoolState,
+    add_resources,
+    end_of,
+    give_back,
+    line_of,
+    touched,
+)
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
     CreateClaim,
@@ -68,6 +80,7 @@ class Turn:
         self.now = now
         self.changes = FleetChanges()
         self.events: list[Event] = []
+        self.decided = Plan((), ())
         self._names: dict[str, ClaimId | None] = {}
         self._partition_names: dict[str, PartitionId | None] = {}
         self._new: list[ClaimId] = []
@@ -239,7 +252,8 @@ class Turn:
     def foreign(self, given: ForeignSeen) -> None:
         known = self.fleet.pools[given.pool].foreign
         n_devices = self.fleet.pools[given.pool].pool.topology.n_devices
-        inside = {name: Block.of([i for i in block if i < n_devices]) for name, block in given.blocks.items()}
+        ordered = sorted(given.blocks.items())  # a driver lists them as it likes (law 9)
+        inside = {name: Block.of([i for i in block if i < n_devices]) for name, block in ordered}
         blocks = {name: block for name, block in inside.items() if len(block)}
         if known == blocks:
             return
@@ -259,7 +273,7 @@ class Turn:
             alone = Block(range(index, index + 1))
             if free.is_free(alone):
                 on_trial.take(alone)
-        for partition in list(self._partitions()):
+        for partition in sorted(self._partitions(), key=lambda one: one.id):  # not in the order of memory (law 9)
             in_the_way = partition.block.overlaps(block) or partition.name == name
             if partition.pool != pool or partition.state is not PartitionState.PROVISIONING or not in_the_way:
                 continue
@@ -398,6 +412,22 @@ class Turn:
             problem=self.changes.problems.get(name, state.problem),
         )
 
+    def _held(self, state: PoolState) -> PoolState:
+        """The pool with what this turn has changed of what is held in it, and until when."""
+        held: dict[PartitionId, Hold] = {}
+        for ident in touched(self.changes):
+            partition = self.partition(ident)
+            if partition is not None and partition.pool == state.pool.name:
+                held[ident] = Hold(partition.block, end_of(partition, self.claim(partition.claim)))
+        gone = self.changes.removed.keys() & state.holds.keys()
+        if gone or any(state.holds.get(ident) != hold for ident, hold in held.items()):
+            kept = {ident: hold for ident, hold in state.holds.items() if ident not in gone}
+            return replace(state, holds=kept | held, soonest={})
+        name = state.pool.name
+        if name in self.changes.foreign or any(pool == name for pool, _ in self.changes.devices):
+            return replace(state, soonest={})
+        return state
+
     def _used(self, state: PoolState) -> dict[str, int]:
         """The pool's secondary resources held by claims, as this turn has them."""
         used = dict(state.used)
@@ -415,8 +445,14 @@ class Turn:
 
         Args:
             since: from when on owners could renew: while the controller was down, or its database away, no lease runs.
+                From ``now`` on, where the time before is in doubt; then leases that run longer than their owners asked
+                for, because the clock was set back, are begun anew.
         """
-        for ident in sorted(self.fleet.leased):
+        if since >= self.now:
+            self._shorten_leases()
+            return
+        due = self.fleet.leases[: bisect_left(self.fleet.leases, (Instant(self.now + 1), ClaimId("")))]
+        for ident in sorted(ident for _, ident in due):
             claim = self.claim(ident)
             if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
                 continue
@@ -426,13 +462,21 @@ class Turn:
                 self._tell("claim.lapsed", claim)
                 self.release(ReleaseClaim(ident, "its lease ran out"))
 
+    def _shorten_leases(self) -> None:
+        for ident in sorted(ident for _, ident in self.fleet.leases):
+            claim = self.claim(ident)
+            if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
+                continue
+            if claim.lease_until > after(self.now, claim.spec.lease_s) and claim.state is not ClaimState.RELEASING:
+                self.renew(RenewClaim(ident))
+
     def schedule(self) -> list[tuple[ClaimId, MooringsError]]:
         """Grant what fits; the claims that would not wait and found no room (they leave no trace).
 
-        ``turn.decided`` is told when the decision differs from the last one.
+        ``decided`` has the decision then.
         """
-        pools = {name: self._seen(state) for name, state in self.fleet.pools.items()}
-        decided = plan(pools, self._held, self._waiting(), self.policy, self.now)
+        pools = {name: self._held(self._seen(state)) for name, state in self.fleet.pools.items()}
+        decided = plan(pools, self._lines(), self.policy, self.now)
         for grant in decided.grants:
             self._grant(grant)
         refused = [
@@ -443,21 +487,22 @@ class Turn:
         ]
         if decided.grants or decided.reservations != self.fleet.reservations:
             self.changes.reservations = decided.reservations
-            self.events.append(
-                Event(name="turn.decided", at=self.now, data=decided_data(decided, self.policy, self.now))
-            )
+        self.decided = decided
         return refused
 
-    def _held(self, state: PoolState) -> Iterator[Hold]:
-        return holds(state, self._partitions(), self.claim, self.now)
+    def _lines(self) -> Iterator[Iterator[Claim]]:
+        """The queue as this turn has it, line by line, each first to last."""
+        changed = sorted((claim for claim, _ in self.changes.claims.values()), key=lambda claim: claim.order)
+        new: dict[Line, list[Claim]] = {}
+        for claim in changed:
+            if claim.state is ClaimState.PENDING:
+                new.setdefault(line_of(claim.spec), []).append(claim)
+        for line, orders in self.fleet.lines.items():
+            yield merge(self._unchanged(orders), new.pop(line, ()), key=lambda claim: claim.order)
+        yield from map(iter, new.values())
 
-    def _waiting(self) -> Iterator[Claim]:
-        changed = self.changes.claims
-        old = (self.fleet.claims[order[2]] for order in self.fleet.queue if order[2] not in changed)
-        new = sorted(
-            (claim for claim, _ in changed.values() if claim.state is ClaimState.PENDING), key=lambda claim: claim.order
-        )
-        return merge(old, new, key=lambda claim: claim.order) if new else iter(old)
+    def _unchanged(self, orders: Iterable[Order]) -> Iterator[Claim]:
+        return (self.fleet.claims[order[2]] for order in orders if order[2] not in self.changes.claims)
 
     def _grant(self, grant: Grant) -> None:
         claim = self.claim(grant.claim)
@@ -611,13 +656,9 @@ def spec_data(spec: ClaimSpec) -> dict[str, object]:
     }
 
 
-def decided_data(decided: Plan, policy: Policy, now: Instant) -> str:
-    """A decision with its inputs of the moment, as ``turn.decided`` holds it: canonical, so equal is byte-equal."""
-    return canonical(
-        {
-            "now": now,
-            "policy": {"reserve": policy.reserve},
-            "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
-            "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
-        }
-    )
+def decided_data(decided: Plan) -> dict[str, object]:
+    """A decision, as ``turn.decided`` holds it."""
+    return {
+        "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
+        "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
+    }

@@ -1,22 +1,17 @@
 """What a run's folder says, as values, and their JSON.
 
-The supervisor outlives an upgrade of the controller, so a reader passes over keys it does not know and takes the
-default of those that are missing. Everything else that is not as expected is ``DamagedError``: a torn or foreign
-file must never be taken for an end. The codec of ``wire`` was not taken: it is a promise to other machines, in
-camelCase and without enums, and may change for their sake.
+The supervisor outlives an upgrade of the controller, hence ``core.records``; what is not as expected is
+``DamagedError``: a torn or foreign file must never be taken for an end.
 """
 
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import StrEnum
-from functools import cache
-from typing import NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TypeVar
 
 from moorings.core.instants import Instant
+from moorings.core.records import plain, revive
 from moorings.workloads.runs import EndRecord, Phase
 
 RecordT = TypeVar("RecordT")
@@ -81,7 +76,7 @@ class CancelOrder:
 
 def to_json(record: object) -> str:
     """A record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
-    return json.dumps(_plain(record))
+    return json.dumps(plain(record))
 
 
 def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
@@ -91,60 +86,6 @@ def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
         DamagedError: it is not JSON, or not of that kind.
     """
     try:
-        return cast("RecordT", _revive(kind, json.loads(text)))
+        return revive(kind, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"not a record of kind {kind.__name__}: {error}") from error
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, object]:
-    return get_type_hints(kind)
-
-
-def _revive(hint: object, value: object) -> object:
-    """``value`` (parsed JSON) as the type ``hint`` says; ValueError if it is something else."""
-    if isinstance(hint, NewType):
-        return _revive(hint.__supertype__, value)
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return None if value is None else _revive(next(a for a in get_args(hint) if a is not types.NoneType), value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_revive(get_args(hint)[0], item) for item in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {key: _revive(get_args(hint)[1], item) for key, item in value.items()}
-    if isinstance(hint, type):
-        return _revive_plain(hint, value)
-    raise ValueError(f"{value!r:.80} is not {hint}")
-
-
-def _revive_plain(hint: type, value: object) -> object:
-    if is_dataclass(hint) and isinstance(value, dict):
-        return _revive_record(hint, value)
-    if issubclass(hint, StrEnum) and isinstance(value, str):
-        return hint(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise ValueError(f"{value!r:.80} is not {hint.__name__}")
-
-
-def _revive_record(kind: type, values: dict[str, object]) -> object:
-    hints = _hints(kind)
-    known = {}
-    for item in fields(kind):
-        if item.name in values:
-            known[item.name] = _revive(hints[item.name], values[item.name])
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise ValueError(f"{item.name} is missing")
-    return kind(**known)

@@ -177,6 +177,14 @@ def test_soonest_is_the_best_of_all_blocks(name: str, data: st.DataObject) -> No
     assert found[1] == last(found[0]) == min(map(last, blocks_of(topology, size)))
 
 
+def test_soonest_sees_every_device_of_a_partition_that_is_no_block_of_ours() -> None:
+    """It was made outside: here on devices that are no neighbours, and on some that are but not of one block."""
+    free_map = free_map_of(PowerOfTwo(1, 16, 16))
+    scattered, shifted = Hold(Block.of([0, 5]), NEVER), Hold(Block(range(11, 16)), Instant(20))
+    assert free_map.soonest(4, [scattered]) == (Block(range(8, 12)), 0)
+    assert free_map.soonest(4, [scattered, shifted]) == (Block(range(8, 12)), 20)  # one device of it, not four
+
+
 class FreeMapMachine(RuleBasedStateMachine):
     """Random takes and releases: nothing overlaps, and the map is a function of what is taken, not of how."""
 

@@ -194,9 +194,24 @@ def test_hostile_text_is_refused_like_any_other(text):
     assert error.hint == "the file is not valid TOML"
 
 
-@pytest.mark.parametrize("text", ["[" + ".".join("a" * 2_000) + "]", ".".join("a" * 2_000) + " = 1"])
+@pytest.mark.parametrize("text", ["[" + ".".join("a" * 256) + "]", ".".join("a" * 256) + " = 1"])
 def test_deep_paths_are_read_without_getting_lost(text):
     assert "'a' is not known" in str(complaint(parse(text).finish))
+
+
+@pytest.mark.parametrize("text", ["[" + ".".join("a" * 2_000) + "]", ".".join(["'a.b'"] * 2_000) + " = 1"])
+def test_paths_so_deep_that_reading_them_takes_long_are_refused(text):
+    assert "some.toml:2: more than 256 dots" in str(complaint(parse, f"\n{text}"))
+
+
+def test_dots_in_quotes_are_no_path():
+    quoted = "a.'\\\"" * 600
+    assert parse(f'x = "{quoted}"').has("x")
+    assert parse("x = '" + "." * 1000 + "' # \"").has("x")
+
+
+def test_lines_are_counted_as_toml_counts_them():
+    assert str(complaint(parse("# a\u2028b\u0085c\nx = 1").finish)).startswith("some.toml:2:")
 
 
 def test_a_huge_file_is_refused_before_it_is_read():

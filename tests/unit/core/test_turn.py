@@ -522,6 +522,22 @@ def test_no_lease_runs_while_nobody_could_be_heard() -> None:
     assert world.claim(claim.id).state is ClaimState.RELEASING
 
 
+def test_no_lease_runs_longer_than_was_asked_for_when_the_clock_is_set_back() -> None:
+    world = World(POD)
+    claim = world.ready(4, lease_s=10.0)
+    world.now = Instant(world.now - 600 * SECOND)
+    world.since = Instant(world.now + SECOND)  # the next turn's time
+    world.step()
+    assert world.claim(claim.id).lease_until == world.now + 10 * SECOND
+    assert world.names()[-1] == "claim.renewed"
+    world.now = Instant(world.now + 8 * SECOND)
+    world.step()
+    assert world.claim(claim.id).state is ClaimState.READY
+    world.now = Instant(world.now + 2 * SECOND)
+    world.step()
+    assert world.claim(claim.id).state is ClaimState.RELEASING
+
+
 def test_one_that_does_not_fit_for_its_gcds_does_not_hide_one_that_does() -> None:
     """Claims of one size differ in more than size: a shape that fits nowhere says nothing of the others."""
     wide = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(2, 4, 8))

@@ -1,0 +1,82 @@
+"""The log decided again: the same turns from the same beginning must give the same events, byte for byte (law 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from moorings.controller.record import RELOADED, parse_decided
+from moorings.controller.turns import Demanded, decide
+from moorings.core.events import Event
+from moorings.core.fleet import Fleet
+from moorings.core.topology import Pool
+from moorings.ports.store import Row, Seq
+from moorings.workloads.turn import Runs
+
+TURN = "turn.decided"
+_OUTSIDE = ("key.", "controller.")  # written by no turn
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A turn that was decided otherwise this time.
+
+    Attributes:
+        seq: of its last event in the log.
+        logged: its events as the log has them.
+        decided: its events as they were decided now.
+    """
+
+    seq: Seq
+    logged: tuple[Event, ...]
+    decided: tuple[Event, ...]
+
+
+@dataclass(slots=True)
+class Replay:
+    """Decides a log again, turn by turn, from a fleet and runs as they were at its beginning."""
+
+    pools: Sequence[Pool]
+    fleet: Fleet = field(init=False)
+    runs: Runs = field(default_factory=Runs)
+    turns: int = 0
+    _rows: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(self.pools)
+
+    def take(self, rows: Iterable[Row]) -> Iterator[Difference]:
+        """The differences found in these rows, which follow on those taken before.
+
+        Raises:
+            MooringsError: ``log.unreadable``.
+        """
+        for row in rows:
+            if row.event.name.startswith(_OUTSIDE):
+                continue
+            self._rows.append(row.event)
+            if row.event.name == TURN:
+                logged, self._rows = tuple(self._rows), []
+                decided = self._turn(row.event)
+                if decided != logged:
+                    yield Difference(row.seq, logged, decided)
+
+    def _turn(self, event: Event) -> tuple[Event, ...]:
+        occasion, inputs = parse_decided(event.data)
+        if occasion.memory:
+            self._load(again=occasion.memory == RELOADED)
+        outcome = decide(self.fleet, self.runs, [Demanded(given) for given in inputs], occasion)
+        self.fleet.apply(outcome.fleet)
+        self.runs.apply(outcome.runs)
+        self.turns += 1
+        return tuple(outcome.changes.events)
+
+    def _load(self, *, again: bool) -> None:
+        """What a controller does when it reads the database: what only its memory held is gone, or was carried over."""
+        before = self.fleet
+        devices = [device for state in before.pools.values() for device in state.out.values()]
+        unended = sorted(before.claims.values(), key=lambda claim: (claim.arrival, claim.id))
+        self.fleet = Fleet.load(self.pools, unended, sorted(before.partitions.values(), key=lambda p: p.id), devices)
+        if again:
+            self.fleet.apply(before.beside_the_records())
+            self.fleet.last_arrival = max(self.fleet.last_arrival, before.last_arrival)

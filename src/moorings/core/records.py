@@ -1,0 +1,122 @@
+"""Values of ours as plain data and back: for what is written today and read by another release.
+
+A reader passes over fields it does not know and takes the default of those that are missing; everything else that is
+not as expected is an error, for half a record must never be taken for one. Devices stand in their text form. The codec
+of ``wire`` was not taken: it is a promise to other machines, in camelCase and without enums, and may change for their
+sake.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from moorings.core.errors import MooringsError
+from moorings.core.topology import Block
+
+RecordT = TypeVar("RecordT")
+
+
+def plain(value: object) -> object:
+    """``value`` as dictionaries, lists, texts and numbers."""
+    kind: type = type(value)
+    if kind in _ATOMS:
+        return value
+    if isinstance(value, Block):
+        return str(value)
+    names = _names(kind)
+    if names:
+        given = ((name, getattr(value, name)) for name in names)
+        return {name: one if type(one) in _ATOMS else plain(one) for name, one in given}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def said(value: object) -> object:
+    """Like ``plain``, without what has its default: a field that a later release adds does not change it."""
+    if is_dataclass(value) and not isinstance(value, Block):
+        return {item.name: said(getattr(value, item.name)) for item in fields(value) if not _is_default(value, item)}
+    return plain(value)
+
+
+def _is_default(value: object, item: Field[object]) -> bool:
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    return default is not MISSING and getattr(value, item.name) == default
+
+
+def revive(kind: type[RecordT], data: object) -> RecordT:
+    """The value of that kind that ``data`` stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    return cast("RecordT", _revive(kind, data))
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of anything else."""
+    return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else ()
+
+
+@cache
+def _hints(kind: type) -> dict[str, object]:
+    return get_type_hints(kind)
+
+
+def _revive(hint: object, value: object) -> object:
+    """``value`` (parsed JSON) as the type ``hint`` says; ValueError if it is something else."""
+    if isinstance(hint, NewType):
+        return _revive(hint.__supertype__, value)
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _revive(next(a for a in get_args(hint) if a is not types.NoneType), value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_revive(get_args(hint)[0], item) for item in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _revive(get_args(hint)[1], item) for key, item in value.items()}
+    if isinstance(hint, type):
+        return _revive_plain(hint, value)
+    raise ValueError(f"{value!r:.80} is not {hint}")
+
+
+def _revive_plain(hint: type, value: object) -> object:
+    if hint is Block and isinstance(value, str):
+        return _revive_block(value)
+    if is_dataclass(hint) and isinstance(value, dict):
+        return _revive_record(hint, value)
+    if issubclass(hint, StrEnum) and isinstance(value, str):
+        return hint(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{value!r:.80} is not {hint.__name__}")
+
+
+def _revive_block(text: str) -> Block:
+    try:
+        return Block.parse(text)
+    except MooringsError as error:
+        raise ValueError(error.detail) from error
+
+
+def _revive_record(kind: type, values: dict[str, object]) -> object:
+    hints = _hints(kind)
+    known = {}
+    for item in fields(kind):
+        if item.name in values:
+            known[item.name] = _revive(hints[item.name], values[item.name])
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{item.name} is missing")
+    return kind(**known)

@@ -1,0 +1,212 @@
+"""The log decided again: nothing is lost in writing, and every kind of input can be read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.controller.record import (
+    INPUTS,
+    RELOADED,
+    STARTED,
+    AnyInput,
+    Occasion,
+    build_decided,
+    parse_decided,
+)
+from moorings.controller.replay import Replay
+from moorings.controller.turns import Demanded, decide
+from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event
+from moorings.core.fleet import Fleet
+from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.inputs import CreateClaim, DriverAnswered, ForeignSeen, PoolAnswers, ReleaseClaim
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.queue import Plan, Policy
+from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.ports.store import Row, Seq
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.turn import CreateRun, Runs
+
+POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
+SECOND = 1_000_000
+
+
+class Log:
+    """A fleet that takes turns, and the rows they leave."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet([POOL])
+        self.runs = Runs()
+        self.rows: list[Row] = []
+        self.now = Instant(1_700_000_000 * SECOND)
+        self.since = self.now
+        self.memory = STARTED
+
+    def turn(self, *inputs: AnyInput) -> None:
+        self.now = Instant(self.now + SECOND)
+        occasion = Occasion(self.now, self.since, Policy(), self.memory)
+        outcome = decide(self.fleet, self.runs, [Demanded(one) for one in inputs], occasion)
+        self.fleet.apply(outcome.fleet)
+        self.runs.apply(outcome.runs)
+        for event in outcome.changes.events:
+            self.rows.append(Row(Seq(len(self.rows) + 1), event))
+        if outcome.changes:
+            self.memory = ""
+
+    def reload(self, memory: str) -> None:
+        """What a controller does after a failed save, or a new one at its start."""
+        before = self.fleet
+        self.fleet = Fleet.load(
+            [POOL],
+            list(before.claims.values())[::-1],
+            before.partitions.values(),
+            list(before.pools["pod8"].out.values()),  # type: ignore[index]
+        )
+        if memory == RELOADED:
+            self.fleet.apply(before.beside_the_records())
+            self.fleet.last_arrival = before.last_arrival
+        self.memory = STARTED if STARTED in (memory, self.memory) else memory
+
+    def orders(self) -> list[Partition]:
+        return [one for one in self.fleet.partitions.values() if one.state is not PartitionState.ACTIVE]
+
+
+def claim(number: int, size: int = 1, **more: object) -> CreateClaim:
+    spec = ClaimSpec(kind="ipu", size=size, **more)  # type: ignore[arg-type]
+    return CreateClaim(id=ClaimId(f"claim-{number}"), name=f"c{number}", owner="user/ann", subject="ann", spec=spec)
+
+
+def answer(partition: Partition, verdict: Verdict = Verdict.OK) -> DriverAnswered:
+    order = {"PROVISIONING": "create", "RESETTING": "reset"}.get(partition.state, "remove")
+    seen = Seen.ABSENT if order == "remove" else Seen.ACTIVE
+    return DriverAnswered(PartitionId(partition.id), partition.version, order, Answer(verdict, seen, "as ordered"))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Some life of a pool: claims of all sizes, good and bad answers, strangers, restarts."""
+    log = Log()
+    for number in range(draw(st.integers(1, 25))):
+        what = draw(st.integers(0, 9))
+        if what <= 3:
+            queue = draw(st.sampled_from(QueueMode))
+            lease = draw(st.sampled_from([None, 3.0]))
+            log.turn(claim(number, draw(st.sampled_from([0, 1, 2, 4, 8])), queue=queue, lease_s=lease, priority=what))
+        elif what <= 5:
+            verdict = draw(st.sampled_from([Verdict.OK, Verdict.OK, Verdict.BROKEN, Verdict.REJECTED]))
+            log.turn(*(answer(one, verdict) for one in log.orders()))
+        elif what == 6:
+            held = sorted(log.fleet.claims)
+            log.turn(*(ReleaseClaim(ident, "done") for ident in held[: draw(st.integers(0, 3))]))
+        elif what == 7:
+            blocks = draw(
+                st.sampled_from(
+                    [
+                        {},
+                        {"z": Block.parse("2-3"), "b": Block.parse("5")},
+                        {"b": Block.parse("0,2,5"), "a": Block.parse("7")},
+                    ]
+                )
+            )
+            log.turn(ForeignSeen(PoolName("pod8"), blocks))
+        elif what == 8:
+            log.turn(PoolAnswers(PoolName("pod8"), draw(st.sampled_from(["", "no listing"]))))
+        else:
+            log.reload(draw(st.sampled_from([STARTED, RELOADED])))
+    return log
+
+
+@given(logs())
+def test_a_log_is_decided_again_byte_for_byte(log: Log) -> None:
+    replay = Replay([POOL])
+    through_json = [
+        replace(
+            row,
+            event=replace(
+                row.event, data=json.dumps(json.loads(row.event.data), sort_keys=True, separators=(",", ":"))
+            ),
+        )
+        for row in log.rows
+    ]
+    assert list(replay.take(through_json)) == []
+    assert replay.fleet.claims == log.fleet.claims
+    assert replay.fleet.partitions == log.fleet.partitions
+    if not log.memory:  # else what only memory held has gone since the last turn
+        assert replay.fleet.reservations == log.fleet.reservations
+
+
+def test_another_order_of_the_same_inputs_is_another_decision() -> None:
+    log = Log()
+    log.turn(claim(1, 8), claim(2, 4))
+    (row,) = [row for row in log.rows if row.event.name == "turn.decided"]
+    data = json.loads(row.event.data)
+    data["inputs"].reverse()
+    forged = [replace(one, event=replace(one.event, data=json.dumps(data))) if one is row else one for one in log.rows]
+    (difference,) = Replay([POOL]).take(forged)
+    assert difference.seq == row.seq
+    assert difference.decided != difference.logged
+
+
+def test_a_refused_claim_leaves_nothing_to_replay() -> None:
+    log = Log()
+    log.turn(claim(1, 8))
+    before = len(log.rows)
+    log.turn(claim(2, 8, queue=QueueMode.NEVER))
+    assert len(log.rows) == before
+
+
+def test_what_no_turn_wrote_is_passed_over() -> None:
+    log = Log()
+    log.turn(claim(1))
+    row = Row(Seq(0), Event(name="key.created", at=log.now))
+    assert list(Replay([POOL]).take([row, *log.rows, row])) == []
+
+
+def test_every_input_has_a_name_in_the_log() -> None:
+    assert set(INPUTS.values()) == {kind for union in get_args(AnyInput) for kind in (get_args(union) or (union,))}
+
+
+def test_the_log_keeps_no_environment() -> None:
+    job = JobSpec(
+        name="j",
+        command=("train",),
+        workdir="/home/ann/secret-project",
+        environment={"TOKEN": "hunter2"},
+        accelerators=Accelerators(size=2),
+    )
+    log = Log()
+    log.turn(CreateRun(id="run-1", claim=ClaimId("claim-1"), job=job, engine="local", subject="ann"))  # type: ignore[arg-type]
+    text = "".join(row.event.data for row in log.rows)
+    assert "train" in text
+    assert "hunter2" not in text
+    assert "secret-project" not in text
+    assert list(Replay([POOL]).take(log.rows)) == []
+
+
+OCCASION = Occasion(Instant(2), Instant(1), Policy(reserve=False), STARTED)
+
+
+def test_a_turn_is_read_back_as_it_was_written() -> None:
+    inputs = (claim(1, 4, resources={"memory": 5}, time_limit_s=2.5), PoolAnswers(PoolName("pod8"), "gone"))
+    event = build_decided(OCCASION, inputs, Plan((), ()))
+    assert parse_decided(event.data) == (OCCASION, inputs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"now":1}', '{"now":2,"since":1,"policy":{},"inputs":[["fly",{}]]}', '{"now":"x","inputs":[]}'],
+)
+def test_a_turn_that_cannot_be_read_is_told(text: str) -> None:
+    with pytest.raises(MooringsError) as caught:
+        parse_decided(text)
+    assert caught.value.code == "log.unreadable"
+    assert caught.value.hint

@@ -1,0 +1,398 @@
+"""The plan of a turn is the one that a walk over the whole queue makes, claim by claim, with nothing remembered.
+
+``plan`` leaves a line of the queue once it knows that the rest of the line gets nothing. The reference below knows no
+lines; on random fleets both decide the same, to the byte (law 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, FleetChanges, PoolState, Reservation, enough
+from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.inputs import (
+    CreateClaim,
+    DrainDevice,
+    DriverAnswered,
+    ForeignSeen,
+    Input,
+    PoolAnswers,
+    ReleaseClaim,
+    ResumeDevice,
+)
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.laws import check
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
+from moorings.core.queue import Grant, Plan, Policy, plan, pools_for, soonest
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.turn import Turn, decided_data
+
+POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 4, 8), (("memory", 9),))
+POD2 = Pool(PoolName("pod2"), "ipu", "simulated", PowerOfTwo(1, 4, 4))
+CROSS = Pool(PoolName("cross"), "gpu", "simulated", AnySubset(5, 4), (("memory", 9),))
+RACK = Pool(
+    PoolName("rack"),
+    "gpu",
+    "simulated",
+    Catalogue(6, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 6, n))),
+)
+NOW = Instant(1_000 * SECOND)
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+def walk(
+    pools: Mapping[PoolName, PoolState],
+    held: Callable[[PoolState], Iterable[Hold]],
+    waiting: Iterable[Claim],
+    policy: Policy,
+    now: Instant,
+) -> Plan:
+    """Who gets what, asked of every claim of the queue, one after the other."""
+    grants: list[Grant] = []
+    kept: dict[tuple[PoolName, bool], Reservation] = {}
+    used = {name: dict(state.used) for name, state in pools.items()}
+    granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
+
+    def use(claim: Claim, state: PoolState) -> None:
+        for name, amount in claim.spec.resources.items():
+            used[state.pool.name][name] = used[state.pool.name].get(name, 0) + amount
+
+    with ExitStack() as stack:
+        trials = {name: stack.enter_context(trial(state.free)) for name, state in pools.items()}
+
+        def fits(claim: Claim, state: PoolState) -> bool:
+            spec, name = claim.spec, state.pool.name
+            if state.problem or not enough(state.pool, used[name], spec.resources):
+                return False
+            block = state.free.find(spec.size) if spec.size else None
+            if spec.size and block is None:
+                return False
+            if block is not None:
+                trials[name].take(block)
+                until = after(now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
+                granted[name].append(Hold(block, until))
+            use(claim, state)
+            grants.append(Grant(claim.id, name, block))
+            return True
+
+        def reserves(claim: Claim, able: list[PoolState]) -> None:
+            found: list[tuple[Instant, int, int, Block]] = []
+            for place, state in enumerate(able):
+                if (state.pool.name, claim.spec.size > 0) in kept or state.problem:
+                    continue
+                holds = list(chain(held(state), granted[state.pool.name]))
+                best = state.free.soonest(claim.spec.size, holds) if claim.spec.size else (Block(()), NEVER)
+                if best is not None and best[1] < OUT_OF_SERVICE:
+                    block, until = best
+                    inside = sum(len(hold.block) for hold in holds if hold.block.overlaps(block))
+                    found.append((until, inside, place, block))
+            if not found:
+                return
+            until, _, place, block = min(found, key=lambda one: one[:3])
+            state = able[place]
+            for part in state.free.free_within(block) if len(block) else ():
+                trials[state.pool.name].take(part)
+            use(claim, state)
+            kept[state.pool.name, claim.spec.size > 0] = Reservation(claim.id, state.pool.name, block, until)
+
+        for claim in waiting:
+            try:
+                able = pools_for(claim.spec, pools)
+            except MooringsError:
+                continue
+            served = any(fits(claim, state) for state in able)
+            if not served and policy.reserve and claim.spec.queue is QueueMode.WAIT:
+                reserves(claim, able)
+        return Plan(tuple(grants), tuple(kept.values()))
+
+
+# -- random fleets -----------------------------------------------------------------------------------------------------
+
+amounts = st.dictionaries(st.just("memory"), st.sampled_from([1, 1, 2, 4, 8]), max_size=1)
+asked = st.sampled_from([1, 2, 4, 8])  # few, so that many stand in one line
+specs = st.builds(
+    ClaimSpec,
+    kind=st.sampled_from(["ipu", "ipu", "gpu"]),
+    size=asked,
+    gcds=st.sampled_from([1, 2]),
+    pool=st.sampled_from([None, None, None, None, PoolName("pod"), PoolName("gone")]),
+    resources=amounts,
+    priority=st.integers(0, 1),
+    time_limit_s=st.sampled_from([None, 20.0, 60.0]),
+    lease_s=st.sampled_from([None, None, 5.0]),
+    queue=st.sampled_from([QueueMode.WAIT, QueueMode.WAIT, QueueMode.NEVER]),
+) | st.builds(
+    ClaimSpec,
+    kind=st.sampled_from(["ipu", "gpu"]),
+    size=st.just(0),
+    resources=st.fixed_dictionaries({"memory": st.sampled_from([1, 4, 8])}),
+    priority=st.integers(0, 1),
+)
+
+
+def claim_of(number: int, spec: ClaimSpec) -> Claim:
+    lease = Instant(NOW + (number % 3 - 1) * SECOND) if spec.lease_s is not None else None
+    ident = ClaimId(f"c{number:02}")
+    arrival = Instant(NOW - 500 * SECOND + number)
+    return Claim(
+        id=ident, name=ident, owner="user/ann", subject="ann", spec=spec, state=ClaimState.PENDING, arrival=arrival,
+        lease_until=lease,
+    )  # fmt: skip
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    """Pools that hold some partitions, broken devices and blocks made by others, and a queue."""
+    pools = draw(
+        st.lists(st.sampled_from([POD, POD2, CROSS, RACK]), min_size=1, max_size=3, unique_by=lambda pool: pool.name)
+    )
+    fleet = Fleet(pools)
+    changes = FleetChanges()
+    for index in draw(st.sets(st.integers(0, 3), max_size=2)):
+        pool = draw(st.sampled_from(pools))
+        changes.devices[pool.name, index] = Device(pool.name, index, DeviceState.DRAINED, "", NOW)
+    for pool in pools:
+        if draw(st.integers(0, 4)) == 0:
+            changes.foreign[pool.name] = {"theirs": Block(range(2, 4))}
+        if draw(st.integers(0, 4)) == 0:
+            changes.problems[pool.name] = "down"
+    fleet.apply(changes)
+    for number, spec in enumerate(draw(st.lists(specs, max_size=10))):
+        hold(fleet, claim_of(number, spec), draw(st.sampled_from([0, 30, 90])), draw(st.integers(0, 5)) == 0)
+    waiting = [
+        claim_of(10 + number, spec) for number, spec in enumerate(draw(st.lists(specs, min_size=4, max_size=24)))
+    ]
+    fleet.apply(FleetChanges(claims={claim.id: (claim, None) for claim in waiting}))
+    return fleet
+
+
+def hold(fleet: Fleet, claim: Claim, ago_s: float, removing: bool) -> None:
+    """Let a claim hold a block of the first pool that has one free, since ``ago_s``."""
+    for state in fleet.pools.values():
+        block = state.free.find(claim.spec.size) if claim.spec.size in state.pool.topology.sizes else None
+        if block is None or not state.room(claim.spec.resources):
+            continue
+        partition = Partition(
+            id=PartitionId(f"{claim.id}-0"), name=claim.name, claim=claim.id, pool=state.pool.name, block=block, gcds=1,
+            replicas_per_gcd=1, state=PartitionState.REMOVING if removing else PartitionState.ACTIVE, since=NOW,
+        )  # fmt: skip
+        since = Instant(NOW - round(ago_s * SECOND))
+        held = replace(
+            claim, state=ClaimState.RELEASING if removing else ClaimState.READY, pool=state.pool.name,
+            partition=partition.id, granted_at=since, ready_at=since,
+        )  # fmt: skip
+        fleet.apply(FleetChanges(claims={claim.id: (held, None)}, partitions={partition.id: (partition, None)}))
+        return
+
+
+def asks(spec: ClaimSpec, number: int) -> CreateClaim:
+    ident = ClaimId(f"n{number:03}")
+    return CreateClaim(id=ident, name=ident, owner="user/bob", subject="bob", spec=spec)
+
+
+ORDERS = {PartitionState.PROVISIONING: "create", PartitionState.REMOVING: "remove", PartitionState.ACTIVE: "list"}
+
+
+def answers(fleet: Fleet, number: int, seen: Seen) -> Iterator[Input]:
+    """The driver's word on some partition."""
+    known = sorted(fleet.partitions.values(), key=lambda partition: partition.id)
+    for partition in known[number % len(known) :][:1] if known else ():
+        answer = Answer(Verdict.OK, seen)
+        yield DriverAnswered(partition.id, partition.version, ORDERS.get(partition.state, "list"), answer)
+
+
+def releases(fleet: Fleet, number: int) -> Iterator[Input]:
+    known = sorted(fleet.claims)
+    yield from (ReleaseClaim(ident, "done") for ident in (known[number % len(known) :][:1] if known else ()))
+
+
+def hardware(fleet: Fleet, number: int, word: str) -> Iterator[Input]:
+    """Something befalls the first of the pools."""
+    pool = next(iter(fleet.pools))
+    if word == "drain":
+        yield DrainDevice(pool, number % 4, "hot")
+    elif word == "resume":
+        yield ResumeDevice(pool, number % 4)
+    elif word == "foreign":
+        yield ForeignSeen(pool, {"other": Block(range(number % 4, number % 4 + 1))} if number % 2 else {})
+    else:
+        yield PoolAnswers(pool, word)
+
+
+Happening = Callable[[Fleet, int], Iterator[Input]]
+happenings: st.SearchStrategy[Happening] = st.one_of(
+    specs.map(lambda spec: lambda _, number: iter([asks(spec, number)])),
+    st.integers(0, 40).map(lambda one: lambda fleet, _: releases(fleet, one)),
+    st.tuples(st.integers(0, 40), st.sampled_from([Seen.ACTIVE, Seen.ABSENT, Seen.ABSENT, Seen.ERROR])).map(
+        lambda one: lambda fleet, _: answers(fleet, *one)
+    ),
+    st.tuples(st.integers(0, 7), st.sampled_from(["drain", "resume", "foreign", "down", ""])).map(
+        lambda one: lambda fleet, _: hardware(fleet, *one)
+    ),
+)
+turns = st.lists(
+    st.tuples(st.sampled_from([-5, 0, 1, 10, 30]), st.lists(happenings, max_size=4)), min_size=1, max_size=5
+)
+
+
+# -- both decide the same ----------------------------------------------------------------------------------------------
+
+
+def held(turn: Turn, state: PoolState) -> Iterator[Hold]:
+    """Everything in a pool that is not free, of all partitions and devices of a turn."""
+    for partition in turn._partitions():
+        claim = turn.claim(partition.claim)
+        until = NEVER
+        if claim is not None and claim.spec.time_limit_s is not None and claim.granted_at is not None:
+            until = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+        if partition.state is PartitionState.REMOVING:
+            until = Instant(0)
+        elif until <= turn.now:
+            until = NEVER
+        if partition.pool == state.pool.name:
+            yield Hold(partition.block, until)
+    yield from (Hold(Block(range(index, index + 1)), OUT_OF_SERVICE) for index in state.out)
+    yield from (Hold(block, NEVER) for block in state.foreign.values())
+
+
+def in_order(turn: Turn) -> Iterator[Claim]:
+    """The queue as a turn has it, of all its claims."""
+    known = turn.fleet.claims | {ident: claim for ident, (claim, _) in turn.changes.claims.items()}
+    pending = (claim for claim in known.values() if claim.state is ClaimState.PENDING)
+    yield from sorted(pending, key=lambda claim: claim.order)
+
+
+def remembers_what_is_so(state: PoolState) -> bool:
+    return all(soonest(state, size, (), known.since) == known for size, known in state.soonest.items())
+
+
+@settings(max_examples=400)
+@given(fleets(), turns, st.sampled_from([True, True, False]))
+def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
+    fleet: Fleet, given: list[tuple[int, list[Happening]]], reserve: bool
+) -> None:
+    policy = Policy(reserve=reserve)
+    now, n_given = NOW, 0
+    for passed_s, happened in given:
+        now = Instant(now + passed_s * SECOND)
+        with Turn(fleet, policy, now) as turn:
+            for one in happened:
+                n_given += 1
+                for put in one(fleet, n_given):
+                    turn.take(put)
+            turn.lapse(Instant(0))
+            pools = {name: turn._held(turn._seen(state)) for name, state in fleet.pools.items()}
+            assert all(remembers_what_is_so(state) for state in pools.values())
+            expected = walk(pools, partial(held, turn), in_order(turn), policy, now)
+            decided = plan(pools, turn._lines(), policy, now)
+            assert decided == expected
+            assert decided_data(decided) == decided_data(expected)
+            turn.schedule()
+            changes = turn.changes
+        fleet.apply(changes)
+        assert all(remembers_what_is_so(state) for state in fleet.pools.values())
+        assert [finding for finding in check(fleet) if finding.law == 7] == []
+
+
+@given(fleets())
+def test_the_queue_s_lines_and_leases_are_the_same_when_they_are_loaded_anew(fleet: Fleet) -> None:
+    loaded = Fleet.load([state.pool for state in fleet.pools.values()], fleet.claims.values(), (), ())
+    assert (loaded.queue, loaded.lines, loaded.leases) == (fleet.queue, fleet.lines, fleet.leases)
+    for claim in list(fleet.claims.values()):
+        fleet.apply(FleetChanges(claims={claim.id: (replace(claim, state=ClaimState.CANCELLED), claim.version)}))
+    assert (fleet.queue, fleet.lines, fleet.leases) == ([], {}, [])
+
+
+def test_a_lease_lapses_when_it_has_run_out_and_not_before() -> None:
+    fleet = Fleet([POD])
+    claims = [claim_of(number, ClaimSpec(kind="ipu", size=1, lease_s=5.0)) for number in (5, 4, 3)]
+    fleet.apply(FleetChanges(claims={claim.id: (claim, None) for claim in claims}))  # over since 1 s; in 1 s; now
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.lapse(Instant(0))
+        assert [event.claim for event in turn.events if event.name == "claim.lapsed"] == ["c03", "c04"]
+
+
+def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_passes() -> None:
+    """Nothing changes but the time, which may also be set back."""
+    fleet = Fleet([POD])
+    short, long, waiting = (
+        claim_of(n, ClaimSpec(kind="ipu", size=4, time_limit_s=s)) for n, s in enumerate((20, 60, 9))
+    )
+    hold(fleet, short, 0, removing=False)
+    hold(fleet, long, 0, removing=False)
+    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
+
+    def kept_at(passed_s: int) -> list[str]:
+        with Turn(fleet, Policy(), Instant(NOW + passed_s * SECOND)) as turn:
+            turn.schedule()
+        fleet.apply(turn.changes)
+        return [str(kept.block) for kept in fleet.reservations]
+
+    assert [kept_at(s) for s in (1, 2, 20, 30, 60, 61, 30, 19)] == [
+        *(["0-3"], ["0-3"]),  # the short one ends first
+        *(["4-7"], ["4-7"]),  # it has not ended, and nobody knows when it will
+        *(["0-3"], ["0-3"]),  # nor the other one
+        *(["4-7"], ["0-3"]),  # the clock is set back
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        (FleetChanges(devices={(POD.name, 5): Device(POD.name, 5, DeviceState.DRAINED, "", NOW)}), []),
+        (FleetChanges(foreign={POD.name: {"theirs": Block(range(3, 6))}}), ["0-7"]),
+        (FleetChanges(removed={PartitionId("c01-0"): 1}), ["0-7"]),
+    ],
+)
+def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_something_else_is_held(
+    changed: FleetChanges, kept: list[str]
+) -> None:
+    fleet = Fleet([POD])
+    held, going = (claim_of(number, ClaimSpec(kind="ipu", size=2, time_limit_s=60)) for number in (0, 1))
+    hold(fleet, held, 0, removing=False)
+    hold(fleet, going, 0, removing=True)
+    waiting = claim_of(2, ClaimSpec(kind="ipu", size=8, gcds=2))
+    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.schedule()
+    assert [str(one.block) for one in turn.changes.reservations or ()] == ["0-7"]
+    state = fleet.pools[POD.name]
+    assert list(state.soonest) == [8]
+    fleet.apply(changed)
+    assert remembers_what_is_so(state)
+    with Turn(fleet, Policy(), NOW) as turn:
+        assert [str(one.block) for one in plan(fleet.pools, turn._lines(), Policy(), NOW).reservations] == kept
+    assert list(state.soonest) == [8]
+    assert remembers_what_is_so(state)
+
+
+@pytest.mark.parametrize(
+    "put", [DrainDevice(POD.name, 5, "hot"), ForeignSeen(POD.name, {"theirs": Block(range(3, 6))})]
+)
+def test_a_turn_does_not_use_what_is_remembered_from_before_its_own_changes(put: Input) -> None:
+    fleet = Fleet([POD])
+    hold(fleet, claim_of(0, ClaimSpec(kind="ipu", size=2, time_limit_s=60)), 0, removing=False)
+    waiting = claim_of(2, ClaimSpec(kind="ipu", size=8, gcds=2))
+    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.schedule()
+    state = fleet.pools[POD.name]
+    assert list(state.soonest) == [8]
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.take(put)
+        assert remembers_what_is_so(turn._held(turn._seen(state)))
+    assert remembers_what_is_so(state)
