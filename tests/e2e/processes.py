@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ provision_per_device_s = 0.0
 remove_s = 0.05
 remove_per_device_s = 0.0
 """
+
+
+LEADS = "controller.leads"
 
 
 @dataclass
@@ -55,12 +60,15 @@ class ControllerProcess:
             *("--pools", str(self.folder / "pools.toml"), "--credentials", str(self.credentials), *self.flags),
         ]
 
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
     def start(self) -> None:
         """Start it and wait until it answers."""
         (self.folder / "pools.toml").write_text(self.pools)
         told = self.data / "controller.json"
         with (self.folder / "controller.log").open("ab") as log:
-            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log)
+            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log, env=self.environment())
         deadline = time.monotonic() + 30
         while not told.exists() or json.loads(told.read_text())["pid"] != self.process.pid:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -103,3 +111,35 @@ class ControllerProcess:
             return answer.status, json.loads(text) if text else None
         finally:
             connection.close()
+
+
+@dataclass
+class Twin(ControllerProcess):
+    """One of two controllers of an installation on one machine."""
+
+    database: str = ""
+    shared: Path = Path()
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "MOORINGS_DATABASE": self.database}
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--shared", str(self.shared)]
+
+    def log(self) -> str:
+        file = self.folder / "controller.log"
+        return file.read_text() if file.exists() else ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether the last it said of its standing is that it leads."""
+        said = [line for line in self.log().splitlines() if LEADS in line or "leadership.lost" in line]
+        return bool(said) and LEADS in said[-1]
+
+
+def until(true: Callable[[], object], wait_s: float = 30.0) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + wait_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

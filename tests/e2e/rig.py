@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.app.wiring import Assembly, assemble
+from moorings.controller.replay import Difference, Replay
 from moorings.controller.service import Controller
 from moorings.core.access import Caller, Role
 from moorings.core.claims import Claim, ClaimSpec
@@ -18,6 +19,7 @@ from moorings.core.laws import check
 from moorings.core.pools import parse_pools
 from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.ports.store import Seq, Store
 from moorings.store.sqlite import open_sqlite
 from moorings.workloads.jobs import Accelerators, JobSpec
 
@@ -109,10 +111,12 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, pools: str = POD16, clock: QuickClock | None = None) -> AsyncIterator[Rig]:
+async def running(
+    folder: Path, pools: str = POD16, clock: QuickClock | None = None, store: Store | None = None
+) -> AsyncIterator[Rig]:
     """A controller over ``folder``; leaving the block is as sudden as a crash can be in one process."""
     clock = clock or QuickClock()
-    store = open_sqlite(folder / "moorings.db")
+    store = store or open_sqlite(folder / "moorings.db")
     assembly = await assemble(
         store=store,
         entries=parse_pools(pools),
@@ -126,6 +130,7 @@ async def running(folder: Path, pools: str = POD16, clock: QuickClock | None = N
     try:
         yield Rig(assembly, clock)
         assert check(assembly.loop.fleet) == []
+        assert decided_again(store, pools) == []
         for task in tasks:
             assert not task.done(), task
     finally:
@@ -135,6 +140,12 @@ async def running(folder: Path, pools: str = POD16, clock: QuickClock | None = N
         assembly.loop.close()
         await assembly.close()
         store.close()
+
+
+def decided_again(store: Store, pools: str) -> list[Difference]:
+    """Turns of the whole log that are decided otherwise when it is replayed (law 9)."""
+    replay = Replay([entry.pool for entry in parse_pools(pools)])
+    return list(replay.take(store.events(Seq(0), 1_000_000)))
 
 
 def job(*command: str, size: int = 1, tasks: int = 1, workdir: str = "/tmp", **more: object) -> JobSpec:

@@ -1,20 +1,28 @@
-"""The data folder: made with the right modes, used by one controller at a time, telling others where that one listens.
+"""A controller's folders, made with the right modes; one controller at a time uses a data folder, and tells where.
 
 The lock is held by ``flock`` for the life of the process, so no crash leaves it behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import json
 import os
+import re
 import secrets
+import time
 from pathlib import Path
 
 from moorings import __version__
 from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
+RESTORED = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
+RESTORING = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
+DRAFT_AGE_S_MAX = 60.0  # whoever writes a draft for longer than that was killed; others may be writing theirs now
+_DRAFT = re.compile(r"\.(controller\.json|pepper|pools\.toml)\.\d+\.tmp")
 _NEW_PEPPER = "put the file back; removed, a new one is made and every access key is void"
 
 DEFAULT_POOLS = """\
@@ -38,13 +46,8 @@ class DataFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _make_own(path)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.stat().st_uid != os.getuid():
-                raise MooringsError(
-                    "config.invalid", f"{path} belongs to another user", hint="use a folder of your own"
-                )
-            path.chmod(0o700)
             self._lock = os.open(path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise MooringsError("config.invalid", f"the data folder {path} cannot be used: {error}") from error
@@ -57,30 +60,9 @@ class DataFolder:
                 f"another controller uses {path}{_who(path)}",
                 hint="'moor status' shows it; 'moor down' stops it; or use another --data folder",
             ) from None
-
-    def pepper(self) -> bytes:
-        """The secret that access keys are digested with; made at the first start, kept outside the database.
-
-        Raises:
-            MooringsError: ``config.invalid``.
-        """
-        path = self.path / "pepper"
-        if not path.exists():
-            write_private(path, secrets.token_hex(PEPPER_BYTES))
-        try:
-            pepper = bytes.fromhex(path.read_text(encoding="ascii"))
-        except (OSError, ValueError) as error:
-            raise MooringsError("config.invalid", f"{path} cannot be read: {error}", hint=_NEW_PEPPER) from error
-        if len(pepper) != PEPPER_BYTES:
-            raise MooringsError("config.invalid", f"{path} does not hold {PEPPER_BYTES} bytes", hint=_NEW_PEPPER)
-        return pepper
-
-    def pools_file(self, chosen: Path | None) -> Path:
-        """The pools file: the chosen one, or the folder's own, made with the default pool if it is missing."""
-        path = chosen or self.path / "pools.toml"
-        if chosen is None and not path.exists():
-            write_private(path, DEFAULT_POOLS)
-        return path
+        for draft in path.iterdir():
+            if _DRAFT.fullmatch(draft.name):  # of a controller that was killed while it wrote; one may hold the pepper
+                draft.unlink(missing_ok=True)
 
     def announce(self, url: str) -> None:
         """Tell where this controller listens and which process it is (start ticks tell it from a later namesake)."""
@@ -94,20 +76,123 @@ class DataFolder:
         os.close(self._lock)
 
 
+class SharedFolder:
+    """What belongs to an installation and not to one of its controllers; the data folder, where there is only one.
+
+    Args:
+        path: the folder; made if missing.
+
+    Raises:
+        MooringsError: ``config.invalid`` if it cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _make_own(path)
+
+    def pepper(self) -> bytes:
+        """The secret that access keys are digested with; made at the first start, kept outside the database.
+
+        Raises:
+            MooringsError: ``config.invalid``.
+        """
+        path = self.path / "pepper"
+        if not path.exists():
+            write_once(path, secrets.token_hex(PEPPER_BYTES))
+        try:
+            pepper = bytes.fromhex(path.read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise MooringsError("config.invalid", f"{path} cannot be read: {error}", hint=_NEW_PEPPER) from error
+        if len(pepper) != PEPPER_BYTES:
+            raise MooringsError("config.invalid", f"{path} does not hold {PEPPER_BYTES} bytes", hint=_NEW_PEPPER)
+        return pepper
+
+    def pools_file(self, chosen: Path | None) -> Path:
+        """The pools file: the chosen one, or the folder's own, made with the default pool if it is missing."""
+        path = chosen or self.path / "pools.toml"
+        if chosen is None and not path.exists():
+            write_once(path, DEFAULT_POOLS)
+        return path
+
+    def check_installation(self, installation: str, *, led: bool, local_runs: bool) -> None:
+        """See that this folder belongs to the database; one that belongs to none yet is taken into use.
+
+        A leader that finds another's runs missing would take their jobs for dead and their partitions for free (law 3).
+
+        Args:
+            installation: the id in the database.
+            led: whether a controller has led it before.
+            local_runs: whether jobs run as processes of this machine.
+
+        Raises:
+            MooringsError: ``config.invalid``.
+        """
+        path = self.path / "installation"
+        known = path.read_text(encoding="ascii").strip() if path.exists() else ""
+        if not known and (not led or not local_runs):
+            write_once(path, installation + "\n")
+        elif not known:
+            raise MooringsError(
+                "config.invalid",
+                f"{self.path} is new, but the database's installation {installation} has been led from another folder",
+                hint="use that folder with --shared; on another machine, copy its pepper and set local_runs = false",
+            )
+        elif known != installation:
+            raise MooringsError(
+                "config.invalid",
+                f"{self.path} belongs to installation {known[:40]!r}, and the database to {installation}",
+                hint="each installation has a folder of its own: choose it with --shared",
+            )
+
+
+def _make_own(path: Path) -> None:
+    """Make a folder that only its owner can use.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_uid != os.getuid():
+            raise MooringsError("config.invalid", f"{path} belongs to another user", hint="use a folder of your own")
+        path.chmod(0o700)
+    except OSError as error:
+        raise MooringsError("config.invalid", f"the folder {path} cannot be used: {error}") from error
+
+
+def write_once(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, unless there is one: of two that start together one wins."""
+    draft = _draft(path, text)
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whole or not at all."""
+    _draft(path, text).replace(path)
+
+
+def _draft(path: Path, text: str) -> Path:
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # it may hold a secret, and nobody will finish it
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > DRAFT_AGE_S_MAX:
+                old.unlink()
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
+    return draft
 
 
 def _who(path: Path) -> str:
     try:
         told = json.loads((path / "controller.json").read_text(encoding="utf-8"))
         return f" (process {int(told['pid'])}, {told['url']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return ""

@@ -20,8 +20,13 @@ DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
-_PATHS = ("data", "pools", "credentials")
+_PATHS = ("data", "shared", "pools", "credentials", "log_file")
+_NUMBERS = ("log_file_bytes_max", "keep_runs_days")
+_BOOLEANS = ("reserve", "local_runs")
+_DATABASE = re.compile(r"postgres(ql)?://\S+")
+_ADVERTISED = re.compile(r"http://[^\s/?#]+")
 _PORT = re.compile(r"[0-9]{1,5}")
+_NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,23 @@ class Settings:
     data: Path = field(metadata={"flag": "--data", "environment": "MOORINGS_DATA"})
     """Folder of the database, the runs and the simulated hardware; made 0700. Default: ``$XDG_STATE_HOME/moorings``
     (``~/.local/state/moorings``), or ``/var/lib/moorings`` under systemd, which sets ``STATE_DIRECTORY``."""
+
+    database: str = field(default="", repr=False, metadata={"environment": "MOORINGS_DATABASE"})
+    """``postgresql://user@host/name``: a PostgreSQL database (14 or newer), which several controllers may share: one
+    leads, the others hand their callers on to it and take over within seconds. The password belongs in the passfile
+    (``~/.pgpass``) or this variable, so there is no flag. Default: SQLite, ``moorings.db`` in the data folder."""
+
+    shared: Path | None = field(default=None, metadata={"flag": "--shared"})
+    """With PostgreSQL: the folder of what belongs to the installation and not to one controller (pepper of the access
+    keys, pools file, runs, simulated hardware), the same for all controllers of one machine. Default: ``data``."""
+
+    local_runs: bool = field(default=True, metadata={})
+    """Whether jobs may run as processes of this machine. Off where the controllers are on several machines: one that
+    takes over could not see the other machine's processes."""
+
+    advertise: str = field(default="", metadata={"flag": "--advertise"})
+    """With PostgreSQL: ``http://host:port`` where the other controllers reach this one. Default: the address it listens
+    on."""
 
     host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
     """Address to listen on. Default: only this machine, because there is no TLS yet."""
@@ -56,6 +78,17 @@ class Settings:
 
     log_format: str = field(default="logfmt", metadata={"flag": "--log-format"})
     """``logfmt`` (one readable line an event) or ``json``. Default ``logfmt``."""
+
+    log_file: Path | None = field(default=None, metadata={"flag": "--log-file"})
+    """The log, as a file that is put aside when it is full (three older ones are kept). Default: standard error, for
+    the journal; ``moor up`` names ``controller.log`` in the data folder."""
+
+    log_file_bytes_max: int = field(default=20_000_000, metadata={"flag": "--log-file-bytes-max"})
+    """Size in bytes at which ``log_file`` is put aside; 0: never. Default 20,000,000: 80 MB in all, weeks of events."""
+
+    keep_runs_days: int = field(default=90, metadata={"flag": "--keep-runs-days"})
+    """Days after its end for which a local run's folder with its output is kept; 0: for ever. What the database knows
+    of a run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
 
 
 def default_data(environment: Mapping[str, str]) -> Path:
@@ -103,9 +136,9 @@ def _read_file(path: Path) -> dict[str, str | int | bool]:
     for item in fields(Settings):
         if not table.has(item.name):
             continue
-        if item.name == "port":
+        if item.name == "port" or item.name in _NUMBERS:
             found[item.name] = table.integer(item.name)
-        elif item.name == "reserve":
+        elif item.name in _BOOLEANS:
             found[item.name] = table.boolean(item.name)
         else:
             found[item.name] = table.text(item.name)
@@ -126,6 +159,13 @@ def _checked(name: str, value: str, origin: str) -> str:
         problem, hint = f"log level {value[:20]!r} is not known", f"use {', '.join(LOG_LEVELS)}"
     elif name == "log_format" and value not in LOG_FORMATS:
         problem, hint = f"log format {value[:20]!r} is not known", f"use {' or '.join(LOG_FORMATS)}"
+    elif name in _NUMBERS and not _NUMBER.fullmatch(value):
+        problem, hint = f"{name} {value[:20]!r} is no whole number", "write a number; 0 switches it off"
+    elif name == "database" and value and not _DATABASE.fullmatch(value):
+        # Not shown: there may be a password in it.
+        problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
+    elif name == "advertise" and value and not _ADVERTISED.fullmatch(value):
+        problem, hint = f"{value[:80]!r} is no address", "write http://host:port"
     elif name in _PATHS and not _is_path(value):
         problem, hint = f"{name} {value[:80]!r} is no path", "write an absolute path, or one that begins with ~/"
     else:
@@ -145,6 +185,10 @@ def _settings(values: Mapping[str, str | int | bool]) -> Settings:
     text = {name: str(value) for name, value in values.items()}
     return Settings(
         data=Path(text["data"]).expanduser().absolute(),
+        database=text.get("database", ""),
+        shared=Path(text["shared"]).expanduser().absolute() if "shared" in text else None,
+        local_runs=bool(values.get("local_runs", True)),
+        advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),
         port=int(text.get("port", "8090")),
         pools=Path(text["pools"]).expanduser().absolute() if "pools" in text else None,
@@ -153,4 +197,7 @@ def _settings(values: Mapping[str, str | int | bool]) -> Settings:
         reserve=bool(values.get("reserve", True)),
         log_level=text.get("log_level", "info"),
         log_format=text.get("log_format", "logfmt"),
+        log_file=Path(text["log_file"]).expanduser().absolute() if "log_file" in text else None,
+        log_file_bytes_max=int(text.get("log_file_bytes_max", "20000000")),
+        keep_runs_days=int(text.get("keep_runs_days", "90")),
     )

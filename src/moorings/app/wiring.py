@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.app.clock import RandomIds
+from moorings.app.folders import RESTORED
+from moorings.app.settings import Settings
 from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Loop
@@ -19,9 +22,12 @@ from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.local.engine import LocalEngine
+from moorings.local.usage import partitions_in_use
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
+from moorings.ports.leadership import Alone, Leadership
 from moorings.ports.store import Store
+from moorings.store.sqlite import open_sqlite
 
 
 def read_pools(path: Path) -> tuple[PoolEntry, ...]:
@@ -64,6 +70,20 @@ def make_drivers(entries: Sequence[PoolEntry], data: Path, clock: Clock) -> dict
     return drivers
 
 
+def open_store(settings: Settings) -> tuple[Store, Leadership]:
+    """The database that the settings name, and this controller's standing among those that share it.
+
+    Raises:
+        MooringsError: ``store.*``, ``config.invalid``.
+    """
+    if not settings.database:
+        return open_sqlite(settings.data / "moorings.db"), Alone()
+    from moorings.store.leading import SessionLock  # psycopg is an extra
+    from moorings.store.postgresql import open_postgresql
+
+    return open_postgresql(settings.database), SessionLock(settings.database)
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """The parts of one controller, joined."""
@@ -82,21 +102,49 @@ class Assembly:
             await engine.close()
 
 
+def _may_be_used(data: Path, partition: str) -> bool:
+    """Whether a partition that no record knows may be in use: by a run of this machine, or since a restored backup.
+
+    Raises:
+        OSError, UnreadableError: it cannot be told.
+    """
+    return (data / RESTORED).exists() or partition in partitions_in_use(data / "runs")
+
+
 async def assemble(
-    *, store: Store, entries: Sequence[PoolEntry], data: Path, pepper: bytes, policy: Policy, clock: Clock, holder: str
+    *,
+    store: Store,
+    entries: Sequence[PoolEntry],
+    data: Path,
+    pepper: bytes,
+    policy: Policy,
+    clock: Clock,
+    holder: str,
+    url: str = "",
+    local_runs: bool = True,
 ) -> Assembly:
     """One controller over these pools, leading from now on, its memory loaded.
+
+    Args:
+        store: the installation's database.
+        entries: the pools.
+        data: folder of runs and simulated hardware.
+        pepper: what access keys are digested with.
+        policy: of the scheduler.
+        clock: the time.
+        holder: this controller's name among those of the installation.
+        url: where the others reach it.
+        local_runs: whether jobs run as processes of this machine.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
     """
     drivers = make_drivers(entries, data, clock)
-    epoch = store.lead(holder, clock.now())
+    epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
     installation = store.installation()
     loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
-    hardware = Hardware(loop, drivers, clock, installation)
-    engine = LocalEngine(data / "runs", clock)
-    engines = {engine.name: engine}
+    hardware = Hardware(loop, drivers, clock, installation, lambda name: asyncio.to_thread(_may_be_used, data, name))
+    engines = {engine.name: engine for engine in [LocalEngine(data / "runs", clock)] if local_runs}
     running = Running(loop, engines, hardware, clock, installation)
     keys = Keys(store, clock, pepper)
     controller = Controller(

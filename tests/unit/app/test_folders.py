@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings import __version__
-from moorings.app.folders import PEPPER_BYTES, DataFolder, write_private
+from moorings.app.folders import PEPPER_BYTES, DataFolder, SharedFolder, write_once, write_private
 from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 
@@ -52,8 +52,8 @@ def refused(path: Path) -> MooringsError:
 
 @pytest.mark.usefixtures("open_umask")
 def test_everything_is_private_whatever_the_umask(folder, path):
-    folder.pepper()
-    folder.pools_file(None)
+    SharedFolder(path).pepper()
+    SharedFolder(path).pools_file(None)
     folder.announce("http://127.0.0.1:8090")
     assert mode(path) == 0o700
     assert {file.name: mode(file) for file in path.iterdir()} == {
@@ -134,31 +134,82 @@ def test_a_killed_controller_leaves_no_lock_behind(path):
 # -- what stands in it ---------------------------------------------------------------------------------------------
 
 
+def test_drafts_of_a_killed_controller_are_removed(path):
+    path.mkdir(mode=0o700, parents=True)
+    drafts = [path / f".{name}.4711.tmp" for name in ("pepper", "controller.json", "pools.toml")]
+    others = [path / ".notes.tmp", path / ".pepper.old.tmp", path / "pepper.4711.tmp"]
+    for file in (*drafts, *others):
+        file.touch()
+    DataFolder(path).close()
+    assert [file for file in drafts if file.exists()] == []
+    assert all(file.exists() for file in others), "what is not ours stays"
+
+
+def test_an_old_draft_goes_when_its_file_is_written_again(tmp_path):
+    """Also where no lock says that nobody else is writing; it may hold a secret."""
+    old, fresh = (tmp_path / f".credentials.toml.{pid}.tmp" for pid in (4711, 4712))
+    old.touch()
+    fresh.touch()
+    os.utime(old, (0, 0))
+    write_private(tmp_path / "credentials.toml", "new")
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
 def test_the_pepper_is_made_once(folder, path):
-    pepper = folder.pepper()
+    pepper = SharedFolder(path).pepper()
     assert len(pepper) == PEPPER_BYTES
-    assert folder.pepper() == pepper
+    assert SharedFolder(path).pepper() == pepper
     assert pepper.hex().encode() in (path / "pepper").read_bytes()
 
 
-def test_two_installations_have_two_peppers(folder, tmp_path):
-    other = DataFolder(tmp_path / "other")
-    assert other.pepper() != folder.pepper()
-    other.close()
+def test_two_installations_have_two_peppers(path, tmp_path):
+    assert SharedFolder(tmp_path / "other").pepper() != SharedFolder(path).pepper()
+
+
+def test_of_two_that_write_a_file_once_the_first_wins(path):
+    path.mkdir(parents=True)
+    write_once(path / "pepper", "first")
+    write_once(path / "pepper", "second")
+    assert (path / "pepper").read_text() == "first"
+    assert [file.name for file in path.iterdir()] == ["pepper"]
+
+
+# -- a folder and its database -------------------------------------------------------------------------------------
+
+
+def test_a_new_folder_is_taken_into_use_by_a_new_installation(path):
+    SharedFolder(path).check_installation("abc", led=False, local_runs=True)
+    SharedFolder(path).check_installation("abc", led=True, local_runs=True)
+    assert mode(path / "installation") == 0o600
+
+
+@pytest.mark.parametrize(("led", "local_runs"), [(False, True), (True, True), (True, False)])
+def test_another_installations_folder_is_refused(path, led, local_runs):
+    SharedFolder(path).check_installation("abc", led=False, local_runs=True)
+    with pytest.raises(MooringsError, match="belongs to installation 'abc'") as caught:
+        SharedFolder(path).check_installation("xyz", led=led, local_runs=local_runs)
+    assert caught.value.code == "config.invalid"
+
+
+def test_a_new_folder_under_an_old_database_would_take_its_runs_for_dead(path):
+    with pytest.raises(MooringsError, match="has been led from another folder") as caught:
+        SharedFolder(path).check_installation("abc", led=True, local_runs=True)
+    assert "local_runs = false" in caught.value.hint
+    SharedFolder(path).check_installation("abc", led=True, local_runs=False)
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\n", b"ab", b"00" * 31, b"xy" * 32, b"\xff" * 64])
 def test_a_damaged_pepper_is_told_and_not_used(folder, path, damaged):
     (path / "pepper").write_bytes(damaged)
     with pytest.raises(MooringsError, match="pepper") as caught:
-        folder.pepper()
+        SharedFolder(path).pepper()
     assert caught.value.code == "config.invalid"
     assert "every access key" in caught.value.hint
     assert (path / "pepper").read_bytes() == damaged
 
 
 def test_the_first_start_has_a_pool(folder, path):
-    file = folder.pools_file(None)
+    file = SharedFolder(path).pools_file(None)
     assert file == path / "pools.toml"
     (entry,) = parse_pools(file.read_text())
     assert entry.pool.name == "pod64"
@@ -166,12 +217,12 @@ def test_the_first_start_has_a_pool(folder, path):
 
 def test_an_admins_own_pools_stay_as_they_are(folder, path):
     (path / "pools.toml").write_text("# mine")
-    assert folder.pools_file(None).read_text() == "# mine"
+    assert SharedFolder(path).pools_file(None).read_text() == "# mine"
 
 
 def test_a_chosen_pools_file_is_not_made(folder, path, tmp_path):
     chosen = tmp_path / "chosen.toml"
-    assert folder.pools_file(chosen) == chosen
+    assert SharedFolder(path).pools_file(chosen) == chosen
     assert not chosen.exists()
     assert not (path / "pools.toml").exists()
 

@@ -99,6 +99,24 @@ async def test_time_passes_while_nobody_looks(rig):
     assert states(await rig.restart().list_partitions()) == {"making": Seen.ACTIVE}
 
 
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_clock_that_is_set_back_undoes_nothing(rig, restart):
+    await rig.driver.create(order("made", "0-1"))
+    await rig.driver.create(order("going", "4-7"))
+    rig.clock.forward(1)
+    await rig.driver.remove("going", MARK)
+    rig.clock.forward(1)
+    await rig.driver.create(order("making", "2-3"))
+    rig.clock.forward(-5 * 3600)
+    driver = rig.restart() if restart else rig.driver
+    await driver.list_partitions()
+    rig.clock.forward(0.4)
+    assert states(await driver.list_partitions()) == {"made": Seen.ACTIVE, "making": Seen.ACTIVE}
+    assert (await driver.create(order("new", "4-7"))).verdict is Verdict.OK
+    rig.clock.forward(0.4)
+    assert states(await driver.list_partitions())["new"] is Seen.ACTIVE
+
+
 def test_a_killed_process_loses_nothing_that_was_answered(tmp_path):
     script = f"""
 import asyncio, os, signal
@@ -121,11 +139,58 @@ asyncio.run(main())
     rig.kill()
 
 
-async def test_one_process_at_a_time_drives_it(rig):
-    with pytest.raises(MooringsError, match="another process uses the simulated pool") as caught:
-        SimulatedRig(rig.folder).restart()
-    assert caught.value.code == "driver.unavailable"
-    assert (await rig.driver.create(order("p", "0-3"))).verdict is Verdict.OK
+# ---- several processes
+
+
+def journal_of(rig):
+    return (rig.folder / "journal.jsonl").read_text().splitlines()
+
+
+@pytest.fixture
+def other(instant):
+    """A second process that drives the machine of ``instant``."""
+    other = SimulatedRig(instant.folder, AT_ONCE)
+    other.restart()
+    yield other
+    other.kill()
+
+
+async def test_each_process_sees_what_the_others_did(instant, other):
+    await instant.driver.create(order("p", "0-3"))
+    assert states(await other.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert "device in use" in (await other.driver.create(order("q", "2-3"))).detail
+    await other.driver.remove("p", "ours")
+    assert (await instant.driver.create(order("q", "2-3"))).verdict is Verdict.OK
+    assert states(await other.driver.list_partitions()) == states(await instant.driver.list_partitions()) != {}
+
+
+async def test_a_journal_that_another_process_compacted_is_read_anew(instant, other):
+    await instant.driver.create(order("p", "0-3"))
+    other.driver._machine._length_max = 1
+    await other.driver.create(order("q", "4-7"))
+    assert len(journal_of(instant)) == 3, "a record of the machine, and one a partition"
+    assert set(states(await instant.driver.list_partitions())) == {"p", "q"}
+    await instant.driver.remove("q", "ours")
+    assert set(states(await other.driver.list_partitions())) == {"p"}
+
+
+async def test_what_a_killed_process_left_half_written_is_cut_off_by_the_next(instant, other):
+    await instant.driver.create(order("p", "0-3"))
+    with (instant.folder / "journal.jsonl").open("a") as journal:
+        journal.write('{"is":"gone","na')
+    assert states(await other.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    await other.driver.create(order("q", "4-7"))
+    assert set(states(await instant.driver.list_partitions())) == {"p", "q"}
+
+
+async def test_one_that_was_stopped_in_an_order_holds_the_others_up_and_they_say_so(instant, other):
+    with instant.driver._machine.turn():
+        answer = await other.driver.create(order("p", "0-3"))
+        assert (answer.verdict, "in the middle of an order" in answer.detail) == (Verdict.UNAVAILABLE, True)
+        with pytest.raises(MooringsError) as caught:
+            await other.driver.list_partitions()
+        assert caught.value.code == "driver.unavailable"
+    assert (await other.driver.create(order("p", "0-3"))).verdict is Verdict.OK
 
 
 async def test_files_are_for_their_owner_alone(rig):

@@ -29,6 +29,7 @@ from moorings.ports.clock import Clock
 
 FAULTS_FILE = "faults.toml"
 LOOK_EVERY = 50_000  # microseconds between looks at the faults file: soon for a human, nothing beside 1,000 orders/s
+FAR = 3_600_000_000  # microseconds; nothing takes so long: the clock was set back while no controller was there
 
 _LOST = "deadline exceeded: no answer"
 
@@ -43,14 +44,15 @@ class SimulatedDriver:
     Args:
         pool: which devices there are.
         settings: how they behave.
-        folder: the machine; made if need be. One process at a time.
+        folder: the machine; made if need be. Any number of processes may drive it, as a vendor's controller has any
+            number of clients.
         clock: the time it lives by.
 
     Attributes:
         faults: the troubles in force; those of ``<folder>/faults.toml`` come and go with that file.
 
     Raises:
-        MooringsError: ``driver.unavailable`` (the folder is in use or damaged), ``pools.invalid`` (its clusters).
+        MooringsError: ``driver.unavailable`` (the folder cannot be used, or is damaged), ``pools.invalid`` (clusters).
     """
 
     def __init__(self, pool: Pool, settings: SimulatedSettings, folder: Path, clock: Clock) -> None:
@@ -65,6 +67,8 @@ class SimulatedDriver:
         self._faults_file = FaultsFile(self._machine.folder / FAULTS_FILE)
         self._vendor = Vendor(pool, settings, self._machine, self.faults)
         self._looked_at = -LOOK_EVERY
+        self._ahead = 0  # microseconds by which the hardware's time is ahead of the clock, since that was set back
+        self._latest = self._machine.latest if self._machine.latest - clock.now() > FAR else Instant(0)
 
     @property
     def capability(self) -> Capability:
@@ -74,6 +78,11 @@ class SimulatedDriver:
             "clusters": str(self._settings.clusters),
         }
         return Capability(name_chars_max=self._settings.name_chars_max, facts=facts)
+
+    @property
+    def machine(self) -> Machine:
+        """The hardware itself, for who judges what was done to it; what the driver says of it may be troubled."""
+        return self._machine
 
     async def create(self, order: PartitionOrder) -> Answer:
         return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
@@ -85,22 +94,26 @@ class SimulatedDriver:
         return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name, mark))
 
     async def list_partitions(self) -> Sequence[Sighting]:
-        now = self._begin()
-        if not self.faults:
-            return [self._sighting(partition, now) for partition in self._machine.partitions(now)]
-        sightings = self._troubled_listing(now)
-        await self._hang(Call.LIST, "", None)
+        with self._machine.turn():
+            now = self._begin()
+            if not self.faults:
+                return [self._sighting(partition, now) for partition in self._machine.partitions(now)]
+            sightings = self._troubled_listing(now)
+            hang_s = self._hang_s(Call.LIST, "", None)
+        await self._pause(hang_s)
         return sightings
 
     async def binding(self, order: PartitionOrder) -> Binding:
-        now = self._begin()
-        if self.faults.strike(FaultKind.TIMEOUT_BEFORE, Call.BINDING, order.name, order.block):
-            raise _unavailable(_LOST)
-        self._demand_active(order, now)
-        if self._pool.kind == "ipu":
-            self._machine.make_device_files(order.block)
+        with self._machine.turn():
+            now = self._begin()
+            if self.faults.strike(FaultKind.TIMEOUT_BEFORE, Call.BINDING, order.name, order.block):
+                raise _unavailable(_LOST)
+            self._demand_active(order, now)
+            if self._pool.kind == "ipu":
+                self._machine.make_device_files(order.block)
+            hang_s = self._hang_s(Call.BINDING, order.name, order.block)
         binding = build_binding(order, self._pool, self._settings, self._wiring, self._machine.device_file)
-        await self._hang(Call.BINDING, order.name, order.block)
+        await self._pause(hang_s)
         return binding
 
     async def close(self) -> None:
@@ -109,25 +122,25 @@ class SimulatedDriver:
     # ---- one order, from its arrival to its answer
 
     async def _obey(self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer]) -> Answer:
+        hang_s = 0.0
         try:
-            now = self._begin()
-            if self.faults:
-                answer = await self._obey_troubled(call, name, block, do, now)
-            else:
-                answer = do(now)
+            with self._machine.turn():
+                now = self._begin()
+                answer, hang_s = self._troubled(call, name, block, do, now) if self.faults else (do(now), 0.0)
         except MooringsError as error:
             answer = Answer(Verdict.UNAVAILABLE, detail=error.detail)
+        await self._pause(hang_s)
         complaint = self._faults_file.complaint
         return replace(answer, detail=f"{answer.detail}; {complaint}".strip("; ")) if complaint else answer
 
-    async def _obey_troubled(
+    def _troubled(
         self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer], now: Instant
-    ) -> Answer:
+    ) -> tuple[Answer, float]:
+        """The answer that arrives, and after how many seconds."""
         held = self._machine.find(name, now)
         block = block if held is None else held.block
         answer = self._prevented(call, name, block, held, now) or self._spoilt(call, name, block, do(now))
-        await self._hang(call, name, block)
-        return answer
+        return answer, self._hang_s(call, name, block)
 
     def _prevented(
         self, call: Call, name: str, block: Block | None, held: SimulatedPartition | None, now: Instant
@@ -157,10 +170,13 @@ class SimulatedDriver:
             return Answer(Verdict.UNAVAILABLE, detail="502 Bad Gateway: upstream closed the connection")
         return answer
 
-    async def _hang(self, call: Call, name: str, block: Block | None) -> None:
+    def _hang_s(self, call: Call, name: str, block: Block | None) -> float:
         fault = self.faults.strike(FaultKind.HANG, call, name, block)
-        if fault is not None:
-            await self._clock.sleep(fault.seconds)
+        return 0.0 if fault is None else fault.seconds
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds:
+            await self._clock.sleep(seconds)
 
     def _sighting(self, partition: SimulatedPartition, now: Instant) -> Sighting:
         shown = self._vendor.shown(partition, now)
@@ -199,17 +215,22 @@ class SimulatedDriver:
         Raises:
             MooringsError: ``driver.unavailable``.
         """
-        if self._machine.closed:
-            raise _unavailable("the driver is closed")
-        now = self._clock.now()
-        if not 0 <= now - self._looked_at < LOOK_EVERY:
-            self._looked_at = now
+        now, clock = self._time(), self._clock.now()
+        if not 0 <= clock - self._looked_at < LOOK_EVERY:
+            self._looked_at = clock
             self._look()
         if self.faults:
             befall(self._machine, self._pool, self.faults, self._settings.restart, now)
         if now < self._machine.down_until:
             raise _unavailable("connection refused: the hardware's controller is restarting")
         return now
+
+    def _time(self) -> Instant:
+        """The hardware's time: it never goes back, for no machine undoes what it did because somebody set our clock."""
+        clock = self._clock.now()
+        self._ahead = max(self._ahead, self._latest - clock)
+        self._latest = Instant(clock + self._ahead)
+        return self._latest
 
     def _look(self) -> None:
         """Follow the faults file."""

@@ -7,6 +7,7 @@ with which adding a fault would change all the others, and a restarted process w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -139,9 +140,13 @@ class Faults:
         seed: what all chance comes from.
         opening: how often the machine was opened: a new process meets new chances, the same ones each time it is tried.
         counted: told the key of a counted fault of the file each time it has struck, so that it is not forgotten.
+
+    Attributes:
+        struck: how often each kind has struck.
     """
 
     def __init__(self, seed: int, opening: int = 1, counted: Callable[[str], None] = lambda _: None) -> None:
+        self.struck: Counter[FaultKind] = Counter()
         self._seed = seed
         self._counted = counted
         self._opening = opening
@@ -218,6 +223,7 @@ class Faults:
         """The fault that has put down an IPU-Machine which ``block`` touches, or None."""
         for one in self._by_kind.get(FaultKind.AGENT_DOWN, ()):
             if any(self._is_down(one, agent) for agent in dict.fromkeys(index // AGENT_DEVICES for index in block)):
+                self.struck[one.fault.kind] += 1
                 return one.fault
         return None
 
@@ -237,6 +243,7 @@ class Faults:
 
     def _count(self, one: _InForce) -> None:
         one.struck += 1
+        self.struck[one.fault.kind] += 1
         if one.counts:
             self._counted(one.key)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
@@ -26,7 +27,7 @@ RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to what exists
 
 
 class Machine:
-    """The hardware of one pool, as its folder tells; this process alone drives it until ``close``.
+    """The hardware of one pool, as its folder tells; several processes may drive it, one ``turn`` at a time.
 
     Changes are written before they count, so what was answered is never forgotten.
 
@@ -36,28 +37,44 @@ class Machine:
         struck: how often each counted fault of the faults file has struck.
 
     Raises:
-        MooringsError: ``driver.unavailable``: the folder is in use, or its content cannot be read.
+        MooringsError: ``driver.unavailable``: the folder cannot be used, or its content cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self._device_files: set[int] = set()
+        self._length_max = RECORDS_MAX
+        self._clear()
+        self._journal = Journal(self.folder)
+        self.closed = False
+        try:
+            with self.turn():
+                self.openings += 1
+                self._compact()
+        except MooringsError:
+            self._journal.close()
+            raise
+
+    def _clear(self) -> None:
         self.openings = 0
         self.down_until = Instant(0)
         self.struck: dict[str, int] = {}
         self._serial = 0
         self._partitions: dict[str, SimulatedPartition] = {}
         self._holders: dict[int, str] = {}
-        self._device_files: set[int] = set()
-        self._length_max = RECORDS_MAX
-        self._journal = Journal(self.folder)
-        try:
-            self._replay()
-            self.openings += 1
-            self._compact()
-        except MooringsError:
-            self._journal.close()
-            raise
-        self.closed = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The machine as it is now, which no other process changes until the end of the block.
+
+        Raises:
+            MooringsError: ``driver.unavailable``.
+        """
+        if self.closed:
+            raise MooringsError("driver.unavailable", "the driver is closed", retryable=True)
+        with self._journal.held():
+            self._catch_up()
+            yield
 
     def find(self, name: str, now: Instant) -> SimulatedPartition | None:
         """The partition of that name, if it exists at ``now``."""
@@ -81,6 +98,11 @@ class Machine:
         for partition in [one for one in self._partitions.values() if one.state(now) is None]:
             self._forget(partition)
         return list(self._partitions.values())
+
+    @property
+    def latest(self) -> Instant:
+        """When the last thing that is under way will be done, or the last of those that are done was; 0: nothing is."""
+        return max((one.gone_at or one.ready_at for one in self._partitions.values()), default=Instant(0))
 
     def next_serial(self) -> int:
         """A number no partition of this machine has had; it counts once such a partition is ``put``."""
@@ -162,6 +184,18 @@ class Machine:
         self._partitions[partition.name] = partition
         self._serial = max(self._serial, partition.serial)
 
+    def _check(self, partition: SimulatedPartition) -> None:
+        """Refuse a record by which a device would be in two partitions: TypeError."""
+        before = self._partitions.get(partition.name)
+        if before is not None and before.serial == partition.serial and before.block != partition.block:
+            raise TypeError(f"partition {partition.name!r:.80} has moved from {before.block} to {partition.block}")
+        for index in partition.block:
+            other = self._partitions.get(self._holders.get(index, partition.name))
+            if other is None or other.name == partition.name:
+                continue
+            if other.gone_at is None and other.vanishes_at is None:  # else it may be gone, which nobody writes down
+                raise TypeError(f"device {index} of {partition.name!r:.80} is held by {other.name!r:.80}")
+
     def _forget(self, partition: SimulatedPartition) -> None:
         if self._partitions.pop(partition.name, None) is None:
             return
@@ -181,17 +215,23 @@ class Machine:
         for partition in self._partitions.values():
             yield {"is": "partition", "why": "kept", **partition.record()}
 
-    def _replay(self) -> None:
-        for line, record in enumerate(self._journal.read(), start=1):
+    def _catch_up(self) -> None:
+        """Take in what other processes have written."""
+        anew, line, records = self._journal.news()
+        if anew:
+            self._clear()
+        for number, record in enumerate(records, start=line):
             try:
                 self._apply(record)
             except (TypeError, MooringsError) as error:
-                raise self._journal.damaged(line, str(error)) from error
+                raise self._journal.damaged(number, str(error)) from error
 
     def _apply(self, record: Record) -> None:
         match record.get("is"):
             case "partition":
-                self._remember(parse_partition(record))
+                partition = parse_partition(record)
+                self._check(partition)
+                self._remember(partition)
             case "gone":
                 gone = self._partitions.get(parse_text(record, "name"))
                 if gone is not None:

@@ -1,4 +1,4 @@
-"""The machine's memory: an append-only file of JSON lines that one process at a time writes.
+"""The machine's memory: an append-only file of JSON lines that one process at a time writes, and others then read.
 
 Each record is one write to the page cache, so a killed process loses nothing that was answered; only a power cut could,
 and simulated hardware does not survive that. Refused: SQLite (twenty times the cost of an append, and a benchmark makes
@@ -11,21 +11,25 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
 
 Record = dict[str, object]
 
+LOCK_TRIES, LOCK_PAUSE_S = 50, 0.001  # orders take far less; who waits longer is told, and asks again
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
-    """The journal in ``folder`` (0700, made if need be), locked for this process until ``close``.
+    """The journal in ``folder`` (0700, made if need be).
 
     Raises:
-        MooringsError: ``driver.unavailable``: the folder cannot be used, or another process uses it.
+        MooringsError: ``driver.unavailable``: the folder cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,35 +42,78 @@ class Journal:
             self._lock = _open_private(folder / "lock", os.O_RDWR)
         except OSError as error:
             raise _unavailable(f"the folder {folder} of a simulated pool cannot be used: {error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise MooringsError(
-                "driver.unavailable",
-                f"another process uses the simulated pool in {folder}",
-                hint="one controller at a time can drive a simulated pool; stop the other one",
-                retryable=True,
-            ) from error
 
-    def read(self) -> Iterator[Record]:
-        """Every whole record; a torn last line (the process was killed while it wrote) is left out.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes until the end of the block.
+
+        Raises:
+            MooringsError: ``driver.unavailable``: another process does not let go, because it was stopped just there.
+        """
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE_S)
+        else:
+            raise _unavailable(f"another process is in the middle of an order to the machine in {self.path.parent}")
+        try:
+            yield
+        finally:
+            if self._lock >= 0:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def news(self) -> tuple[bool, int, list[Record]]:
+        """What others have written since the last look: whether all is new, the number of the first line, the records.
+
+        A torn last line (its process was killed while it wrote it) is cut off. The journal must be ``held``.
 
         Raises:
             MooringsError: ``driver.unavailable``: the file cannot be read, or is damaged before its end.
         """
         try:
-            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+            anew = self._file < 0 or not self._is_same()
+            if anew:
+                self._open()
+            size = os.fstat(self._file).st_size
+            if size == self._bytes:
+                return anew, 1, []
+            content = os.pread(self._file, size - self._bytes, self._bytes)
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.ftruncate(self._file, self._bytes + whole)
         except OSError as error:
             raise _unavailable(f"{self.path} cannot be read: {error}") from error
-        for number, line in enumerate(lines[:-1], start=1):  # after the last newline stands nothing, or a torn line
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise self.damaged(number, str(error)) from error
-            if not isinstance(record, dict):
-                raise self.damaged(number, "not an object")
-            yield record
+        first = self.length + 1
+        records = [self._parse(line, number) for number, line in enumerate(content[:whole].splitlines(), first)]
+        self._bytes += whole
+        self.length += len(records)
+        return anew, first, records
+
+    def _is_same(self) -> bool:
+        """Whether the file we have open is still the journal: another process may have rewritten it."""
+        mine = os.fstat(self._file)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino) and there.st_size >= self._bytes
+
+    def _open(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._bytes = self.length = 0
+        self._file = _open_private(self.path, os.O_RDWR | os.O_APPEND)
+
+    def _parse(self, line: bytes, number: int) -> Record:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(number, str(error)) from error
+        if not isinstance(record, dict):
+            raise self.damaged(number, "not an object")
+        return record
 
     def damaged(self, line: int, problem: str) -> MooringsError:
         """The error that says that a line cannot be understood."""
@@ -101,7 +148,7 @@ class Journal:
         content = b"".join(lines)
         fresh = self.path.with_suffix(".new")
         try:
-            file = _open_private(fresh, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+            file = _open_private(fresh, os.O_RDWR | os.O_TRUNC | os.O_APPEND)
             try:
                 _write_all(file, content)
                 fresh.replace(self.path)

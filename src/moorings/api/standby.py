@@ -1,0 +1,249 @@
+"""What a controller answers that does not lead: it hands its callers on to the one that does.
+
+So every address of an installation serves the whole API, and nobody has to know who leads. Answering reads from the
+database here was refused: two controllers would give two answers to one question (the leader's memory knows what is
+under way), and a change would have to be handed on anyway. A redirect was refused because curl and most libraries drop
+the access key when the host changes.
+
+While nobody leads, a request is held for a few seconds rather than refused: a change of leader takes about one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import httpx2
+from starlette.responses import JSONResponse, Response
+
+import moorings
+from moorings.api.calls import REQUEST_ID, Closing
+from moorings.api.limits import DEFAULT_LIMITS, Limits
+from moorings.api.metrics import MEDIA_TYPE, standby_text
+from moorings.api.operations import KEY_HEADER
+from moorings.api.problems import problem
+from moorings.api.receiving import read_body
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION, VersionBody
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+log = logging.getLogger("moorings.api")
+
+PATIENCE_S: Final = 8.0  # how long a request is held while nobody leads
+AGAIN_S: Final = 0.1
+CONNECT_S: Final = 1.0
+STANDBY: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
+
+# RFC 9110, section 7.6.1; and what the server under us writes itself.
+_ONE_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"date", b"server"),
+        *(b"x-request-id", b"cache-control", b"x-content-type-options", STANDBY),
+    }
+)
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE releases, and may release again
+
+
+class NotReachedError(Exception):
+    """The leader did not answer. ``sent``: it may have heard the request."""
+
+    def __init__(self, detail: str, *, sent: bool) -> None:
+        super().__init__(detail)
+        self.sent = sent
+
+
+class Standby:
+    """The API of a controller that stands by.
+
+    Args:
+        leader: the address of the one that leads, ``""`` if it is not known.
+        installation: id of the installation.
+        limits: how much is taken on.
+        patience_s: how long a request waits for somebody who leads.
+    """
+
+    def __init__(
+        self,
+        leader: Callable[[], str],
+        installation: str,
+        limits: Limits = DEFAULT_LIMITS,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.closing = Closing()
+        self._leader = leader
+        self._installation = installation
+        self._limits = limits
+        self._patience_s = patience_s
+        # Waits and event streams last as long as they last; neither proxies nor .netrc of the environment have a say.
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            limits=httpx2.Limits(max_connections=limits.connections_max, max_keepalive_connections=32),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Let go of the connections to the leader."""
+        await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request_id: str = scope[REQUEST_ID]
+        own = {
+            "/healthz": self._health,
+            "/livez": self._health,
+            "/readyz": self._readiness,
+            "/version": self._version,
+            "/metrics": self._metrics,
+        }
+        try:
+            if scope["path"] in own and scope["method"] == "GET":
+                await own[scope["path"]](request_id)(scope, receive, send)
+                return
+            await self._hand_on(scope, receive, send)
+        except MooringsError as error:
+            await problem(error, request_id)(scope, receive, send)
+
+    # -- what it knows itself ----------------------------------------------------------------------------------------
+
+    def _health(self, _request_id: str) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    def _metrics(self, _request_id: str) -> Response:
+        return Response(standby_text(ready=bool(self._leader())), headers={"Content-Type": MEDIA_TYPE})
+
+    def _readiness(self, request_id: str) -> Response:
+        if self._leader():
+            return JSONResponse({"status": "ready"})
+        return problem(_nobody_leads(), request_id)
+
+    def _version(self, _request_id: str) -> Response:
+        body = VersionBody(version=moorings.__version__, api_version=API_VERSION, installation=self._installation)
+        return JSONResponse({"apiVersion": API_VERSION, "kind": "Version", **encode(body)})
+
+    # -- what the leader knows ---------------------------------------------------------------------------------------
+
+    async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if STANDBY in headers:
+            refused = problem(_nobody_leads(), scope[REQUEST_ID])
+            refused.headers[STANDBY.decode()] = "1"
+            await refused(scope, receive, send)
+            return
+        body = await read_body(receive, headers, self._limits)
+        leader, answer = await self.closing.race(self._ask(scope, headers, body), gone=_gone(receive))
+        try:
+            await self.closing.race(self._while_it_leads(leader, _relay(answer, send)), gone=_gone(receive))
+        except (NotReachedError, MooringsError, httpx2.HTTPError) as error:
+            # The answer has begun: all that can be told now is that it is not whole, and the server does by closing.
+            log.info("answer.cut_off", extra={"detail": repr(error), "request": scope[REQUEST_ID]})
+        finally:
+            await answer.aclose()
+
+    async def _ask(self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, httpx2.Response]:
+        """Who leads, and its answer, as soon as it begins.
+
+        Raises:
+            MooringsError: ``controller.no_leader``, ``controller.unreachable``.
+        """
+        again = scope["method"] in _SAFE or KEY_HEADER.lower().encode() in headers
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
+        while True:
+            leader = self._leader()
+            try:
+                return leader, await self._while_it_leads(leader, self._try(leader, scope, headers, body))
+            except NotReachedError as error:
+                if error.sent and not again:
+                    raise _lost(str(error)) from error
+                if clock() > deadline:
+                    raise (_lost(str(error)) if error.sent else _nobody_leads()) from error
+            await asyncio.sleep(AGAIN_S)
+
+    async def _while_it_leads(self, leader: str, work: Coroutine[object, object, T]) -> T:
+        """The result of ``work`` with that leader; one that hangs keeps its connections open, and never answers.
+
+        Raises:
+            NotReachedError: another one leads by now.
+        """
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait([task], timeout=AGAIN_S))[0]:
+                if self._leader() not in (leader, ""):
+                    raise NotReachedError(f"{leader} leads no longer", sent=True)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _try(self, leader: str, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> httpx2.Response:
+        if not leader:
+            raise NotReachedError("nobody leads", sent=False)
+        request = httpx2.Request(
+            scope["method"],
+            leader,
+            headers=[
+                *((name, value) for name, value in headers.items() if name not in _ONE_HOP),
+                (b"x-request-id", scope[REQUEST_ID].encode()),
+                (STANDBY, b"1"),
+            ],
+            content=body or None,
+            extensions={"target": _target(scope)},
+        )
+        try:
+            answer = await self._client.send(request, stream=True)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise NotReachedError(f"{leader} does not answer: {error!r}", sent=False) from error
+        except httpx2.HTTPError as error:
+            raise NotReachedError(f"{leader} gave no answer: {error!r}", sent=True) from error
+        if STANDBY.decode() in answer.headers:  # it led a moment ago
+            await answer.aclose()
+            raise NotReachedError(f"{leader} does not lead any more", sent=False)
+        return answer
+
+
+async def _relay(answer: httpx2.Response, send: Send) -> None:
+    headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _ONE_HOP]
+    length = answer.headers.get("content-length")
+    if length is not None:
+        headers.append((b"content-length", length.encode()))
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    async for part in answer.aiter_raw():
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _target(scope: Scope) -> bytes:
+    """Path and query as they came."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _nobody_leads() -> MooringsError:
+    return MooringsError(
+        "controller.no_leader",
+        "no controller of this installation leads at this moment",
+        hint="nothing was changed; ask again in a moment",
+        retryable=True,
+    )
+
+
+def _lost(detail: str) -> MooringsError:
+    return MooringsError(
+        "controller.unreachable",
+        f"the controller that leads gave no answer; what was asked for may have been done ({detail})",
+        hint="ask again in a moment, with the same idempotency key",
+        retryable=True,
+    )

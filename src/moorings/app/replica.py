@@ -1,0 +1,211 @@
+"""One controller among those of an installation: it stands by, leads, and stands by again.
+
+With SQLite there is only one, and it leads from the start. With PostgreSQL any number may run: each serves the whole
+API (``api.standby`` hands on what the leader must answer), and one leads.
+
+A controller that no longer leads goes back to standing by in the same process. Ending the process and having systemd
+start it again was refused: its callers would be cut off, and a database that is away for a minute would use up
+systemd's patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from moorings.api.application import Application, make_application
+from moorings.api.limits import Limits
+from moorings.app.wiring import Assembly
+from moorings.core.errors import MooringsError
+from moorings.ports.leadership import Leadership
+from moorings.ports.store import Store
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from moorings.api.standby import Standby
+
+log = logging.getLogger("moorings.controller")
+
+LOOK_S = 0.3  # how often one that stands by looks up who leads
+AGAIN_S = 1.0
+# With these another attempt would end the same way: an admin must act.
+_FINAL = frozenset({"pools.invalid", "driver.unknown", "config.invalid", "store.too_new", "store.corrupt"})
+
+
+class Replica:
+    """An ASGI application: the leader's, or that of one who stands by.
+
+    Args:
+        store: shared by all controllers of the installation.
+        leadership: this controller's standing among them.
+        holder: its name, unique among them, as ``Store.lead`` gets it.
+        url: where it can be reached.
+        assemble: makes the parts of a controller that leads from now on.
+        limits: how much is taken on.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        leadership: Leadership,
+        holder: str,
+        url: str,
+        assemble: Callable[[], Awaitable[Assembly]],
+        limits: Limits,
+    ) -> None:
+        self.limits = limits
+        self.assembly: Assembly | None = None
+        """The parts of the controller, while it leads."""
+        self.standing = asyncio.Event()
+        """Set once it serves, in either role."""
+        self._store = store
+        self._leadership = leadership
+        self._holder = holder
+        self._url = url
+        self._assemble = assemble
+        self._leader = ""
+        self._standby: Standby | None = None
+        self._shell: Application | None = None  # around the standby
+        self._serving: Application | None = None
+        self._closed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        assert self._serving is not None, "the server listens once it serves"
+        await self._serving(scope, receive, send)
+
+    def close(self) -> None:
+        """The server begins to stop."""
+        self._closed = True
+        for application in (self._serving, self._shell):
+            if application is not None:
+                application.close()
+
+    async def serve(self) -> NoReturn:
+        """Stand by and lead by turns, until cancelled.
+
+        Raises:
+            MooringsError: it cannot lead, and trying again would not help.
+        """
+        try:
+            while True:
+                if not self._leadership.alone:
+                    await self._stand_by()
+                await self._lead()
+        finally:
+            await self._leadership.resign()
+            if self._standby is not None:
+                await self._standby.close()
+
+    # -- standing by -------------------------------------------------------------------------------------------------
+
+    async def _stand_by(self) -> None:
+        """Returns once this controller may lead."""
+        if self._shell is None:
+            from moorings.api.standby import Standby  # httpx2 comes with the extra that PostgreSQL needs
+
+            # One for the life of the process: requests that it holds when this controller itself begins to lead find
+            # their leader here.
+            self._standby = Standby(lambda: self._leader, self._store.installation(), self.limits)
+            self._shell = Application(self._standby, self._standby.closing, self.limits)
+        self._serve_by(self._shell)
+        log.info("controller.stands_by", extra={"holder": self._holder})
+        watch = asyncio.create_task(self._look_for_leader(), name="look-for-leader")
+        try:
+            await self._leadership.gain()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _look_for_leader(self) -> None:
+        while True:
+            try:
+                leader = await asyncio.to_thread(self._store.leader)
+                self._leader = "" if leader.holder == self._holder else leader.url
+            except MooringsError as error:
+                self._leader = ""
+                log.debug("leader.unknown", extra={"code": error.code, "detail": error.detail})
+            await asyncio.sleep(LOOK_S)
+
+    # -- leading -----------------------------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        """Lead until the leadership is lost, or another controller has fenced this one off."""
+        try:
+            assembly = await self._assemble()
+        except MooringsError as error:
+            if error.code in _FINAL or self._leadership.alone:
+                raise
+            log.warning("leadership.failed", extra={"code": error.code, "detail": error.detail})
+            await self._leadership.resign()
+            await asyncio.sleep(AGAIN_S)
+            return
+        application = make_application(assembly.controller, limits=self.limits)
+        try:
+            self.assembly, self._leader = assembly, self._url
+            self._serve_by(application)
+            log.info("controller.leads", extra={"holder": self._holder})
+            reason = await self._until_lost(assembly)
+            log.warning("leadership.lost", extra={"detail": reason})
+        finally:
+            self.assembly, self._leader = None, ""
+            application.close()
+            assembly.loop.close()
+            await assembly.close()
+        await self._leadership.resign()
+
+    async def _until_lost(self, assembly: Assembly) -> str:
+        """Why it leads no longer.
+
+        Raises:
+            MooringsError: its loops cannot go on.
+        """
+        loops = asyncio.create_task(serve_loops(assembly), name="loops")
+        lost = asyncio.create_task(self._leadership.lost(), name="lost")
+        try:
+            await asyncio.wait((loops, lost), return_when=asyncio.FIRST_COMPLETED)
+            return lost.result() if lost.done() else await loops
+        except MooringsError as error:
+            if error.code != "store.fenced" or self._leadership.alone:
+                raise
+            return error.detail
+        finally:
+            for task in (loops, lost):
+                task.cancel()
+            await asyncio.gather(loops, lost, return_exceptions=True)
+
+    def _serve_by(self, application: Application) -> None:
+        self._serving = application
+        if self._closed:
+            application.close()
+        if not self.standing.is_set():
+            # What has been imported and wired stays: out of the collector's sight, its full passes took 40 ms each.
+            gc.collect()
+            gc.freeze()
+            self.standing.set()
+
+
+async def serve_loops(assembly: Assembly) -> NoReturn:
+    """Run the loops of a controller that leads, until cancelled.
+
+    Raises:
+        MooringsError: one of them cannot go on.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(assembly.loop.serve(), name="turns")
+            group.create_task(assembly.hardware.serve(), name="hardware")
+            group.create_task(assembly.running.serve(), name="running")
+    except* MooringsError as failed:
+        raise _first(failed) from None
+    raise AssertionError("they run until they are cancelled")
+
+
+def _first(group: BaseExceptionGroup[MooringsError]) -> MooringsError:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

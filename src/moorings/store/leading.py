@@ -1,0 +1,124 @@
+"""Leadership by an advisory lock of PostgreSQL, held by a session of its own.
+
+The lock goes when its session does, and a session goes when its process is killed (at once), when its machine is cut
+off (the server's keepalive probes) and when its controller hangs (it asks nothing for ``SILENCE_S``, so the server ends
+it): in each case another controller leads within seconds, and nobody has to compare clocks. A lease in a row with a
+heartbeat was refused: it needs the clocks of two machines to agree, and a write to disk every second for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from moorings.store.postgresql import connect_alone
+
+if TYPE_CHECKING:
+    import psycopg
+
+log = logging.getLogger("moorings.store")
+
+LOCK = 0x6D6F6F72  # "moor": advisory locks are a database's own, and so is ours
+TRY_S = 0.3  # how often one that stands by tries
+BEAT_S = 0.5  # how often one that leads shows that it lives
+SILENCE_S = 2.5  # after that long without a sign the server lets the lock go
+
+ANSWER_S = 2.5  # a server that takes longer to answer has let the lock go, for all we know
+
+# For the machine that is cut off: the server notices after idle + interval * count = 3 s.
+_SESSION = (
+    f"SET idle_session_timeout = '{SILENCE_S:g}s'",
+    "SET tcp_keepalives_idle = 1",
+    "SET tcp_keepalives_interval = 1",
+    "SET tcp_keepalives_count = 2",
+)
+
+
+class SessionLock:
+    """Leadership among the controllers on one PostgreSQL database.
+
+    Args:
+        url: of the database.
+    """
+
+    alone = False
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session: psycopg.Connection[Any] | None = None
+        self._using = threading.Lock()  # a thread whose caller was cancelled goes on
+        self._told = ""
+
+    async def gain(self) -> None:
+        while not await asyncio.to_thread(self._try):  # noqa: ASYNC110 - the event is another machine's
+            await asyncio.sleep(TRY_S)
+
+    async def lost(self) -> str:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            reason = await asyncio.to_thread(self._beat)
+            if reason:
+                await self.resign()
+                return reason
+
+    async def resign(self) -> None:
+        await asyncio.to_thread(self._resign)
+
+    def _resign(self) -> None:
+        with self._using:
+            self._end()
+
+    def _try(self) -> bool:
+        """Whether the lock is ours now."""
+        with self._using:
+            return self._try_alone()
+
+    def _try_alone(self) -> bool:
+        import psycopg
+
+        from moorings.store.session import Patience
+
+        try:
+            if self._session is None:
+                self._session = connect_alone(self._url, Patience(connect_s=2.0, statement_s=2.0, answer_s=ANSWER_S))
+                for setting in _SESSION:
+                    self._session.execute(setting)
+            row = self._session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK]).fetchone()
+        except psycopg.Error as error:
+            self._end()
+            self._tell(_first_line(error))
+            return False
+        self._tell("")
+        return row is not None and bool(row[0])
+
+    def _beat(self) -> str:
+        """Show that we live; why we lead no longer, if so."""
+        import psycopg
+
+        with self._using:
+            if self._session is None:
+                return "the leadership was given back"
+            try:
+                self._session.execute("SELECT 1")
+            except psycopg.Error as error:
+                return f"the session that held the leadership has ended: {_first_line(error)}"
+            return ""
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(Exception):  # it may be broken: then the server lets go by itself
+                session.close()
+
+    def _tell(self, problem: str) -> None:
+        """Log a problem once, not at every try."""
+        if problem and problem != self._told:
+            log.warning("leadership.unavailable", extra={"detail": problem})
+        self._told = problem
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
