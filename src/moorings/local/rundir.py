@@ -43,6 +43,7 @@ RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environme
 LOCK_POLL_S = 0.01
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DRAFT = re.compile(r"\.(order|status|cancel|end)\.json\.\d+-\d+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 Stamp = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
@@ -178,7 +179,10 @@ class RunFolder:
         write_whole(self.cancel, to_json(cancel).encode(), durable=True)
 
     def save_end(self, end: End) -> None:
-        """Save an end, durably."""
+        """Save an end, durably. What others who were killed left half-written goes before it."""
+        for draft in self.path.iterdir():
+            if _DRAFT.fullmatch(draft.name):
+                draft.unlink(missing_ok=True)
         write_whole(self.end, to_json(end).encode(), durable=True)
 
     # -- the binding's files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def test_everything_may_stand_in_the_file(config):
         reserve = false
         log_level = "debug"
         log_format = "json"
+        log_file = "/var/log/moorings.log"
+        log_file_bytes_max = 0
+        keep_runs_days = 7
     """)
     assert read_settings(arguments, {}) == Settings(
         data=Path("/srv/moorings"),
@@ -90,6 +94,9 @@ def test_everything_may_stand_in_the_file(config):
         reserve=False,
         log_level="debug",
         log_format="json",
+        log_file=Path("/var/log/moorings.log"),
+        log_file_bytes_max=0,
+        keep_runs_days=7,
     )
 
 
@@ -161,6 +168,8 @@ def test_paths_become_absolute_and_home_is_known(monkeypatch, tmp_path):
         ("reserve = 0", "reserve must be true or false, not a number"),
         ('log_level = "loud"', "log level 'loud' is not known"),
         ('log_format = "xml"', "log format 'xml' is not known"),
+        ("keep_runs_days = -1", "keep_runs_days '-1' is no whole number"),
+        ('log_file_bytes_max = "many"', "log_file_bytes_max must be a whole number, not a string"),
         ('data = ""', "data '' is no path"),
         ('pools = "a\\u0000b"', "pools 'a\\x00b' is no path"),
         ('credentials = "~nobody-is-called-that/x"', "credentials '~nobody-is-called-that/x' is no path"),
@@ -176,7 +185,8 @@ def test_an_unknown_key_is_told_with_every_key_there_is(config):
     arguments = config('host = "::1"\nprot = 1\n')
     error = refused(arguments)
     assert str(error) == f"{arguments[1]}:2: 'prot' is not known here"
-    assert error.hint == "known: context, credentials, data, host, log_format, log_level, pools, port, reserve"
+    names = sorted(item.name for item in fields(Settings))
+    assert error.hint == f"known: {', '.join(names)}"
 
 
 @pytest.mark.parametrize("text", ["port =", "port = 1\nport = 2", "\0", "[" * 10_000, "a = " + "9" * 5000])
