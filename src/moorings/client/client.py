@@ -30,6 +30,7 @@ from moorings.wire.shapes import (
     DeviceBody,
     EventBody,
     ExplanationBody,
+    FindingsBody,
     KeyBody,
     KeyRequest,
     PartitionBody,
@@ -95,6 +96,16 @@ class Client:
             MooringsError: it is not ready.
         """
         return self._transport.send(requests.get_ready())
+
+    def findings(self) -> FindingsBody:
+        """What the controller finds when it looks at itself; for admins."""
+        return self._transport.send(requests.get_findings())
+
+    def metrics(self) -> str:
+        """The controller's numbers, in Prometheus' text form."""
+        timeout_s = self._transport.endpoint.timeout_s
+        with self._transport.open(requests.get_metrics(), silence_s=timeout_s) as chunks:
+            return b"".join(chunks).decode("utf-8", "replace")
 
     # --------------------------------------------------------------------------------------------- pools and devices
 
@@ -292,5 +303,5 @@ class Client:
 def _json_object(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MooringsError("body.invalid", "an event of the stream is not JSON") from error

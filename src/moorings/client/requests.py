@@ -8,6 +8,7 @@ start-up for every ``moor``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -24,6 +25,7 @@ from moorings.wire.shapes import (
     DrainRequest,
     EventBody,
     ExplanationBody,
+    FindingsBody,
     KeyBody,
     KeyRequest,
     PartitionBody,
@@ -39,6 +41,7 @@ T = TypeVar("T")
 BodyT = TypeVar("BodyT")
 
 NO_CONTROLLER = "is this the address of a controller?"
+_RETRY_AFTER = re.compile(r"[0-9]{1,6}")  # seconds
 PAGE_ITEMS = 1000  # the most the API gives at once: fewer round trips for a pool of many devices
 
 
@@ -170,11 +173,11 @@ def parse_nothing(_data: object) -> None:
 def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, server: str) -> AnswerError:
     """The error an answer of that status stands for; also of proxies and of servers that are no controller at all."""
     retry_after = headers.get("retry-after", "")
-    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+    retry_after_s = float(retry_after) if _RETRY_AFTER.fullmatch(retry_after) else 0.0
     if "json" in headers.get("content-type", ""):
         try:
             problem = decode(ProblemBody, json.loads(body))
-        except (ValueError, MooringsError):
+        except (ValueError, RecursionError, MooringsError):
             pass
         else:
             return AnswerError(problem, retry_after_s=retry_after_s)
@@ -215,6 +218,16 @@ def get_ready() -> Call[Mapping[str, object]]:
         return data if isinstance(data, dict) else {}
 
     return Call("GET", "/readyz", parse)
+
+
+def get_findings() -> Call[FindingsBody]:
+    """``GET /v1/doctor``: what the controller finds when it looks at itself."""
+    return Call("GET", "/v1/doctor", parse_body(FindingsBody))
+
+
+def get_metrics() -> Call[None]:
+    """``GET /metrics``: numbers, as text."""
+    return Call("GET", "/metrics", parse_nothing)
 
 
 def list_pools(after: str | None = None) -> Call[Listing[PoolBody]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
 
-LINE_BYTES_MAX = 1 << 22
+EVENT_BYTES_MAX = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class EventParser:
     """An incremental parser: ``feed`` takes whatever came and gives the events that are complete."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        self._bytes = 0
         self._id = ""
         self._name = ""
         self._data: list[str] = []
@@ -34,20 +35,35 @@ class EventParser:
         """The events that ``chunk`` completes; comments (heartbeats) give none.
 
         Raises:
-            MooringsError: ``controller.unreachable``: a line has no end, so this is no event stream.
+            MooringsError: ``controller.unreachable``: a line or an event has no end, so this is no event stream.
         """
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > LINE_BYTES_MAX:
-            raise MooringsError("controller.unreachable", "the event stream cannot be read: a line of it has no end")
         found = []
-        for raw in lines:
+        for raw in self._lines(chunk):
             line = raw.removesuffix(b"\r").decode("utf-8", "replace")
             if line:
+                self._count(len(raw))
                 self._take(line)
-            elif self._data:
+                continue
+            if self._data:
                 found.append(ServerEvent(self._id, self._name or "message", "\n".join(self._data)))
-                self._name, self._data = "", []
+            self._name, self._data, self._bytes = "", [], 0
         return found
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        if b"\n" not in chunk:  # appended in place: copying it all for each small piece would cost its square
+            self._rest += chunk
+            lines = []
+        else:
+            *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
+            self._rest = bytearray(rest)
+        if len(self._rest) > EVENT_BYTES_MAX:
+            raise _endless("a line")
+        return lines
+
+    def _count(self, more_bytes: int) -> None:
+        self._bytes += more_bytes
+        if self._bytes > EVENT_BYTES_MAX:
+            raise _endless("an event")
 
     def _take(self, line: str) -> None:
         field, _, value = line.partition(":")
@@ -58,3 +74,11 @@ class EventParser:
             self._name = value
         elif field == "data":
             self._data.append(value)
+
+
+def _endless(what: str) -> MooringsError:
+    return MooringsError(
+        "controller.unreachable",
+        f"the event stream cannot be read: {what} of it has no end",
+        hint="the address may be another server's; see 'moor config view --show-origin'",
+    )

@@ -27,6 +27,7 @@ from moorings.core.errors import MooringsError
 T = TypeVar("T")
 
 STREAM_CHUNK_BYTES = 1 << 16
+ANSWER_BYTES_MAX = 1 << 28  # far above any page; a server that is none of ours must not fill the memory
 STREAM_SILENCE_S_MAX = 60.0  # the controller sends a heartbeat every 15 s on event streams
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
@@ -216,9 +217,16 @@ class Transport:
 
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
         try:
-            return answer.read()
+            body = answer.read(ANSWER_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
+        if len(body) > ANSWER_BYTES_MAX:
+            raise MooringsError(
+                "controller.unreachable",
+                f"{self.endpoint.server} sends more than {ANSWER_BYTES_MAX} bytes in one answer",
+                hint=NO_CONTROLLER,
+            )
+        return body
 
     def _chunks(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
         while True:
@@ -235,7 +243,7 @@ class Transport:
             return None
         try:
             return json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MooringsError(
                 "controller.unreachable",
                 f"{self.endpoint.server} does not answer as a controller does",

@@ -19,6 +19,8 @@ from moorings.core.instants import Instant
 
 T = TypeVar("T")
 
+WHERE_CHARS_MAX = 200  # names of a mapping may be anything
+
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -126,7 +128,7 @@ def _decode(kind: Any, data: object, where: str) -> object:  # noqa: ANN401 - a 
         try:
             return float(data)
         except OverflowError:
-            raise MooringsError("body.invalid", f"{where} is too large") from None
+            raise MooringsError("body.invalid", f"{where[:WHERE_CHARS_MAX]} is too large") from None
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise _wrong(where, kind.__name__, data)
     return data
@@ -145,4 +147,4 @@ def _decode_record(cls: type, data: object, where: str) -> object:
 
 
 def _wrong(where: str, wanted: str, data: object) -> MooringsError:
-    return MooringsError("body.invalid", f"{where} must be {wanted}, not {type(data).__name__}")
+    return MooringsError("body.invalid", f"{where[:WHERE_CHARS_MAX]} must be {wanted}, not {type(data).__name__}")

@@ -336,6 +336,25 @@ class VersionBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindingBody:
+    """A check's result: ``verdict`` is PASS, WARN, FAIL or SKIP; ``fix`` says what to do, ``docs`` where to read on."""
+
+    id: str
+    verdict: str
+    evidence: str
+    fix: str = ""
+    docs: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsBody:
+    """``GET /v1/doctor``: what the controller finds when it looks at itself; ``at`` is its time."""
+
+    at: str
+    items: tuple[FindingBody, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemBody:
     """An error, as RFC 9457 ``application/problem+json``: ``code`` is stable, ``hint`` says what to do."""
 

@@ -243,6 +243,8 @@ def _where(top: Table, code: str) -> str:
 def _command(top: Table) -> tuple[str, ...]:
     value = top.either("command")
     if isinstance(value, str):
+        if len(value) > COMMAND_CHARS_MAX:  # shlex takes time with the square of a word's length
+            top.complain("command", "the command is too long", hint="put it into a script and run that")
         try:
             return tuple(shlex.split(value))
         except ValueError as error:

@@ -17,6 +17,8 @@ from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, claim_of
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
 
+COMMAND_TOLD_CHARS_MAX = 2000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRun:
@@ -136,7 +138,8 @@ class RunTurn:
         )
         self.changed[run.id] = (run, None)
         self._claims[run.claim] = run.id
-        self._tell("run.created", run, {"job": run.job.name, "command": run.job.command_line, "subject": run.subject})
+        command = _shortened(run.job.command_line)
+        self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
         return CreateClaim(
             id=given.claim,
             name=given.id,
@@ -191,6 +194,11 @@ class RunTurn:
     def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
         text = canonical(data) if data else "{}"
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
+
+
+def _shortened(command: str) -> str:
+    """A command for the event log; all of it stands in the run. The log is sent to everybody who watches."""
+    return command if len(command) <= COMMAND_TOLD_CHARS_MAX else f"{command[:COMMAND_TOLD_CHARS_MAX]}..."
 
 
 def _reason(claim: Claim) -> str:

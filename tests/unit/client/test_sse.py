@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.client.sse import LINE_BYTES_MAX, EventParser, ServerEvent
+from moorings.client.sse import EVENT_BYTES_MAX, EventParser, ServerEvent
 from moorings.core.errors import MooringsError
 
 STREAM = (
@@ -37,5 +37,5 @@ def test_chunks_make_no_difference(cuts):
 
 def test_a_line_without_an_end_is_refused():
     with pytest.raises(MooringsError) as caught:
-        EventParser().feed(b"data: " + b"x" * LINE_BYTES_MAX)
+        EventParser().feed(b"data: " + b"x" * EVENT_BYTES_MAX)
     assert caught.value.code == "controller.unreachable"

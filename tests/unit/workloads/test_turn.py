@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,13 @@ def test_a_new_run_is_told_with_its_command_but_without_its_environment():
     (event,) = now.events
     assert (event.name, event.run, event.claim) == ("run.created", "run-new", "claim-new")
     assert json.loads(event.data) == {"command": "python3 train.py", "job": "digits", "subject": "ann"}
+
+
+def test_the_event_log_does_not_carry_a_command_of_any_length():
+    now = turn()
+    now.take(replace(CREATE, job=replace(JOB, command=("true", "x" * 100_000))))
+    (event,) = now.events
+    assert len(event.data) < 2500
 
 
 def test_a_run_whose_claim_is_refused_was_never_there():

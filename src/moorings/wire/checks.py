@@ -1,0 +1,61 @@
+"""The one table of ``moor doctor``'s checks, and what each looks at. One of a pool has its name behind the id.
+
+Ids are for ever, like error codes: scripts say ``--only`` and dashboards count them.
+"""
+
+from __future__ import annotations
+
+MANUAL = "docs/how-to/find-out-what-is-wrong.md"
+
+CHECKS: dict[str, str] = {
+    # what a client sees
+    "credentials": "only you can read the file with your access keys",
+    "configuration": "the command's configuration can be used",
+    "transport": "the access key does not travel in the clear",
+    "controller": "a controller answers at the configured address",
+    "version": "command and controller are of the same release",
+    "ready": "the controller can save changes",
+    "clock": "this machine's clock and the controller's agree",
+    "pools": "there are pools, and each one's hardware can be reached",
+    "devices.service": "every device is in service",
+    "devices.foreign": "no device is in a partition that was made outside Moorings",
+    # what the controller finds when it looks at itself
+    "inside": "the controller lets you look into it (for admins) and answers in time",
+    "laws": "what the controller holds in memory keeps the laws",
+    "database": "the database can be written",
+    "memory": "memory and database hold the same records",
+    "events": "memory and database agree how far the event log has come",
+    "queue": "every waiting claim can be served one day",
+    "drivers": "each pool's driver answers",
+    "quarantine": "no device of a pool is quarantined, and never all of them are out of service",
+    "partitions.moving": "no partition is being made, reset or removed for too long",
+    "partitions.broken": "no partition is in ERROR",
+    "partitions.stray": "every partition with our mark is held by a claim",
+    "partitions.spared": "no partition is kept only because a job may run on it",
+    "partitions.foreign": "no partition was made outside Moorings",
+    "runs.moving": "no run starts or stops for too long",
+    "seats": "clients may hold more waiting answers and streams",
+    # what can be seen on the controller's machine only
+    "host": "the controller's machine could be looked at in time",
+    "host.settings": "the controller's settings can be used",
+    "host.folder": "the data folder is yours alone",
+    "host.controller": "the controller that uses the data folder lives, and is the only one",
+    "host.pepper": "the secret behind the access keys is there, whole, and yours alone",
+    "host.database": "the database file is whole and yours alone",
+    "host.revision": "the database's tables are of this release",
+    "host.space": "the data folder's disk has room",
+    "host.pools": "the pools file can be read",
+    "host.files": "the controller may open more files",
+    "host.runs": "every job that runs here is known to the records",
+    "host.restore": "no restore is unfinished",
+}
+
+
+def family(check: str) -> str:
+    """The id without a pool's or a seat's name behind it."""
+    return check if check in CHECKS else check.partition(".")[0]
+
+
+def docs_of(check: str) -> str:
+    """Where the manual tells more of a check: file and anchor."""
+    return f"{MANUAL}#{family(check).replace('.', '')}"
