@@ -146,6 +146,7 @@ async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
 
 async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> None:
     claim = await rig.claim(2)
+    rig.driver().faults.add(Fault(kind=FaultKind.SLOW, factor=20))
     view = await rig.controller.reset_partition(ANN, claim.name)
     assert view.partition.state is PartitionState.RESETTING
     with pytest.raises(MooringsError) as refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +149,18 @@ def test_back_and_forth_under_load(twins: tuple[Twin, Twin]) -> None:
     pair = list(twins)
     keys: dict[str, str] = {}
     for round_number in range(6):
-        leader, other = (pair if pair[0].leads else pair[::-1])[:2]
+        leader, other = pair if pair[0].leads else pair[::-1]
         for number in range(8):
             key = f"{round_number}-{number}"
             keys[key] = claim(other, 1, key=key, wait="0s")["id"]
         assert leader.process is not None
         if round_number % 2:
             leader.process.send_signal(signal.SIGSTOP)
-            until(lambda other=other: other.leads)
+            until(partial(getattr, other, "leads"))
         leader.kill()
-        until(lambda other=other: other.leads)
+        until(partial(getattr, other, "leads"))
         for key, ident in keys.items():
-            status, body = other.ask("POST", "/v1/claims", {"size": 1}, headers={"Idempotency-Key": key})
-            assert (status, body["id"]) == (201, ident)
+            assert claim(other, 1, key=key, wait="0s")["id"] == ident
         leader.start()
         for ident in list(keys.values())[: len(keys) // 2]:
             other.ask("DELETE", f"/v1/claims/{ident}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,8 +30,10 @@ LISTING_TIMEOUT_S = 30.0
 POLL_BUSY_S = 0.1  # while a partition is on its way
 POLL_IDLE_S = 3.0
 RETRY_S, RETRY_S_MAX = 0.25, 15.0
+SPARED_S = 5.0  # how often it is asked whether a stray is still in use
 REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that nobody holds
 
+_STRAY = "stray-"
 _ORDERED = {
     PartitionState.PROVISIONING: "create",
     PartitionState.RESETTING: "reset",
@@ -62,9 +65,24 @@ class _PoolWatch:
 
 
 class Hardware:
-    """Keeps drivers doing what the partitions' states ask."""
+    """Keeps drivers doing what the partitions' states ask.
 
-    def __init__(self, loop: Loop, drivers: Mapping[PoolName, Driver], clock: Clock, installation: str) -> None:
+    Args:
+        loop: decides.
+        drivers: of each pool.
+        clock: the time.
+        installation: our id; marks hold it.
+        in_use: whether processes may use a partition, by its name, though no record knows it (law 3).
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        drivers: Mapping[PoolName, Driver],
+        clock: Clock,
+        installation: str,
+        in_use: Callable[[str], Awaitable[bool]] | None = None,
+    ) -> None:
         self.drivers = drivers
         self._loop = loop
         self._clock = clock
@@ -73,10 +91,18 @@ class Hardware:
         self._orders: dict[PartitionId, asyncio.Task[None]] = {}
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
+        self._spared: set[str] = set()
+        self._in_use = in_use
         self._closing = False
         self.delays: dict[PartitionId, str] = {}
         """Why an order to a driver takes long, in the driver's words; for those who wait."""
         loop.listen(self._follow)
+
+    def strays(self) -> tuple[list[str], list[str]]:
+        """Names of partitions with our mark that nobody holds: those being removed, and those that are spared."""
+        there = {name for state in self._loop.fleet.pools.values() for name in state.foreign}
+        found = {task.get_name().removeprefix(_STRAY) for task in self._strays.values()} & there
+        return sorted(found - self._spared), sorted(found & self._spared)
 
     async def serve(self) -> None:
         """Watch every pool until cancelled."""
@@ -123,7 +149,9 @@ class Hardware:
             if partition is None or partition.state not in _ORDERED:
                 return
             order = _ORDERED[partition.state]
+            begun = time.perf_counter()
             answer = await self._ask(partition, order)
+            self._count(partition.pool, order, answer.verdict.value, begun)
             if answer.verdict is not Verdict.UNAVAILABLE:
                 self._ordered[ident] = partition.version
                 await self._pass_on(partition, order, answer)
@@ -132,6 +160,9 @@ class Hardware:
             self.delays[ident] = answer.detail
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+    def _count(self, pool: PoolName, order: str, result: str, begun: float) -> None:
+        self._loop.meters.add_order(pool, order, result, time.perf_counter() - begun)
 
     async def _pass_on(self, partition: Partition, order: str, answer: Answer) -> None:
         """Tell the loop what matters; for the rest the pool is polled until it is done."""
@@ -153,6 +184,10 @@ class Hardware:
         }
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_S):
+                if order == "reset":
+                    # One that was replaced while it slept would wipe a partition under a job that runs by now. The
+                    # other orders may come late: what is created is found to be a stray, what is removed stays so.
+                    await self._loop.confirm()
                 return await calls[order]()
         except TimeoutError:
             return Answer(Verdict.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
@@ -169,7 +204,9 @@ class Hardware:
         failures = 0
         while True:
             watch.nudged.clear()
+            begun = time.perf_counter()
             problem = await self._look(pool, watch)
+            self._count(pool, "list", "unavailable" if problem else "ok", begun)
             failures = failures + 1 if problem else 0
             state = self._loop.fleet.pools[pool]
             if (not problem and state.problem) or (failures >= 2 and state.problem != problem):
@@ -238,7 +275,7 @@ class Hardware:
             self._loop.tell(ForeignSeen(pool, judged.foreign))
         for stray in judged.strays:
             if (pool, stray.mark) not in self._strays:
-                task = asyncio.create_task(self._remove_stray(pool, stray), name=f"stray-{stray.name}")
+                task = asyncio.create_task(self._remove_stray(pool, stray), name=f"{_STRAY}{stray.name}")
                 self._strays[pool, stray.mark] = task
 
     async def _remove_stray(self, pool: PoolName, stray: Sighting) -> None:
@@ -248,6 +285,9 @@ class Hardware:
         """
         log.warning("partition.stray_found", extra={"pool": pool, "partition": stray.name})
         try:
+            if await self._spare(pool, stray):
+                await self._clock.sleep(SPARED_S)
+                return
             await self._loop.post(StraySeen(pool, stray.name))
             answer = await self.drivers[pool].remove(stray.name, stray.mark)
             log.info("partition.stray_removed", extra={"pool": pool, "partition": stray.name, "detail": answer.detail})
@@ -257,6 +297,16 @@ class Hardware:
             await self._clock.sleep(REMOVAL_RETRY_S)
         finally:
             self._strays.pop((pool, stray.mark), None)
+
+    async def _spare(self, pool: PoolName, stray: Sighting) -> bool:
+        """Whether somebody may be using it: then it stays, and its devices are given to nobody."""
+        if self._in_use is None or not await self._in_use(stray.name):
+            self._spared.discard(stray.name)
+            return False
+        if stray.name not in self._spared:
+            self._spared.add(stray.name)
+            log.warning("partition.stray_spared", extra={"pool": pool, "partition": stray.name})
+        return True
 
     async def _retry_removals(self) -> None:
         while True:

@@ -75,7 +75,7 @@ class Keys:
         Raises:
             MooringsError: ``key.invalid``, ``owner.invalid``, ``store.unavailable``.
         """
-        if not 1 <= len(subject) <= 64 or not set(subject) <= _SUBJECT_CHARS:
+        if not 1 <= len(subject) <= 64 or not set(subject) <= _SUBJECT_CHARS or subject in (".", ".."):
             raise MooringsError(
                 "key.invalid",
                 f"subject {subject[:80]!r} is not allowed",

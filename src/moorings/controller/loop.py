@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moorings.controller.turns import AnyInput, AnyReply, Demanded, Outcome, decide
+from moorings.controller.meters import Meters
+from moorings.controller.record import RELOADED, STARTED, AnyInput, Occasion
+from moorings.controller.turns import AnyReply, Demanded, Outcome, decide
 from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
 from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import Fleet
+from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.queue import Policy
 from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
-from moorings.ports.store import Epoch, KeyUse, Saved, Seq, Store
+from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq, Store
 from moorings.workloads.runs import Run
 from moorings.workloads.turn import Runs
 
@@ -33,12 +37,14 @@ log = logging.getLogger("moorings.controller")
 
 INPUTS_A_TURN_MAX = 256
 IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
+GAP_S = 5.0  # between two turns: longer than that nobody was listening, or the clock was set
 TRIES_MAX = 5
 LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
     *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
 }
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
+HELD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
 
 
 @dataclass(slots=True)
@@ -69,15 +75,21 @@ class Loop:
         self.runs = Runs()
         self.seq = Seq(0)
         self.problem = ""
+        self.meters = Meters()
+        self.rounds = 0
+        """How often it has gone round, also in vain: it stands still only if the loop hangs."""
         self._pools = pools
         self._epoch = epoch
+        self._closed = False
         self._mail: list[_Letter] = []
         self._under_way: list[_Letter] = []
         self._wake = asyncio.Event()
         self._listeners: list[Callable[[Change], None]] = []
         self._changed: asyncio.Future[None] | None = None
         self._stale = True
+        self._memory = STARTED  # until a turn was saved; then what was loaded is what a replay has, too
         self._heard_since = clock.now()
+        self._turn_at: Instant | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
 
     # -- for those who ask -------------------------------------------------------------------------------------------
@@ -86,8 +98,10 @@ class Loop:
         """Put an input in; its reply, once the database holds what follows from it.
 
         Raises:
-            MooringsError: what core answers, or ``store.*``.
+            MooringsError: what core answers, ``store.*``, or ``controller.unreachable`` once the loop was closed.
         """
+        if self._closed:
+            raise _going()
         reply: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
         self._mail.append(_Letter(Demanded(given, key), reply))
         self._wake.set()
@@ -113,6 +127,14 @@ class Loop:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._changed], timeout=timeout_s)
 
+    async def confirm(self) -> None:
+        """Returns if the database agrees that this controller leads: before what no later leader could put right.
+
+        Raises:
+            MooringsError: ``store.fenced``, ``store.unavailable``.
+        """
+        await self._in_writer(self.store.commit, self._epoch, Changes())
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
@@ -127,8 +149,9 @@ class Loop:
         fleet.apply(self.fleet.beside_the_records())
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
+        self._memory = self._memory or RELOADED
         self._stale = False
-        self._heard_since = self.clock.now()
+        self._turn_at = None
         self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
 
     async def serve(self) -> None:
@@ -139,6 +162,7 @@ class Loop:
         """
         pause_s = RETRY_S
         while True:
+            self.rounds += 1
             try:
                 if self._stale:
                     await self._recover()
@@ -148,16 +172,33 @@ class Loop:
                     raise
                 self._stale = True
                 self.problem = error.detail
-                if error.code == "store.unavailable":  # who asks meanwhile is told at once, not when it works again
-                    self._give_up(self._mail, error)
-                    self._mail = []
+                self.meters.failures[error.code] += 1
                 log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
-                await self.clock.sleep(pause_s)
+                await self._sit_out(pause_s, error)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
                 continue
             self.problem, pause_s = "", RETRY_S
             if not self._mail:
                 await self._wait_for_mail()
+
+    async def _sit_out(self, pause_s: float, error: MooringsError) -> None:
+        """Wait before the next try; if the database is away, who asks is told so, at once if the wait is long."""
+        away = error.code == "store.unavailable"
+        if away:
+            self._refuse_all(error)
+        nap = self._nap(pause_s)
+        try:
+            while not nap.done():
+                self._wake.clear()
+                await self._wake.wait()
+                if away and pause_s > HELD_S_MAX:
+                    self._refuse_all(error)
+        finally:
+            nap.cancel()
+
+    def _refuse_all(self, error: MooringsError) -> None:
+        self._give_up(self._mail, error)
+        self._mail = []
 
     async def _recover(self) -> None:
         """After a failed save: see that the database can be written again, and believe only what it holds."""
@@ -169,11 +210,17 @@ class Loop:
         self._wake.clear()
         if self._mail:
             return
+        nap = self._nap(IDLE_TURN_S)
         try:
-            async with asyncio.timeout(IDLE_TURN_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._wake.wait()
+        finally:
+            nap.cancel()
+
+    def _nap(self, seconds: float) -> asyncio.Future[None]:
+        """A pause whose end wakes the loop."""
+        nap = asyncio.ensure_future(self.clock.sleep(seconds))
+        nap.add_done_callback(lambda over: None if over.cancelled() else self._wake.set())  # else it would never rest
+        return nap
 
     async def turn(self) -> None:
         """Take what has gathered, decide, save, apply, answer.
@@ -186,9 +233,13 @@ class Loop:
         try:
             letters = await self._without_known(letters)
             demanded = [letter.demanded for letter in letters]
-            outcome = decide(self.fleet, self.runs, demanded, self.policy, self.clock.now(), self._heard_since)
+            begun = time.perf_counter()  # only ever counted: nothing is decided by it
+            outcome = self.decide(demanded)
+            decided = time.perf_counter()
+            self.meters.turns.add(decided - begun)
             if outcome.changes:
                 self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)
+                self.meters.commits.add(time.perf_counter() - decided)
         except MooringsError as error:
             self._give_up(letters, error)
             raise
@@ -200,6 +251,29 @@ class Loop:
         self._apply(outcome)
         for letter, reply in zip(letters, outcome.replies, strict=True):
             _answer(letter, reply)
+
+    def decide(self, demanded: Sequence[Demanded]) -> Outcome:
+        """What follows from these inputs now; memory stays as it is. A method so that a simulator can look on."""
+        now = self.clock.now()
+        self._mind_gaps(now)
+        return decide(self.fleet, self.runs, demanded, self.occasion(now))
+
+    def occasion(self, now: Instant) -> Occasion:
+        """What a turn at ``now`` is decided from, beside inputs and memory."""
+        return Occasion(now, self._heard_since, self.policy, self._memory)
+
+    def _mind_gaps(self, now: Instant) -> None:
+        """Count no lease over a time in which no turn was taken.
+
+        There was no controller, the clock was set, or this process or its machine stood still: in none of these could
+        an owner have renewed. A monotonic clock would not do: it runs on while the process is stopped.
+        """
+        before, self._turn_at = self._turn_at, now
+        if before is not None and 0 <= now - before <= GAP_S * 1_000_000:
+            return
+        self._heard_since = now
+        if before is not None:
+            log.warning("clock.jumped", extra={"detail": f"{(now - before) / 1e6:.1f} s lie between two turns"})
 
     def _take_mail(self) -> list[_Letter]:
         """The letters of this turn; one that was in a turn that failed gets a turn of its own."""
@@ -261,6 +335,7 @@ class Loop:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         if outcome.changes:
+            self._memory = ""
             for event in outcome.changes.events:
                 if event.name in LOGGED:
                     log.info(event.name, extra=_told(event))
@@ -279,11 +354,15 @@ class Loop:
 
     def close(self) -> None:
         """Answer everybody who still waits, and let the writer go."""
-        gone = MooringsError("controller.unreachable", "the controller is going down", retryable=True)
+        self._closed = True
         for letter in (*self._under_way, *self._mail):
-            _answer(letter, gone)
+            _answer(letter, _going())
         self._under_way = self._mail = []
         self._writer.shutdown(wait=True)
+
+
+def _going() -> MooringsError:
+    return MooringsError("controller.unreachable", "this controller stops, or leads no longer", retryable=True)
 
 
 def _told(event: Event) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
+from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
 from moorings.core.partitions import Partition, PartitionState
@@ -113,6 +114,8 @@ class Running:
             return False
         order = order_of(partition, self._installation)
         binding = await self._hardware.drivers[partition.pool].binding(order)
+        if self._loop.runs.by_id.get(run.id) != run:
+            return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
             await engine.submit(StartOrder(run.id, run.attempt, run.job, binding))
@@ -162,7 +165,8 @@ class Running:
         while True:
             await self._clock.sleep(ORPHANS_S)
             alive = [*alive[-4:], frozenset(f"local/{run}" for run in self._loop.runs.by_id)]
-            for claim in orphans(self._loop.fleet.claims.values(), "local/", alive):
+            unreleased = (c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING)
+            for claim in orphans(unreleased, "local/", alive):
                 log.warning("claim.orphaned", extra={"claim": claim})
                 self._loop.tell(ReleaseClaim(claim, "no run holds it"))
 

@@ -11,9 +11,11 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeVar
 
+from moorings.controller.findings import Doctor
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
+from moorings.controller.measures import Measures, measure
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
@@ -46,13 +48,15 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import canonical
 from moorings.core.fleet import PoolState
 from moorings.core.inputs import CreateClaim, DrainDevice, ReleaseClaim, RenewClaim, ResetPartition, ResumeDevice
-from moorings.core.partitions import Partition
+from moorings.core.partitions import Partition, PartitionState
 from moorings.core.queue import Wait, explain, unreachable
 from moorings.core.reasons import Reason
-from moorings.core.turn import spec_data
+from moorings.core.records import said
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import AccessKey, KeyUse, Page, Row, Seq, Store
+from moorings.wire.codec import time_text
+from moorings.wire.shapes import FindingsBody
 from moorings.workloads.jobs import JobSpec, check_job
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
@@ -90,6 +94,7 @@ class Controller:
         self._clock = clock
         self._ids = ids
         self.installation = installation
+        self._doctor = Doctor(loop, store, clock, hardware.strays)
         self._claim_waits: dict[ClaimId, list[asyncio.Future[None]]] = {}
         self._run_waits: dict[RunId, list[asyncio.Future[None]]] = {}
         loop.listen(self._tell_waiting)
@@ -165,7 +170,7 @@ class Controller:
         )
         use = None
         if key is not None:
-            digest = _digest({"name": name, "owner": owner, **spec_data(spec)})
+            digest = _digest({"name": name, "owner": owner, "claim": said(spec)})
             use = KeyUse(caller.subject, _check_key(key), digest, claim=ident)
         claim = await self._loop.post(given, use)
         assert isinstance(claim, Claim)
@@ -186,7 +191,7 @@ class Controller:
             )
         if not claim.ended:
             released = await self._loop.post(ReleaseClaim(claim.id, f"released by {caller.subject}"))
-            claim = released if isinstance(released, Claim) else await self._find_claim(claim.id)
+            claim = released if isinstance(released, Claim) else await self._find_again(claim)
         return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
 
     async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
@@ -233,6 +238,8 @@ class Controller:
             MooringsError: ``claim.unknown``.
         """
         claim = await self._find_claim(ident)
+        if not claim.ended and claim.id not in self._loop.fleet.claims:
+            claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain(self._loop.fleet, claim, self._clock.now())
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
@@ -244,7 +251,8 @@ class Controller:
         """What the claim's job is given; only its owner and admins may see it.
 
         Raises:
-            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``driver.unavailable``.
+            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``partition.not_active``,
+                ``driver.unavailable``.
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "read a binding")
@@ -256,7 +264,23 @@ class Controller:
                 hint="wait until it is READY",
                 retryable=not claim.ended,
             )
+        if partition.state is not PartitionState.ACTIVE:  # the driver may not have heard of the reset yet
+            raise MooringsError(
+                "partition.not_active",
+                f"partition {partition.name} is {partition.state}",
+                hint="wait until it is ACTIVE",
+                retryable=True,
+            )
         return await self._hardware.drivers[partition.pool].binding(order_of(partition, self.installation))
+
+    async def _find_again(self, claim: Claim) -> Claim:
+        """A claim that a turn did not know, as the database has it: it has ended, or another controller made it.
+
+        Raises:
+            MooringsError: ``store.fenced``: another one leads, and nothing was done for the caller here.
+        """
+        await self._loop.confirm()
+        return await self._find_claim(claim.id)
 
     async def _find_claim(self, ident: str) -> Claim:
         fleet = self._loop.fleet
@@ -462,7 +486,7 @@ class Controller:
         claim = ClaimId(self._ids.new("claim"))
         use = None
         if key is not None:
-            use = KeyUse(caller.subject, _check_key(key), _digest({"job": repr(job), "engine": engine}), run=ident)
+            use = KeyUse(caller.subject, _check_key(key), _digest({"job": said(job), "engine": engine}), run=ident)
         given = CreateRun(id=ident, claim=claim, job=job, engine=engine, subject=caller.subject)
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
@@ -493,6 +517,8 @@ class Controller:
         check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
         if not run.ended:
             changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
+            if not isinstance(changed, Run):
+                await self._loop.confirm()  # it has ended, or another controller leads and knows it
             run = changed if isinstance(changed, Run) else await self._find_run(run.id)
         return await self._run_view(await self._run_until_ended(run, wait_s))
 
@@ -616,6 +642,21 @@ class Controller:
         if self._loop.problem:
             return Reason("store.unavailable", f"the database cannot be used: {self._loop.problem}")
         return None
+
+    async def findings(self, caller: Caller) -> FindingsBody:
+        """What it finds when it looks at itself, and its time.
+
+        Raises:
+            MooringsError: ``auth.denied``.
+        """
+        check_admin(caller, "look into the controller")
+        return FindingsBody(at=time_text(self._clock.now()), items=tuple(await self._doctor.look()))
+
+    def measures(self) -> Measures:
+        """How it stands, in numbers."""
+        loop, strays = self._loop, sum(map(len, self._hardware.strays()))
+        ready = not loop.problem
+        return measure(loop.fleet, loop.runs, loop.meters, self._clock.now(), strays=strays, ready=ready, seq=loop.seq)
 
 
 _NO_PARTITION = PartitionId("")  # never an id

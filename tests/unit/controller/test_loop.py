@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from moorings.controller.loop import RETRY_S, RETRY_S_MAX, TRIES_MAX, Change, Loop
+from moorings.controller.loop import HELD_S_MAX, IDLE_TURN_S, RETRY_S, RETRY_S_MAX, TRIES_MAX, Change, Loop
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -74,7 +74,7 @@ class UnreliableStore:
 
 @dataclass
 class PatientClock:
-    """A second goes by whenever somebody looks; a nap takes no time, but is remembered."""
+    """A second goes by whenever somebody looks; a nap takes no time, but is remembered; an idle one is a nap."""
 
     instant: int = NOW
     naps: list[float] = field(default_factory=list)
@@ -84,6 +84,9 @@ class PatientClock:
         return Instant(self.instant)
 
     async def sleep(self, seconds: float) -> None:
+        if seconds == IDLE_TURN_S:
+            await asyncio.sleep(seconds)
+            return
         self.naps.append(seconds)
         await asyncio.sleep(0)
 
@@ -320,6 +323,32 @@ async def test_who_asks_while_the_database_is_away_is_told_so_at_once(store):
         await asyncio.gather(*(rig.refused("store.unavailable") for _ in range(3)))
         assert rig.loop.problem == "the disk is full"
         await rig.loop.changed(Seq(0), 60)
+
+
+@dataclass
+class WaitingClock(PatientClock):
+    """Its long pauses last until somebody ends them."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds > HELD_S_MAX:
+            self.begun.set()
+            await self.over.wait()
+        await super().sleep(seconds)
+
+
+async def test_who_asks_in_a_long_pause_is_told_at_once(store):
+    rig = rig_over(store)
+    rig.clock = rig.loop.clock = clock = WaitingClock()
+    store.unreadable = [unavailable() for _ in range(5)]
+    async with serving(rig):
+        await clock.begun.wait()
+        await rig.refused("store.unavailable")
+        clock.over.set()
+        await rig.loop.changed(Seq(0), 60)
+        assert (await rig.claim()).state is ClaimState.GRANTED
 
 
 async def test_after_a_good_turn_the_first_pause_is_short_again(rig):

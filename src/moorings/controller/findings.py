@@ -1,0 +1,330 @@
+"""What the controller finds when it looks at itself: for ``moor doctor`` and for whoever watches an installation.
+
+Checks only read. Judging is apart from asking: ``check_*`` are functions from values to findings, and ``Doctor`` asks:
+memory at once, the database for a bounded time. What can be seen only on the controller's machine (files, disks,
+processes) is looked at there, by ``app.doctor``; what only a client can see, by ``moor doctor`` itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from moorings.controller.loop import Loop
+from moorings.core import laws
+from moorings.core.claims import Claim
+from moorings.core.devices import DeviceState, PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.instants import Instant, seconds_between
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.queue import pools_for
+from moorings.ports.clock import Clock
+from moorings.ports.store import Saved, Seq, Store
+from moorings.wire.checks import docs_of
+from moorings.wire.shapes import FindingBody
+from moorings.workloads.runs import Run, RunState
+
+T = TypeVar("T")
+Record = Claim | Partition | Run
+
+PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
+
+ASK_S = 2.0  # for each question to the database
+LATE_S = 600.0  # a partition on its way, or a run that starts or stops, for longer is stuck
+LOOKS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
+LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always possible
+SHOWN_MAX = 5
+SEATS_NEAR = 0.8
+
+
+def found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
+    """A finding, with the place in the manual that tells more."""
+    return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_of(check))
+
+
+# -- judging: values in, findings out ----------------------------------------------------------------------------------
+
+
+def check_laws(fleet: Fleet) -> FindingBody:
+    """Whether what is in memory keeps the laws."""
+    broken = laws.check(fleet)
+    if not broken:
+        return found("laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws")
+    told = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
+    return found(
+        "laws", FAIL, f"{len(broken)} broken: {told}", "this is a fault of ours: make a 'moor diag' and report it"
+    )
+
+
+def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
+    """Whether each pool's driver answers."""
+    for state in states:
+        name = state.pool.name
+        if state.problem:
+            fix = f"is the hardware's controller of pool {name} up, and is its address in the pools file right?"
+            yield found(f"drivers.{name}", FAIL, f"it does not answer: {state.problem}", fix)
+        else:
+            yield found(f"drivers.{name}", PASS, f"the {state.pool.driver} driver answers")
+
+
+def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
+    """Whether devices are quarantined; FAIL where a pool has none left in service."""
+    for state in states:
+        name, n_devices = state.pool.name, state.pool.topology.n_devices
+        broken = [device for device in state.out.values() if device.state is DeviceState.QUARANTINED]
+        fix = f"'moor get devices --pool {name}' tells why; repair them, then 'moor resume device ID'"
+        if len(state.out) == n_devices:
+            yield found(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
+        elif broken:
+            told = ", ".join(f"{device.index} ({device.reason})" for device in broken[:SHOWN_MAX])
+            yield found(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {told}", fix)
+        else:
+            yield found(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
+
+
+def check_partitions(partitions: Iterable[Partition], now: Instant) -> Iterator[FindingBody]:
+    """Partitions that are on their way for too long, and such as could not be removed."""
+    moving = (PartitionState.PROVISIONING, PartitionState.RESETTING, PartitionState.REMOVING)
+    known = list(partitions)
+    late = [p for p in known if p.state in moving and seconds_between(p.since, now) > LATE_S]
+    broken = [p for p in known if p.state is PartitionState.ERROR]
+    if late:
+        told = ", ".join(f"{p.name} ({p.state} for {seconds_between(p.since, now):.0f} s)" for p in late[:SHOWN_MAX])
+        fix = "look at the driver's log and 'moor explain claim'; the hardware does not do what it was told"
+        yield found("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {told}", fix)
+    else:
+        yield found("partitions.moving", PASS, f"none of {len(known)} is on its way for more than {LATE_S:.0f} s")
+    if broken:
+        told = ", ".join(f"{p.name} ({p.reason})" for p in broken[:SHOWN_MAX])
+        fix = "look at the hardware; Moorings tries to remove those that nobody holds again and again"
+        yield found("partitions.broken", WARN, f"{len(broken)} are in ERROR: {told}", fix)
+    else:
+        yield found("partitions.broken", PASS, "none is in ERROR")
+
+
+def check_strangers(states: Iterable[PoolState], strays: Sequence[str], spared: Sequence[str]) -> Iterator[FindingBody]:
+    """What is in the hardware and in no record."""
+    foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign]
+    strangers = [name for name in foreign if name.partition("/")[2] not in {*strays, *spared}]
+    if strays:
+        fix = "they are being removed; if they stay, look at the driver's log"
+        yield found("partitions.stray", WARN, f"nobody holds {_listed(strays)}, which carry our mark", fix)
+    else:
+        yield found("partitions.stray", PASS, "every partition with our mark is held by a claim")
+    if spared:
+        fix = "wait until their jobs have ended; if a backup was restored: 'moor restore --finish'"
+        yield found("partitions.spared", WARN, f"no record knows {_listed(spared)}, which may be in use", fix)
+    if strangers:
+        fix = "nothing, if that is wanted; else remove them with the vendor's own tool"
+        yield found("partitions.foreign", WARN, f"made outside Moorings: {_listed(strangers)}", fix)
+    else:
+        yield found("partitions.foreign", PASS, "no partition was made outside Moorings")
+
+
+def check_runs(runs: Iterable[Run], since: Mapping[str, Instant], now: Instant) -> FindingBody:
+    """Runs that start or stop for too long; ``since`` tells when each began to."""
+    late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > LATE_S]
+    if not late:
+        return found("runs.moving", PASS, f"no run starts or stops for more than {LATE_S:.0f} s")
+    told = ", ".join(f"{run.id} ({run.state})" for run in late[:SHOWN_MAX])
+    fix = "'moor describe run ID' and the controller's log tell what the engine says"
+    return found("runs.moving", FAIL, f"{len(late)} are stuck: {told}", fix)
+
+
+def check_queue(fleet: Fleet) -> FindingBody:
+    """Whether claims wait for what no pool can ever give: a pools file that shrank, say."""
+    never: list[tuple[Claim, str]] = []
+    known: dict[tuple[object, ...], str] = {}
+    waiting = list(fleet.waiting())
+    for claim in waiting:
+        spec = claim.spec
+        shape = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(sorted(spec.resources.items())))
+        if shape not in known:
+            known[shape] = _why_never(fleet, claim)
+        if known[shape]:
+            never.append((claim, known[shape]))
+    if not never:
+        return found("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
+    told = "; ".join(f"{claim.name}: {why}" for claim, why in never[:SHOWN_MAX])
+    return found(
+        "queue", FAIL, f"{len(never)} can never be served: {told}", "release them, or give the pools file back"
+    )
+
+
+def _why_never(fleet: Fleet, claim: Claim) -> str:
+    try:
+        pools_for(claim.spec, fleet.pools)
+    except MooringsError as error:
+        return error.detail
+    return ""
+
+
+def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
+    """Whether memory and database agree how far the event log has come."""
+    if in_store < in_memory:
+        evidence = f"the database ends at event {in_store}, and {in_memory} were told: it was replaced under us"
+        return found("events", FAIL, evidence, "restart the controller; restore only while none runs ('moor restore')")
+    if in_store - in_memory > LAG_MAX:
+        evidence = f"memory is {in_store - in_memory} events behind the database"
+        return found("events", WARN, evidence, "does another program write to the database? restart the controller")
+    return found("events", PASS, f"the log has come to event {in_store}")
+
+
+def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
+    """Whether memory is what the database holds."""
+    if differing:
+        fix = "restart the controller: it believes the database; then report it with a 'moor diag'"
+        return found("memory", FAIL, f"{len(differing)} of {compared} records differ: {_listed(differing)}", fix)
+    return found("memory", PASS, f"{compared} records are the same in memory and in the database")
+
+
+def check_seats(kind: str, taken: int, total: int) -> FindingBody:
+    """Whether clients may soon be turned away."""
+    evidence = f"{taken} of {total} are taken"
+    if taken >= total:
+        return found(f"seats.{kind}", FAIL, evidence, "clients are turned away: find who holds them, and close some")
+    if taken >= total * SEATS_NEAR:
+        return found(f"seats.{kind}", WARN, evidence, "few are left: find who holds them")
+    return found(f"seats.{kind}", PASS, evidence)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    return ", ".join(names[:SHOWN_MAX]) + more
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Difference:
+    """Records that differ between memory and database, with the two versions of each, look after look."""
+
+    suspects: dict[str, tuple[int, int]] = field(default_factory=dict)
+    compared: int = 0
+
+
+class Doctor:
+    """Looks at one controller.
+
+    Args:
+        loop: whose memory.
+        store: its database.
+        clock: the time.
+        strays: gives the partitions with our mark that nobody holds, by pool, and those that are spared.
+    """
+
+    def __init__(
+        self, loop: Loop, store: Store, clock: Clock, strays: Callable[[], tuple[Sequence[str], Sequence[str]]]
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._clock = clock
+        self._strays = strays
+
+    async def look(self) -> list[FindingBody]:
+        """Everything it finds, within some seconds."""
+        loop, now = self._loop, self._clock.now()
+        fleet = loop.fleet
+        strays, spared = self._strays()
+        asked = asyncio.gather(self._writable(), self._log(), self._memory(), self._runs(now))
+        states = list(fleet.pools.values())
+        told = [
+            check_laws(fleet),
+            check_queue(fleet),
+            *check_pools(states),
+            *check_devices(states),
+            *check_partitions(fleet.partitions.values(), now),
+            *check_strangers(states, strays, spared),
+        ]
+        return [*(await asked), *told]
+
+    async def _ask(self, check: str, call: Callable[..., T], *args: object) -> T | FindingBody:
+        """The answer of the database, or the finding that there is none."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await asyncio.to_thread(call, *args)
+        except TimeoutError:
+            return found(
+                check, FAIL, f"the database has not answered in {ASK_S:g} s", "look at its disk, or its server"
+            )
+        except MooringsError as error:
+            return found(check, FAIL, error.detail, error.hint)
+
+    async def _writable(self) -> FindingBody:
+        if self._loop.problem:
+            return found("database", FAIL, self._loop.problem, "the controller's log tells more")
+        answer = await self._ask("database", self._store.ping)
+        return answer or found("database", PASS, "it can be written")
+
+    async def _log(self) -> FindingBody:
+        in_memory = self._loop.seq
+        answer = await self._ask("events", self._store.last_seq)
+        return answer if isinstance(answer, FindingBody) else check_log(in_memory, answer)
+
+    async def _runs(self, now: Instant) -> FindingBody:
+        """Since when runs start or stop stands in the event log."""
+        moving = [run for run in self._loop.runs.by_id.values() if run.state in (RunState.STARTING, RunState.STOPPING)]
+        answer = await self._ask("runs.moving", self._since, [run.id for run in moving[: SHOWN_MAX * 10]])
+        return answer if isinstance(answer, FindingBody) else check_runs(moving, answer, now)
+
+    def _since(self, runs: Sequence[str]) -> dict[str, Instant]:
+        since = {}
+        for run in runs:
+            rows = self._store.events(Seq(0), 100, run=run, names=("run.starting", "run.stopping"))
+            if rows:
+                since[run] = rows[-1].event.at
+        return since
+
+    async def _memory(self) -> FindingBody:
+        """Compare until no record is under suspicion, or some stay so with the same versions: those differ."""
+        before: dict[str, tuple[int, int]] | None = None
+        suspects: dict[str, tuple[int, int]] = {}
+        compared = 0
+        for _ in range(LOOKS):
+            answer = await self._ask("memory", self._store.load)
+            if isinstance(answer, FindingBody):
+                return answer
+            seen = compare(self._loop, answer)
+            compared = seen.compared
+            suspects = (
+                seen.suspects
+                if before is None
+                else {name: versions for name, versions in seen.suspects.items() if before.get(name) == versions}
+            )
+            if not suspects:
+                return check_memory((), compared)
+            before = seen.suspects
+            await self._loop.changed(self._loop.seq, ASK_S / LOOKS / 2)
+        return check_memory(sorted(suspects), compared)
+
+
+def compare(loop: Loop, saved: Saved) -> _Difference:
+    """What differs between a controller's memory and one reading of its database."""
+    seen = _Difference()
+    fleet = loop.fleet
+    pairs: tuple[tuple[Iterable[Record], Iterable[Record]], ...] = (
+        (fleet.claims.values(), saved.claims),
+        (fleet.partitions.values(), saved.partitions),
+        (loop.runs.by_id.values(), saved.runs),
+    )
+    for remembered, rows in pairs:
+        held = {str(record.id): record for record in remembered}
+        read = {str(record.id): record for record in rows}
+        seen.compared += len(held.keys() | read.keys())
+        for ident in held.keys() | read.keys():
+            mine, theirs = held.get(ident), read.get(ident)
+            if mine != theirs:
+                versions = (mine.version if mine is not None else 0, theirs.version if theirs is not None else 0)
+                seen.suspects[ident] = versions
+    out = {f"{name}:{index}": d.state for name, s in fleet.pools.items() for index, d in s.out.items()}
+    read_out = {f"{d.pool}:{d.index}": d.state for d in saved.devices if PoolName(d.pool) in fleet.pools}
+    in_service = {name for name, state in read_out.items() if state is DeviceState.IN_SERVICE}
+    for name in out.keys() | (read_out.keys() - in_service):
+        seen.compared += 1
+        if out.get(name) != read_out.get(name):
+            seen.suspects[name] = (0, 0)
+    return seen

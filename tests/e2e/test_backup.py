@@ -1,0 +1,280 @@
+"""Backup and restore with real processes: the records turn back, the world does not, and no job pays for it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.demo import processes_of
+from tests.e2e.processes import ControllerProcess
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def controller(tmp_path: Path):
+    made = ControllerProcess(tmp_path)
+    made.start()
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        assert made.stop() == 0
+
+
+def tool(what: str, data: Path, file: Path | None = None) -> tuple[int, str, str]:
+    """What ``moor backup`` and ``moor restore`` run."""
+    named = ["--file", str(file)] if file is not None else []
+    done = subprocess.run(
+        [sys.executable, "-m", "moorings.app.backup", what, "--data", str(data), *named],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def until(true: Callable[[], object], wait_s: float = 60) -> None:
+    """Another process cannot be awaited: it is asked again and again."""
+    deadline = time.monotonic() + wait_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
+
+
+def start_run(controller: ControllerProcess, gate: Path, size: int = 2) -> str:
+    job = {
+        "name": gate.name,
+        "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done; echo through"],
+        "workdir": "/tmp",
+        "environment": {"PATH": "/usr/bin:/bin"},
+        "tasks": 1,
+        "accelerators": {"size": size},
+        "timeLimitS": 110,  # should the test fail, nothing of it is left for long
+    }
+    status, run = controller.ask("POST", "/v1/runs", {"job": job})
+    assert status == 201, run
+    ident: str = run["id"]
+    until(lambda: controller.ask("GET", f"/v1/runs/{ident}")[1]["state"] == "RUNNING")
+    return ident
+
+
+def claim(controller: ControllerProcess, name: str, size: int) -> str:
+    status, made = controller.ask("POST", "/v1/claims?wait=20s", {"name": name, "size": size})
+    assert (status, made["state"]) == (201, "READY"), made
+    return str(made["id"])
+
+
+def in_hardware(controller: ControllerProcess) -> dict[str, bool]:
+    """Partitions whose devices are not free, and whether a claim holds them."""
+    devices = controller.ask("GET", "/v1/devices?limit=100")[1]["items"]
+    return {device["partition"]: "claim" in device for device in devices if "partition" in device}
+
+
+def test_a_job_of_after_the_backup_keeps_its_partition_through_a_restore(
+    controller: ControllerProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "backup.tar.gz"
+    before = start_run(controller, tmp_path / "before")
+    released = claim(controller, "released-since", 4)
+    assert tool("save", controller.data, file)[0] == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    # The world goes on.
+    assert controller.ask("DELETE", f"/v1/claims/{released}?wait=20s")[0] == 200
+    since = start_run(controller, tmp_path / "since")
+    claim(controller, "by-hand-since", 4)
+    revoked = controller.ask("POST", "/v1/keys", {"subject": "eve"})[1]
+    last = controller.ask("GET", "/v1/events?limit=1000")[1]["items"][-1]["seq"]
+
+    code, _, err = tool("restore", controller.data, file)
+    assert (code, "another controller uses" in err) == (5, True), "not under a controller that runs"
+    assert controller.stop() == 0
+    code, told, err = tool("restore", controller.data, file)
+    assert code == 0, err
+    assert since in told, "whose jobs are not in the backup is told"
+    assert "until 'moor restore --finish'" in told
+    aside = next(controller.data.glob("before-restore-*"))
+    assert aside.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in aside.iterdir()} >= {"moorings.db", "pepper"}
+
+    controller.start()
+    assert controller.ask("GET", "/v1/keys")[0] == 200, "the access key still works"
+    assert revoked["id"] not in {key["id"] for key in controller.ask("GET", "/v1/keys")[1]["items"]}
+    assert controller.ask("GET", f"/v1/runs/{before}")[1]["state"] == "RUNNING"
+    assert controller.ask("GET", f"/v1/runs/{since}")[0] == 404, "no record knows it"
+    # Several listings later: what nobody holds is still there, and given to nobody.
+    log = tmp_path / "controller.log"
+    told_of = [
+        f"msg=partition.stray_spared logger=moorings.controller partition={name} " for name in (since, "by-hand-since")
+    ]
+    until(lambda: all(line in log.read_text() for line in told_of))
+    assert processes_of(since) != [], "the job lives"
+    assert in_hardware(controller)[since] is False
+    # A claim that was released since finds that its partition has gone; nobody's job is under it.
+    until(lambda: controller.ask("GET", f"/v1/claims/{released}")[1]["state"] == "LOST")
+    assert controller.ask("DELETE", f"/v1/claims/{released}?wait=30s")[0] == 200
+    until(lambda: in_hardware(controller).get("by-hand-since") is False)
+    # Event numbers only rise.
+    assert controller.ask("GET", "/v1/events?limit=1000")[1]["items"][-1]["seq"] > last
+
+    findings = {item["id"]: item for item in controller.ask("GET", "/v1/doctor")[1]["items"]}
+    assert findings["partitions.spared"]["verdict"] == "WARN"
+    assert findings["laws"]["verdict"] == findings["memory"]["verdict"] == "PASS"
+
+    # The admin has seen to it: what is by hand goes, what is under a job goes when the job has ended.
+    assert tool("finish", controller.data)[0] == 0
+    until(lambda: "by-hand-since" not in in_hardware(controller))
+    assert processes_of(since) != []
+    assert since in in_hardware(controller), "law 3, also now"
+    (tmp_path / "since").touch()
+    until(lambda: since not in in_hardware(controller))
+    (tmp_path / "before").touch()
+    ended = controller.ask("GET", f"/v1/runs/{before}?wait=20s")[1]
+    assert (ended["state"], ended["exitCode"]) == ("SUCCEEDED", 0)
+    until(lambda: in_hardware(controller) == {})
+    # The devices of the claim that was lost were set aside; everything else is free again.
+    pool = controller.ask("GET", "/v1/pools/pod16")[1]
+    assert (pool["free"], pool["outOfService"]) == (16, 0), pool
+
+
+def test_a_key_revoked_since_the_backup_stays_revoked(controller: ControllerProcess, tmp_path: Path) -> None:
+    key = controller.ask("POST", "/v1/keys", {"subject": "eve"})[1]
+    file = tmp_path / "b.tar.gz"
+    assert tool("save", controller.data, file)[0] == 0
+    assert controller.ask("GET", "/v1/pools", key=key["secret"])[0] == 200
+    assert controller.ask("DELETE", f"/v1/keys/{key['id']}")[0] == 204
+    assert controller.stop() == 0
+    assert tool("restore", controller.data, file)[0] == 0
+    controller.start()
+    assert controller.ask("GET", "/v1/pools", key=key["secret"])[0] == 401
+
+
+def test_a_backup_under_load_is_one_moment(controller: ControllerProcess, tmp_path: Path) -> None:
+    halt = threading.Event()
+
+    def load(number: int) -> None:
+        while not halt.is_set():
+            status, made = controller.ask("POST", "/v1/claims?wait=1s", {"size": 1})
+            assert status == 201
+            controller.ask("DELETE", f"/v1/claims/{made['id']}")
+
+    clients = [threading.Thread(target=load, args=(number,)) for number in range(3)]
+    for client in clients:
+        client.start()
+    files = [tmp_path / f"{number}.tar.gz" for number in range(5)]
+    codes = [tool("save", controller.data, file)[0] for file in files]
+    halt.set()
+    for client in clients:
+        client.join(30)
+    assert codes == [0] * 5
+    seqs = []
+    for file in files:
+        with tarfile.open(file) as tar:
+            tar.extract("moorings.db", tmp_path / file.stem, filter="data")
+        with sqlite3.connect(tmp_path / file.stem / "moorings.db") as database:
+            seq = database.execute("SELECT seq FROM installation").fetchone()[0]
+            assert database.execute("SELECT max(seq) FROM outbox").fetchone()[0] == seq, "log and counter agree"
+            assert database.execute("PRAGMA foreign_key_check").fetchall() == []
+            seqs.append(seq)
+        database.close()
+    assert seqs == sorted(seqs)
+    assert seqs[0] < seqs[-1], "there was load"
+
+
+def test_a_restore_that_was_cut_off_keeps_controllers_away_until_it_is_done_again(
+    controller: ControllerProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "b.tar.gz"
+    claim(controller, "kept", 4)
+    assert tool("save", controller.data, file)[0] == 0
+    assert controller.stop() == 0
+    # As after a kill between taking the old records away and putting the new ones there.
+    (controller.data / "restoring.json").write_text(json.dumps({"from": str(file)}))
+    (controller.data / "moorings.db").rename(tmp_path / "old.db")
+    with pytest.raises(AssertionError, match=r"a restore into .* has begun and not ended \(backup.unfinished\)"):
+        controller.start()
+    assert not (controller.data / "moorings.db").exists(), "no empty database was made in its place"
+    assert tool("restore", controller.data, file)[0] == 0
+    controller.start()
+    assert controller.ask("GET", "/v1/claims/kept")[1]["state"] == "READY"
+
+
+def test_what_is_no_whole_backup_changes_nothing(controller: ControllerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "b.tar.gz"
+    assert tool("save", controller.data, file)[0] == 0
+    code, _, err = tool("save", controller.data, file)
+    assert (code, "is there already" in err) == (2, True)
+    assert controller.stop() == 0
+    before = (controller.data / "moorings.db").read_bytes()
+
+    def refused(path: Path, told: str) -> None:
+        code, _, err = tool("restore", controller.data, path)
+        assert code != 0
+        assert told in err
+        assert (controller.data / "moorings.db").read_bytes() == before
+        assert not list(controller.data.glob("before-restore-*"))
+
+    refused(tmp_path / "none", "there is no")
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(file.read_bytes()[:-500])
+    refused(cut, "no whole backup")
+    refused(rewritten(file, tmp_path / "1.tar.gz", {"pepper": b"0" * 64}), "pepper is not what the manifest says")
+    refused(rewritten(file, tmp_path / "2.tar.gz", {"moorings.db": None}), "no whole backup")
+    refused(newer(file, tmp_path), "newer release")
+    link = tmp_path / "link.tar.gz"
+    with tarfile.open(file) as tar, tarfile.open(link, "w:gz") as out:
+        manifest = tar.extractfile("manifest.json")
+        assert manifest is not None
+        out.addfile(tar.getmember("manifest.json"), manifest)
+        member = tarfile.TarInfo("moorings.db")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        out.addfile(member)
+    refused(link, "is no file")
+    assert tool("restore", controller.data, file)[0] == 0
+
+
+def rewritten(file: Path, to: Path, changed: dict[str, bytes | None], manifest: dict | None = None) -> Path:
+    """The backup with other members; None: without it."""
+    import io
+
+    with tarfile.open(file) as tar, tarfile.open(to, "w:gz") as out:
+        for member in tar.getmembers():
+            content = tar.extractfile(member)
+            assert content is not None
+            new = changed.get(member.name, content.read())
+            if member.name == "manifest.json" and manifest is not None:
+                new = json.dumps(manifest).encode()
+            if new is not None:
+                member.size = len(new)
+                out.addfile(member, io.BytesIO(new))
+    return to
+
+
+def newer(file: Path, folder: Path) -> Path:
+    """A backup that a later release has made."""
+    import hashlib
+
+    with tarfile.open(file) as tar:
+        tar.extract("moorings.db", folder / "newer", filter="data")
+        content = tar.extractfile("manifest.json")
+        assert content is not None
+        manifest = json.load(content)
+    path = folder / "newer" / "moorings.db"
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    content_new = path.read_bytes()
+    manifest["files"]["moorings.db"] = {
+        "bytes": len(content_new),
+        "sha256": hashlib.sha256(content_new).hexdigest(),
+    }
+    return rewritten(file, folder / "newer.tar.gz", {"moorings.db": content_new}, manifest)

@@ -1,0 +1,226 @@
+"""What the controller finds when it looks at itself: every check seen to fail, and to pass."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moorings.controller import findings
+from moorings.controller.findings import (
+    check_devices,
+    check_laws,
+    check_log,
+    check_memory,
+    check_partitions,
+    check_pools,
+    check_queue,
+    check_runs,
+    check_seats,
+    check_strangers,
+)
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, FleetChanges
+from moorings.core.instants import Instant
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.ports.store import Seq
+from moorings.wire.checks import CHECKS, family
+from moorings.workloads.runs import Run, RunId, RunState
+from tests.e2e.rig import ADMIN, ANN, job, running
+
+POD = Pool(PoolName("pod4"), "ipu", "simulated", PowerOfTwo(1, 4, 4), ())
+NOW = Instant(10_000 * 1_000_000)
+LONG_AGO = Instant(1)
+
+
+def partition(state: PartitionState, since: Instant = NOW, name: str = "p1") -> Partition:
+    return Partition(
+        id=PartitionId(name),
+        name=name,
+        claim=ClaimId("c1"),
+        pool=POD.name,
+        block=Block(range(2)),
+        gcds=1,
+        replicas_per_gcd=1,
+        state=state,
+        since=since,
+    )
+
+
+def waiting(size: int = 1, kind: str = "ipu") -> Claim:
+    return Claim(
+        id=ClaimId("c9"),
+        name="c9",
+        owner="user/ann",
+        subject="ann",
+        spec=ClaimSpec(kind=kind, size=size),
+        state=ClaimState.PENDING,
+        arrival=NOW,
+    )
+
+
+def fleet(*claims: Claim, partitions: tuple[Partition, ...] = (), out: int = 0) -> Fleet:
+    devices = [Device(POD.name, index, DeviceState.QUARANTINED, "link", NOW) for index in range(out)]
+    return Fleet.load([POD], claims, partitions, devices)
+
+
+def verdicts(found) -> dict[str, str]:
+    listed = [found] if hasattr(found, "verdict") else list(found)
+    assert all(item.fix for item in listed if item.verdict == "FAIL"), "who is told of a failure is told what to do"
+    assert {family(item.id) for item in listed} <= CHECKS.keys()
+    return {item.id: item.verdict for item in listed}
+
+
+def test_laws():
+    assert verdicts(check_laws(fleet())) == {"laws": "PASS"}
+    assert verdicts(check_laws(fleet(partitions=(partition(PartitionState.ACTIVE),)))) == {"laws": "FAIL"}
+
+
+def test_pools():
+    made = fleet()
+    assert verdicts(check_pools(made.pools.values())) == {"drivers.pod4": "PASS"}
+    made.apply(FleetChanges(problems={POD.name: "no route to host"}))
+    [found] = check_pools(made.pools.values())
+    assert found.verdict == "FAIL"
+    assert "no route to host" in found.evidence
+
+
+@pytest.mark.parametrize(("out", "verdict"), [(0, "PASS"), (1, "WARN"), (4, "FAIL")])
+def test_devices(out, verdict):
+    assert verdicts(check_devices(fleet(out=out).pools.values())) == {"quarantine.pod4": verdict}
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "moving", "broken"),
+    [
+        (PartitionState.ACTIVE, LONG_AGO, "PASS", "PASS"),
+        (PartitionState.PROVISIONING, NOW, "PASS", "PASS"),
+        (PartitionState.PROVISIONING, LONG_AGO, "FAIL", "PASS"),
+        (PartitionState.REMOVING, LONG_AGO, "FAIL", "PASS"),
+        (PartitionState.ERROR, LONG_AGO, "PASS", "WARN"),
+    ],
+)
+def test_partitions(state, since, moving, broken):
+    found = verdicts(check_partitions([partition(state, since)], NOW))
+    assert found == {"partitions.moving": moving, "partitions.broken": broken}
+
+
+def test_strangers():
+    made = fleet()
+    made.apply(
+        FleetChanges(
+            foreign={POD.name: {"theirs": Block(range(1)), "ours": Block(range(1, 2)), "x": Block(range(2, 3))}}
+        )
+    )
+    found = verdicts(check_strangers(made.pools.values(), ["ours"], ["x"]))
+    assert found == {"partitions.stray": "WARN", "partitions.spared": "WARN", "partitions.foreign": "WARN"}
+    assert verdicts(check_strangers(fleet().pools.values(), [], [])) == {
+        "partitions.stray": "PASS",
+        "partitions.foreign": "PASS",
+    }
+    [_, _, foreign] = check_strangers(made.pools.values(), ["ours"], ["x"])
+    assert "pod4/theirs" in foreign.evidence
+    assert "ours" not in foreign.evidence
+
+
+def test_runs():
+    run = Run(
+        id=RunId("run-1"),
+        job=job("true"),
+        engine="local",
+        subject="ann",
+        claim=ClaimId("c1"),
+        state=RunState.STOPPING,
+        created_at=LONG_AGO,
+    )
+    assert verdicts(check_runs([run], {"run-1": LONG_AGO}, NOW)) == {"runs.moving": "FAIL"}
+    assert verdicts(check_runs([run], {"run-1": NOW}, NOW)) == {"runs.moving": "PASS"}
+    assert verdicts(check_runs([run], {}, NOW)) == {"runs.moving": "PASS"}
+
+
+def test_queue():
+    assert verdicts(check_queue(fleet(waiting(4)))) == {"queue": "PASS"}
+    never = check_queue(fleet(waiting(8)))
+    assert (never.verdict, "c9: pool pod4:" in never.evidence) == ("FAIL", True)
+    assert verdicts(check_queue(fleet(waiting(1, "gpu")))) == {"queue": "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("memory", "store", "verdict"), [(5, 5, "PASS"), (5, 9, "PASS"), (5, 4, "FAIL"), (5, 5000, "WARN")]
+)
+def test_log(memory, store, verdict):
+    assert verdicts(check_log(Seq(memory), Seq(store))) == {"events": verdict}
+
+
+def test_memory():
+    assert verdicts(check_memory([], 7)) == {"memory": "PASS"}
+    assert verdicts(check_memory(["c1"], 7)) == {"memory": "FAIL"}
+
+
+@pytest.mark.parametrize(("taken", "verdict"), [(0, "PASS"), (8, "WARN"), (10, "FAIL")])
+def test_seats(taken, verdict):
+    assert verdicts(check_seats("waits", taken, 10)) == {"seats.waits": verdict}
+
+
+# -- asked of a whole controller
+
+
+async def look(rig) -> dict[str, str]:
+    told = await rig.controller.findings(ADMIN)
+    return verdicts(told.items)
+
+
+async def test_a_healthy_controller_passes_everything(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.claim(4)
+        await rig.controller.create_run(ANN, job("sleep", "60"))
+        found = await look(rig)
+        assert set(found.values()) == {"PASS"}, found
+        assert {"laws", "database", "memory", "events", "queue", "drivers.pod16"} <= found.keys()
+        for view in await rig.controller.list_runs(findings_page()):
+            await rig.controller.cancel_run(ADMIN, view.run.id, wait_s=15)
+
+
+def findings_page():
+    from moorings.ports.store import Page
+
+    return Page()
+
+
+async def test_only_admins_may_look(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        with pytest.raises(MooringsError, match="may not look into the controller"):
+            await rig.controller.findings(ANN)
+
+
+async def test_memory_that_is_not_what_the_database_holds_is_noticed(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        claim = await rig.claim(4)
+        good = rig.fleet.claims[claim.id]
+        rig.fleet.claims[claim.id] = replace(good, attempt=7)
+        told = {item.id: item for item in (await rig.controller.findings(ADMIN)).items}
+        assert told["memory"].verdict == "FAIL"
+        assert claim.id in told["memory"].evidence
+        rig.fleet.claims[claim.id] = good
+
+
+async def test_a_database_that_fails_or_hangs_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "ASK_S", 0.2)
+    async with running(tmp_path) as rig:
+        store = rig.assembly.loop.store
+        hold = threading.Event()
+
+        def fail() -> None:
+            raise MooringsError("store.unavailable", "the disk is full", hint="free some space")
+
+        monkeypatch.setattr(store, "ping", fail)
+        monkeypatch.setattr(store, "load", lambda: hold.wait(30))
+        told = {item.id: item for item in (await rig.controller.findings(ADMIN)).items}
+        hold.set()
+        assert (told["database"].verdict, told["database"].evidence) == ("FAIL", "the disk is full")
+        assert (told["memory"].verdict, "has not answered" in told["memory"].evidence) == ("FAIL", True)
