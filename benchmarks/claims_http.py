@@ -101,9 +101,10 @@ def _cpu_s(pid: int) -> float:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _request(connection: Connection, request: bytes) -> tuple[int, bytes]:
+async def request(connection: Connection, given: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer to a request, head and all."""
     reader, writer = connection
-    writer.write(request)
+    writer.write(given)
     answer = await reader.readuntil(b"\r\n\r\n")
     length = int(answer.lower().split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
     return int(answer[9:12]), await reader.readexactly(length)
@@ -117,12 +118,12 @@ async def _client(url: str, key: str, until: float, pairs: list[tuple[float, flo
     while time.monotonic() < until:
         begun = time.monotonic()
         head = f"POST /v1/claims?wait=30s&for=GRANTED HTTP/1.1\r\n{shared}idempotency-key: {secrets.token_hex(8)}\r\n"
-        status, answer = await _request(connection, f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        status, answer = await request(connection, f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         if status not in (200, 201) or b'"state":"PENDING"' in answer:
             errors.append(answer.decode()[:200])
             continue
         ident = answer.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
-        status, answer = await _request(connection, f"DELETE /v1/claims/{ident} HTTP/1.1\r\n{shared}\r\n".encode())
+        status, answer = await request(connection, f"DELETE /v1/claims/{ident} HTTP/1.1\r\n{shared}\r\n".encode())
         if status != 200:
             errors.append(answer.decode()[:200])
         pairs.append((begun, time.monotonic()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moorings.api import openapi
 from moorings.api.calls import REQUEST_ID, Call, Closing, Service
 from moorings.api.limits import DEFAULT_LIMITS, Limits, Seats
+from moorings.api.metrics import Metrics, Requests
 from moorings.api.operations import Operation
 from moorings.api.problems import fault, problem
 from moorings.api.routes import OPERATIONS
@@ -30,8 +32,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.api")
 
+ROUTE = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
+USER = "moorings.user"  # and who asks, once that is known
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
+def fresh_request_id() -> str:
+    """An id for a request that brings none."""
+    return secrets.token_hex(8)
 
 
 class Application:
@@ -42,14 +51,22 @@ class Application:
         closing: told when the server begins to stop.
         limits: how much is taken on.
         new_request_id: gives a fresh id for a request that brings none.
+        requests: what was answered is counted there.
     """
 
-    def __init__(self, inner: ASGIApp, closing: Closing, limits: Limits, new_request_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        inner: ASGIApp,
+        closing: Closing,
+        limits: Limits = DEFAULT_LIMITS,
+        new_request_id: Callable[[], str] = fresh_request_id,
+        requests: Requests | None = None,
+    ) -> None:
         self.limits = limits
         self._inner = inner
         self._closing = closing
         self._new_request_id = new_request_id
-        self._requests = 0
+        self._requests = requests or Requests()
 
     def close(self) -> None:
         """The server begins to stop: streams end, waits are answered, so that nothing holds it up."""
@@ -60,21 +77,30 @@ class Application:
         assert scope["type"] == "http", "the server is told to send nothing else"
         request_id = scope[REQUEST_ID] = self._request_id(scope)
         mark = [(b"x-request-id", request_id.encode()), *_ON_ALL]
+        begun = time.perf_counter()
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *mark]
+                self._answered(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
         # Not the health checks: a busy controller is not a dead one.
-        if self._requests >= self.limits.requests_max and scope["path"].startswith("/v1/"):
+        if self._requests.open >= self.limits.requests_max and scope["path"].startswith("/v1/"):
             await problem(_busy(self.limits.requests_max), request_id)(scope, receive, send_marked)
             return
-        self._requests += 1
+        self._requests.open += 1
         try:
             await self._inner(scope, receive, send_marked)
         finally:
-            self._requests -= 1
+            self._requests.open -= 1
+
+    def _answered(self, scope: Scope, status: int, took_s: float) -> None:
+        self._requests.add(scope["method"], scope.get(ROUTE, ""), status, took_s)
+        if log.isEnabledFor(logging.DEBUG):
+            told = {"request_id": scope[REQUEST_ID], "method": scope["method"], "route": scope.get(ROUTE, "")}
+            told |= {"user": scope.get(USER, ""), "status": status, "took_ms": round(took_s * 1e3, 3)}
+            log.debug("request.answered", extra=told)
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:
@@ -93,19 +119,25 @@ def make_application(
     controller: Controller,
     *,
     limits: Limits = DEFAULT_LIMITS,
-    new_request_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    new_request_id: Callable[[], str] = fresh_request_id,
 ) -> Application:
     """The API of ``controller``."""
+    waits = Seats("answers that wait", limits.waits_max, limits.waits_per_key_max)
+    watches = Seats("open event streams", limits.watches_max, limits.watches_per_key_max)
+    follows = Seats("open streams of output", limits.follows_max, limits.follows_per_key_max)
+    requests = Requests()
     service = Service(
         controller,
         limits,
         document=_document,
-        waits=Seats("answers that wait", limits.waits_max, limits.waits_per_key_max),
-        watches=Seats("open event streams", limits.watches_max, limits.watches_per_key_max),
-        follows=Seats("open streams of output", limits.follows_max, limits.follows_per_key_max),
+        metrics=Metrics(controller, requests, {"waits": waits, "watches": watches, "follows": follows}),
+        requests=Seats("requests", limits.requests_max, limits.requests_per_key_max),
+        waits=waits,
+        watches=watches,
+        follows=follows,
     )
     router = Router(OPERATIONS, lambda operation: _endpoint(service, operation))
-    return Application(router, service.closing, limits, new_request_id)
+    return Application(router, service.closing, limits, new_request_id, requests)
 
 
 @cache
@@ -118,20 +150,24 @@ def _endpoint(service: Service, operation: Operation) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         request_id: str = request.scope[REQUEST_ID]
+        request.scope[ROUTE] = operation.path
         try:
             call = Call(service, operation, request)
-            if not operation.open:
-                await call.identify()
-            return await operation.serve(call)
+            if operation.open:
+                return await operation.serve(call)
+            await call.identify()
+            request.scope[USER] = call.caller.subject
+            with service.requests.held(call.caller.key_id):
+                return await operation.serve(call)
         except MooringsError as error:
             answer = problem(error, request_id)
             if answer.status_code >= 500:
-                told = {"request": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
+                told = {"request_id": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
                 log.warning("request.refused", extra=told)
             return answer
         except Exception:
             log.exception(
-                "request.failed", extra={"request": request_id, "path": operation.path, "method": operation.method}
+                "request.failed", extra={"request_id": request_id, "path": operation.path, "method": operation.method}
             )
             return fault(request_id)
 

@@ -9,6 +9,7 @@ better words.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
@@ -131,7 +132,9 @@ def parse_body(shape: type[T], body: bytes) -> T:
         MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
     """
     try:
-        return cast("T", adapter(cast("type", shape)).validate_json(body))
+        found = cast("T", adapter(cast("type", shape)).validate_json(body))
+        json.loads(body, object_pairs_hook=_unique)
+        return found
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
     try:
@@ -146,6 +149,14 @@ def parse_body(shape: type[T], body: bytes) -> T:
     raise MooringsError(
         "body.invalid", f"{told}; and {rest} more" if rest > 0 else told, hint=_hint(shape, details[0])
     ) from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> None:
+    """Refuse an object that names a field twice: whoever checked it before us may have read the other one."""
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MooringsError("body.invalid", f"the field {twice[:60]!r} is given twice", hint="give it once")
 
 
 _WORDS = {

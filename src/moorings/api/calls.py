@@ -20,7 +20,8 @@ from moorings.api.bodies import parse_body
 from moorings.api.limits import Limits, Seats
 from moorings.api.operations import KEY_HEADER, Operation
 from moorings.api.pages import Wanted, parse_token
-from moorings.api.parameters import CONTINUE, LIMIT, Parameter, read_query
+from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
+from moorings.api.receiving import read_body
 from moorings.api.security import bearer
 from moorings.core.access import Caller
 from moorings.core.claims import KEY_CHARS_MAX
@@ -29,13 +30,14 @@ from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
+    from moorings.api.metrics import Metrics
     from moorings.controller.service import Controller
 
 T = TypeVar("T")
 
 REQUEST_ID = "moorings.request_id"  # where the application leaves it in the ASGI scope
 PATH_VALUE_CHARS_MAX = 200
-_DIGITS_MAX = 18
+_SINGLE = frozenset({b"authorization", b"host", b"idempotency-key", b"last-event-id"})
 _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -53,7 +55,8 @@ class Closing:
         """Tell everybody who waits, now and later."""
         self.begun = True
         for future in tuple(self._waiting):
-            future.set_result(None)
+            if not future.done():  # given up a moment ago; its callback has not run yet
+                future.set_result(None)
 
     async def race(self, work: Awaitable[T], *, gone: Awaitable[None] | None = None) -> T:
         """The result of ``work``, which is given up if the server stops, or ``gone`` is done, before it.
@@ -90,6 +93,23 @@ class Closing:
         return future
 
 
+def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers by name.
+
+    Raises:
+        MooringsError: ``request.invalid``: a proxy before us and we might each read another one of two.
+    """
+    found = dict(headers)
+    if len(found) < len(headers):
+        names = [name for name, _ in headers]
+        twice = next((name for name in sorted(_SINGLE) if names.count(name) > 1), None)
+        if twice is not None:
+            raise MooringsError(
+                "request.invalid", f"the header {twice.decode()} is there twice", hint="send one of each"
+            )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What all requests share.
@@ -98,6 +118,8 @@ class Service:
         controller: the use cases.
         limits: how much is taken on.
         document: gives the OpenAPI document.
+        metrics: gives the text of ``/metrics``.
+        requests: seats for requests that are served, or wait; streams sit on their own.
         waits: seats for answers that are held.
         watches: seats for event streams.
         follows: seats for streams of a run's output.
@@ -107,6 +129,8 @@ class Service:
     controller: Controller
     limits: Limits
     document: Callable[[], bytes]
+    metrics: Metrics
+    requests: Seats
     waits: Seats
     watches: Seats
     follows: Seats
@@ -120,7 +144,7 @@ class Call:
         service: what all requests share.
         operation: what is asked.
         caller: who asks; known unless the operation is open.
-        headers: by lower-case name; the last one counts.
+        headers: by lower-case name; those that decide something are there once.
         path_values: values of the path by name, as they came; ``path`` checks them.
         request_id: names this request in answers and logs.
         secret: the access key, once it was found good.
@@ -142,7 +166,7 @@ class Call:
         scope = request.scope
         self.service = service
         self.operation = operation
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: dict[bytes, bytes] = _once(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
         self.request_id: str = scope[REQUEST_ID]
         self.secret = ""
@@ -196,14 +220,14 @@ class Call:
             raise MooringsError("page.invalid", f"{parameter.name} is missing", hint=parameter.description)
         return parameter.take(values)
 
-    def wanted(self, kind: str) -> Wanted:
-        """The piece of a list of ``kind`` that is asked for.
+    def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> Wanted:
+        """The piece of a list of ``kind`` that is asked for, of ``most`` items whatever the request says.
 
         Raises:
             MooringsError: ``page.invalid``.
         """
         token = self.query(CONTINUE)
-        return Wanted(kind, self.query(LIMIT), None if token is None else parse_token(kind, token))
+        return Wanted(kind, min(self.query(LIMIT), most), None if token is None else parse_token(kind, token))
 
     def idempotency_key(self) -> str | None:
         """The idempotency key.
@@ -230,47 +254,7 @@ class Call:
             MooringsError: ``body.too_large``, ``body.not_utf8``, ``body.not_json``, ``body.invalid``,
                 ``request.invalid`` (it did not arrive in time).
         """
-        return parse_body(shape, await self._read())
-
-    async def _read(self) -> bytes:
-        limits = self.service.limits
-        declared = self.headers.get(b"content-length", b"0")
-        if not declared.isdigit() or len(declared) > _DIGITS_MAX or int(declared) > limits.drained_bytes_max:
-            raise self._too_large()
-        try:
-            async with asyncio.timeout(limits.body_timeout_s):
-                return await self._gather()
-        except TimeoutError:
-            raise MooringsError(
-                "request.invalid",
-                f"the body did not arrive within {limits.body_timeout_s:g} s",
-                hint="send it faster",
-                retryable=True,
-            ) from None
-
-    async def _gather(self) -> bytes:
-        """The body's bytes; one that is too large is read away for a while, so that its sender sees the answer."""
-        limits = self.service.limits
-        size, parts = 0, []
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise MooringsError("request.invalid", "the client has gone before the body was complete")
-            part = message.get("body", b"")
-            size += len(part)
-            if size <= limits.body_bytes_max:
-                parts.append(part)
-            elif size > limits.drained_bytes_max:
-                break
-            more = message.get("more_body", False)
-        if size > limits.body_bytes_max:
-            raise self._too_large()
-        return b"".join(parts) if len(parts) > 1 else parts[0]
-
-    def _too_large(self) -> MooringsError:
-        most = self.service.limits.body_bytes_max
-        return MooringsError("body.too_large", f"the body is larger than {most} bytes", hint="put data into files")
+        return parse_body(shape, await read_body(self._receive, self.headers, self.service.limits))
 
     async def hold(self, work: Awaitable[T], wait_s: float) -> T:
         """The result of ``work``, which may wait; it is given up when the client has gone or the server stops.

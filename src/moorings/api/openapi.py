@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,8 +26,9 @@ from moorings.wire.shapes import ProblemBody
 _ABOUT = """\
 The controller's API. Every error is `application/problem+json` with a stable `code`; lists come in pages of `limit`
 items that `continue` joins; calls that take `wait` are held until something has happened, so nobody polls. Requests
-are checked strictly: an unknown field or query value is refused. Answers may gain fields: pass over those you do not
-know. A resource tells its `apiVersion` and `kind`; which kind of hardware it is about stands in `accelerator`.
+are checked strictly: an unknown field or query value is refused, and so is a whole number written as `4.0`. Answers
+may gain fields: pass over those you do not know. A resource tells its `apiVersion` and `kind`; which kind of hardware
+it is about stands in `accelerator`.
 """
 _TAGS = {
     "claims": "Somebody's wish for a partition, and then their lease on it.",
@@ -36,6 +38,7 @@ _TAGS = {
     "pools": "Devices of one kind behind one driver.",
     "devices": "Single accelerators.",
     "keys": "Access keys; for admins.",
+    "doctor": "What the controller finds when it looks at itself; for admins.",
     "controller": "The controller itself; open to all.",
 }
 
@@ -45,6 +48,11 @@ class _Plain(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        """A mapping whose names have a pattern takes no others; pydantic checks that, and does not tell it."""
+        made = super().dict_schema(schema)
+        return {**made, "additionalProperties": False} if "patternProperties" in made else made
 
     def encode_default(self, dft: object) -> object:
         return encode(dft)  # pydantic would tell Python's names

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from moorings.api.parameters import Parameter
+from moorings.api.parameters import VALUES_MAX, Parameter
 from moorings.api.problems import MEDIA_TYPE as PROBLEM_MEDIA_TYPE
+from moorings.core.claims import KEY_CHARS_MAX
 from moorings.wire.shapes import API_VERSION, ProblemBody
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 KEY_HEADER = "Idempotency-Key"
+_KEY_PATTERN = "^[!-~]([ -~]*[!-~])?$"
 _PATH_VALUE = re.compile(r"\{(\w+)\}")
 _PATH_WORDS = {"id": "Its id, or its name where it has one.", "pool": "The pool's name."}
 
@@ -91,7 +93,7 @@ class Operation:
         body: the shape of the request's body; None: it has none.
         query: the values its query may have.
         keyed: whether it takes an idempotency key.
-        headers: further headers it reads, by name, with a sentence each.
+        headers: further headers it reads, by name, with a sentence and a pattern each.
         open: whether it is served without an access key.
     """
 
@@ -102,7 +104,7 @@ class Operation:
     body: type | None = None
     query: tuple[Parameter[Any], ...] = ()
     keyed: bool = False
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, tuple[str, str]] | None = None
     open: bool = False
 
     @property
@@ -149,7 +151,9 @@ class Operation:
     def _query_values(self) -> list[Schema]:
         found = []
         for item in self.query:
-            schema = {"type": "array", "items": dict(item.schema)} if item.repeated else dict(item.schema)
+            schema = dict(item.schema)
+            if item.repeated:
+                schema = {"type": "array", "items": schema, "maxItems": VALUES_MAX}
             found.append(
                 {
                     "name": item.name,
@@ -164,14 +168,15 @@ class Operation:
     def _header_values(self) -> list[Schema]:
         words = dict(self.headers or {})
         if self.keyed:
-            words[KEY_HEADER] = "The same key gives the same thing, however often the request is sent; unique for ever."
+            text = "The same key gives the same thing, however often the request is sent; unique for ever."
+            words[KEY_HEADER] = (text, _KEY_PATTERN)
         return [
             {
                 "name": name,
                 "in": "header",
                 "required": False,
                 "description": text,
-                "schema": {"type": "string", "maxLength": 200},
+                "schema": {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": pattern},
             }
-            for name, text in words.items()
+            for name, (text, pattern) in words.items()
         ]

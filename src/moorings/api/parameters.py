@@ -36,6 +36,17 @@ UNTIL = ("GRANTED", "READY", "ENDED")
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _NUMBER = re.compile(r"\d{1,19}")
 _EVENT_NAME = re.compile(r"[a-z_]{1,40}\.([a-z_]{1,40}|\*)")
+_TEXT = "^[ -~]+$"  # nothing of ours has a name beyond ASCII, and look-alikes need not be searched for
+_BASE64 = "^[A-Za-z0-9_-]+$"
+# As ``parse_wait_s`` reads it, but for the largest one, which no pattern can tell.
+_WAIT = "|".join(
+    rf"^ *{form} *$"
+    for form in (
+        r"[0-9]{1,12}(\.[0-9]{1,6})?(ms|s|m|h|d|w)",
+        r"([0-9]{1,6}-)?[0-9]{1,9}(:[0-9]{1,6}){0,2}",
+        r"[0-9]{1,6}\.[0-9]{1,6}",
+    )
+)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -129,13 +140,14 @@ def _flag(name: str, description: str) -> Parameter[bool]:
     return Parameter(name, description, {"type": "boolean", "default": False}, _one(read, False))
 
 
-def _text(name: str, description: str) -> Parameter[str | None]:
+def _text(name: str, description: str, pattern: str = _TEXT) -> Parameter[str | None]:
     def read(text: str) -> str:
-        if not text:
-            _refuse(name, "not be empty", text)
+        if not text or not text.isascii():
+            _refuse(name, "be ASCII and not be empty", text)
         return text
 
-    return Parameter(name, description, {"type": "string", "maxLength": VALUE_CHARS_MAX}, _one(read, None))
+    schema = {"type": "string", "minLength": 1, "maxLength": VALUE_CHARS_MAX, "pattern": pattern}
+    return Parameter(name, description, schema, _one(read, None))
 
 
 def _states(kind: type[StateT], what: str) -> Parameter[frozenset[StateT] | None]:
@@ -158,7 +170,8 @@ def parse_wait_s(text: str) -> float:
     hint = "write 30s, 5m or a number of seconds; at most 10m"
     if not text.isascii():
         raise MooringsError("duration.invalid", f"{text[:40]!r} is not a duration", hint=hint)
-    seconds = float(text) if _SECONDS.fullmatch(text) else parse_duration_s(text)
+    text = text.strip()
+    seconds = float(text) if _SECONDS.fullmatch(text) else parse_duration_s(text, bare_s=1.0)
     if seconds > WAIT_S_MAX:
         raise MooringsError("duration.invalid", f"a wait of {text[:40]} is too long", hint=hint)
     return seconds
@@ -175,7 +188,7 @@ WAIT = Parameter(
     "wait",
     "How long the answer may be held until what is waited for is there (`30s`, `5m` or seconds; at most 10 minutes). "
     "When the time is up the answer tells how things stand.",
-    {"type": "string", "default": "0s", "examples": ["30s"]},
+    {"type": "string", "default": "0s", "examples": ["30s"], "maxLength": VALUE_CHARS_MAX, "pattern": _WAIT},
     _one(parse_wait_s, 0.0),
 )
 FOR = Parameter(
@@ -190,7 +203,7 @@ LIMIT = Parameter(
     {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": 100},
     _one(_number("limit", 1, LIMIT_MAX), 100),
 )
-CONTINUE = _text("continue", "What the page before gave as `continue`.")
+CONTINUE = _text("continue", "What the page before gave as `continue`.", _BASE64)
 PAGING: tuple[Parameter[Any], ...] = (LIMIT, CONTINUE)
 
 CLAIM_STATES = _states(ClaimState, "claims")
@@ -220,7 +233,7 @@ FOLLOW = _flag("follow", "Go on until the run has ended.")
 AFTER = Parameter(
     "after",
     "Only events with a greater sequence number.",
-    {"type": "integer", "minimum": 0},
+    {"type": "integer", "minimum": 0, "maximum": SEQ_MAX},
     _one(lambda text: Seq(_number("after", 0, SEQ_MAX)(text)), None),
 )
 WATCH = _flag(
@@ -231,7 +244,7 @@ RUN = _text("run", "Only events of this run.")
 EVENT_NAMES = Parameter(
     "name",
     "Only events of this name; `claim.*` for all of a noun.",
-    {"type": "string", "pattern": _EVENT_NAME.pattern},
+    {"type": "string", "pattern": f"^{_EVENT_NAME.pattern}$"},
     _event_names,
     repeated=True,
 )

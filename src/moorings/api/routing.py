@@ -50,7 +50,7 @@ class Router:
         if path in self._fixed:
             return self._fixed[path]
         for pattern, methods in self._patterns:
-            match = pattern.match(path)
+            match = pattern.fullmatch(path)  # `match` would pass over a newline at the end
             if match:
                 scope["path_params"] = match.groupdict()
                 return methods

@@ -1,8 +1,9 @@
 """The server under the application: uvicorn with httptools and uvloop, and the bounds it lacks.
 
-uvicorn on httptools bounds neither the size of a request's head nor the time it takes to arrive, and counts
-connections only to answer in plain text. The protocol class here adds those bounds in uvicorn's own hooks. A proxy in
-front was refused as a condition: a controller must be safe to start with one command.
+uvicorn on httptools bounds neither the size of a request's head nor the time it takes to arrive, nor how many requests
+are sent ahead, waits for ever for a client to read, and counts connections only to answer in plain text. The protocol
+class here adds those bounds in uvicorn's own hooks. A proxy in front was refused as a condition: a controller must be
+safe to start with one command.
 """
 
 from __future__ import annotations
@@ -10,25 +11,36 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import ClassVar
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from moorings.api.application import Application
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.problems import MEDIA_TYPE, problem_body
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
 PORT = 8090
 
 
+READ_BYTES_MIN = 16 * 1024  # whoever reads less than this within ``unread_s`` does not read
+LOOK_TICKS = 10  # uvicorn's ticks, ten a second, between two looks for clients that do not read
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, whose requests' heads are bounded in size and time."""
+    """One connection, whose requests' heads are bounded in size and time, and which is cut if nobody reads it."""
 
     limits: ClassVar[Limits] = DEFAULT_LIMITS
+    addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
 
+    _address = ""
+    _unsent_bytes = 0
+    _unsent_since_s = 0.0
     _in_head = False
     _body_ended = False
     _head_bytes = 0
@@ -36,7 +48,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections_max:
+        self._address = self.client[0] if self.client else ""
+        self.addresses[self._address] += 1
+        limits = self.limits
+        if (
+            len(self.connections) > limits.connections_max
+            or self.addresses[self._address] > limits.connections_per_address_max
+        ):
             transport.close()
             return
         # uvicorn waits for ever for the first byte; for later requests it uses the same timer.
@@ -45,6 +63,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ended()
         self._unset_keepalive_if_required()
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,11 +82,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_ended()
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.limits.head_bytes_max:
             raise ValueError("the head is too large")  # the parser passes it on as its own error, which is answered
+        if len(self.pipeline) >= self.limits.pipelined_max:
+            raise ValueError("too many requests ahead of their answers")  # 256 KB can hold fourteen thousand
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._body_ended = True
         super().on_message_complete()
+
+    def resume_writing(self) -> None:
+        self._unsent_bytes = 0  # tens of kilobytes were read
+        super().resume_writing()
+
+    def cut_if_unread(self, now_s: float) -> None:
+        """End the connection if its client has read next to nothing for too long; asked every second.
+
+        Closing would not do: that waits until everything is sent. Without this, clients that never read would keep
+        their answers, seats and connections for ever, until none are left for others.
+        """
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes or not self._unsent_bytes or self._unsent_bytes - unsent_bytes >= READ_BYTES_MIN:
+            self._unsent_bytes, self._unsent_since_s = unsent_bytes, now_s
+        elif now_s - self._unsent_since_s >= self.limits.unread_s:
+            self.transport.abort()
 
     def _head_unfinished(self, more_bytes: int) -> None:
         self._head_bytes += more_bytes
@@ -100,6 +139,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class Served(Protocol):
+    """What is served: an ASGI application with limits, to be told when the server begins to stop."""
+
+    limits: Limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class ApiServer(uvicorn.Server):
     """uvicorn's server, which tells the application when it begins to stop: watches and waits end then, not later.
 
@@ -108,9 +157,17 @@ class ApiServer(uvicorn.Server):
         config: from ``make_server_config``.
     """
 
-    def __init__(self, app: Application, config: uvicorn.Config) -> None:
+    def __init__(self, app: Served, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._app = app
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % LOOK_TICKS == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.cut_if_unread(now_s)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.close()
@@ -118,7 +175,7 @@ class ApiServer(uvicorn.Server):
 
 
 def make_server_config(
-    app: Application,
+    app: Served,
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
@@ -136,7 +193,7 @@ def make_server_config(
         host=host,
         port=port,
         loop=loop,
-        http=type("ApiProtocol", (BoundedProtocol,), {"limits": limits}),
+        http=type("ApiProtocol", (BoundedProtocol,), {"limits": limits, "addresses": Counter()}),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import faulthandler
 import logging
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 import uvloop
 
 from moorings import __version__
-from moorings.api.application import make_application
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.server import ApiServer, make_server_config
+from moorings.app.backup import check_whole
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
-from moorings.app.folders import DataFolder
+from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
+from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
-from moorings.app.wiring import Assembly, assemble, read_pools
+from moorings.app.upkeep import Kept, digest_of, upkeep
+from moorings.app.wiring import assemble, open_store, read_pools
+from moorings.controller.keys import Keys
 from moorings.core.errors import MooringsError
 from moorings.core.queue import Policy
-from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")
@@ -47,10 +49,14 @@ OWN_FILES = 256  # database, runs, logs, drivers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a controller until it is told to stop; the exit code."""
     try:
-        settings = read_settings(sys.argv[1:] if arguments is None else arguments)
-        configure(settings.log_level, settings.log_format)
+        arguments = sys.argv[1:] if arguments is None else arguments
+        settings = read_settings(arguments)
+        configure(settings.log_level, settings.log_format, settings.log_file, settings.log_file_bytes_max)
+        faulthandler.enable()  # a watchdog ends a hanging process with SIGABRT: the log tells where it hung
+        # Until there is something to be read anew. Not SIG_IGN: every job would inherit that.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, arguments))
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
@@ -59,8 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return Exit.OK
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     """Lead and serve until SIGTERM or SIGINT.
+
+    Args:
+        settings: as they were read,
+        arguments: and the command line they came from, to be read again.
 
     Raises:
         MooringsError: it cannot start, or another controller took over (``store.fenced``).
@@ -70,25 +80,55 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     folder = DataFolder(settings.data)
     try:
-        entries = read_pools(folder.pools_file(settings.pools))
+        check_whole(settings.data)
+        shared = SharedFolder(settings.shared or settings.data)
+        pools_file = shared.pools_file(settings.pools)
+        entries = read_pools(pools_file)
         listening = _listen(settings.host, settings.port)
-        store = open_sqlite(settings.data / "moorings.db")
+        url = _url(settings.host, listening.getsockname()[1])
+        store, leadership = open_store(settings)
         try:
-            assembly = await assemble(
+            if not leadership.alone:
+                led = bool(store.leader().epoch)
+                shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
+            clock = SystemClock()
+            pepper = shared.pepper()
+            holder = f"{socket.gethostname()}:{os.getpid()}"
+            replica = Replica(
                 store=store,
-                entries=entries,
-                data=settings.data,
-                pepper=folder.pepper(),
-                policy=Policy(reserve=settings.reserve),
-                clock=SystemClock(),
-                holder=f"{socket.gethostname()}:{os.getpid()}",
+                leadership=leadership,
+                holder=holder,
+                url=settings.advertise or url,
+                assemble=lambda: assemble(
+                    store=store,
+                    entries=entries,
+                    data=shared.path,
+                    pepper=pepper,
+                    policy=Policy(reserve=settings.reserve),
+                    clock=clock,
+                    holder=holder,
+                    url=settings.advertise or url,
+                    local_runs=settings.local_runs,
+                ),
+                limits=_limits(),
             )
-            url = _url(settings.host, listening.getsockname()[1])
-            if settings.credentials is not None:
-                await ensure_admin(assembly.keys, settings.credentials, settings.context, url)
-            folder.announce(url)
-            log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
-            await _serve_all(assembly, listening, stopping)
+            async with _standing(replica, stopping):
+                if settings.credentials is not None:
+                    await ensure_admin(Keys(store, clock, pepper), settings.credentials, settings.context, url)
+                folder.announce(url)
+                log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
+                kept = Kept(
+                    settings=settings,
+                    arguments=arguments,
+                    environment=os.environ,
+                    pools_file=pools_file,
+                    pools_digest=digest_of(pools_file),
+                    runs=shared.path / "runs",
+                    clock=clock,
+                    assembly=lambda: replica.assembly,
+                )
+                async with upkeep(kept):
+                    await _Server(replica, make_server_config(replica)).serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
             store.close()
@@ -96,44 +136,30 @@ async def serve(settings: Settings) -> None:
         folder.close()
 
 
-async def _serve_all(assembly: Assembly, listening: socket.socket, stopping: asyncio.Event) -> None:
-    application = make_application(assembly.controller, limits=_limits())
-    server = _Server(application, make_server_config(application))
-    loops = asyncio.create_task(_serve_loops(assembly), name="loops")
-    loops.add_done_callback(lambda _: stopping.set())
-    stopper = asyncio.create_task(server.stop_when(stopping), name="stopper")
-    # What has been imported and wired stays: out of the collector's sight, its full passes took 40 ms each under load.
-    gc.collect()
-    gc.freeze()
+@contextlib.asynccontextmanager
+async def _standing(replica: Replica, stopping: asyncio.Event) -> AsyncIterator[None]:
+    """A replica at work, from the moment it serves; sets ``stopping`` if it ends by itself.
+
+    Raises:
+        MooringsError: it cannot start, or cannot go on.
+    """
+    work = asyncio.create_task(replica.serve(), name="replica")
+    work.add_done_callback(lambda _: stopping.set())
+    standing = asyncio.create_task(replica.standing.wait(), name="standing")
     try:
-        await server.serve(sockets=[listening])
+        await asyncio.wait((work, standing), return_when=asyncio.FIRST_COMPLETED)
+        if standing.done():
+            yield
     finally:
-        stopper.cancel()
-        loops.cancel()
+        standing.cancel()
+        work.cancel()
         try:
-            await loops
+            await work
         except asyncio.CancelledError:
             pass
-        finally:
-            assembly.loop.close()
-            await assembly.close()
-
-
-async def _serve_loops(assembly: Assembly) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(assembly.loop.serve(), name="turns")
-            group.create_task(assembly.hardware.serve(), name="hardware")
-            group.create_task(assembly.running.serve(), name="running")
-    except* MooringsError as failed:
-        error = _first(failed)
-        log.error("controller.failed", extra={"code": error.code, "detail": error.detail})  # noqa: TRY400
-        raise error from None
-
-
-def _first(group: BaseExceptionGroup[MooringsError]) -> MooringsError:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+        except MooringsError as error:
+            log.error("controller.failed", extra={"code": error.code, "detail": error.detail})  # noqa: TRY400
+            raise
 
 
 def _limits() -> Limits:
@@ -150,8 +176,15 @@ def _limits() -> Limits:
 class _Server(ApiServer):
     """The server under this process's own signal handling."""
 
-    async def stop_when(self, stopping: asyncio.Event) -> None:
-        """Stop, once told to, when what is being answered has been answered, or after a few seconds."""
+    async def serve_until(self, stopping: asyncio.Event, listening: socket.socket) -> None:
+        """Serve until told to stop; then what is being answered is answered, for a few seconds."""
+        stopper = asyncio.create_task(self._stop_when(stopping), name="stopper")
+        try:
+            await self.serve(sockets=[listening])
+        finally:
+            stopper.cancel()
+
+    async def _stop_when(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self.should_exit = True
 

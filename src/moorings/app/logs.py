@@ -1,15 +1,77 @@
-"""Logs: one line an event, its name first, ids as fields; never a secret."""
+"""Logs: one line an event, its name first, ids as fields; never a secret.
+
+Secrets are kept out where lines are written; that no access key gets through is made sure here once more, for the lines
+of libraries and the texts of exceptions, which nobody of us writes.
+
+The log of a controller that ``moor up`` starts is a file nobody rotates, so it is bounded here. Under systemd it is the
+journal's business, and nothing is done.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import stat
 import sys
+from pathlib import Path
 
 import structlog
 
+from moorings.core.errors import MooringsError
 
-def configure(level: str, style: str) -> None:
-    """Send every logger's lines to standard error, as logfmt or JSON."""
+OLDER_KEPT = 3  # controller.log.1 to .3
+LOOK_EVERY = 64  # lines; the file may grow by so many beyond its bound
+
+STATE = "moorings.state"  # what SIGUSR1 asks for: told whatever the level is
+
+_KEY = re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+")
+_BEARER = re.compile(r"(?i)\b(bearer\s+)(?!moor_)[^\s\"',]+")
+_PASSWORD = re.compile(r"(://[^\s:/@]*):[^\s@/]+@")
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without access keys (their public id stays), bearer tokens, and passwords of URLs."""
+    return _PASSWORD.sub(r"\1:***@", _BEARER.sub(r"\1***", _KEY.sub(r"\1_***", text)))
+
+
+def _redact(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for key, value in told.items():
+        if isinstance(value, str):
+            told[key] = _visible(without_secrets(value))
+        elif not isinstance(value, int | float | bool | None) and not key.startswith("_"):
+            told[key] = _visible(without_secrets(str(value)))
+    return told
+
+
+def _visible(text: str) -> str:
+    """``text`` with control characters made visible: what somebody names a thing must not paint on an admin's terminal.
+
+    Ends of lines stay: each form of output has its own way to write them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _order(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What everybody looks for first."""
+    first = ("ts", "level", "msg", "logger", "request_id", "user", "claim", "run", "partition", "pool")
+    return {key: told[key] for key in first if key in told} | {k: v for k, v in told.items() if k not in first}
+
+
+def configure(level: str, style: str, file: Path | None = None, bytes_max: int = 0) -> None:
+    """Send every logger's lines to standard error, as logfmt or JSON.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        style: ``logfmt`` or ``json``.
+        file: what standard output and error lead into from now on; made 0600.
+        bytes_max: when it is put aside and begun anew; 0: never.
+
+    Raises:
+        MooringsError: ``config.invalid``: the file cannot be written.
+    """
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -17,18 +79,96 @@ def configure(level: str, style: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("msg"),
+        _redact,
     ]
     render: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if style == "json"
-        else structlog.processors.LogfmtRenderer(key_order=["ts", "level", "msg"], drop_missing=True)
+        else structlog.processors.LogfmtRenderer(bool_as_flag=False)
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if file is None else BoundedFile(file, bytes_max)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render]
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _order, render],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger(STATE).setLevel(logging.INFO)
     for chatty in ("asyncio", "alembic", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """Log from this level on."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def reopen() -> None:
+    """Go on in a file of the same name, for who has just moved the old one away (logrotate)."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, BoundedFile):
+            handler.reopen()
+
+
+class BoundedFile(logging.StreamHandler):  # type: ignore[type-arg]
+    """Standard output and error as one file, put aside when it is full.
+
+    The process's own descriptors lead into it, so a traceback of a crash and a library's complaint land there too.
+
+    Args:
+        path: the file.
+        bytes_max: when it is put aside; 0: never.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        super().__init__(sys.stderr)
+        self._path = path
+        self._bytes_max = bytes_max
+        self._lines = 0
+        try:
+            self.reopen()
+            self._rotate_if_full()
+        except OSError as error:
+            raise MooringsError(
+                "config.invalid", f"the log {path} cannot be written: {error}", hint="name another with --log-file"
+            ) from error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self._lines += 1
+        if self._lines >= LOOK_EVERY:
+            self._lines = 0
+            try:
+                self._rotate_if_full()
+            except OSError:  # a full disk, say: the lines go on into the file there is
+                self.handleError(record)
+
+    def reopen(self) -> None:
+        """Lead standard output and error into the file of that name.
+
+        Raises:
+            OSError: it cannot be opened; nothing has changed.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        log = os.open(self._path, flags, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(log).st_mode):
+                raise OSError(f"{self._path} is no file")
+            for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+                os.dup2(log, descriptor)
+        finally:
+            os.close(log)
+
+    def _rotate_if_full(self) -> None:
+        if not self._bytes_max or os.fstat(sys.stderr.fileno()).st_size < self._bytes_max:
+            return
+        for number in range(OLDER_KEPT, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+            if newer.exists():
+                newer.replace(older)
+        self.reopen()

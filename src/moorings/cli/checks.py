@@ -15,9 +15,11 @@ from moorings import __version__
 from moorings.cli.configuration import closing_hint
 from moorings.cli.kinds import fold_devices, span
 from moorings.core.errors import MooringsError
-from moorings.wire.shapes import API_VERSION, DeviceBody, PoolBody, VersionBody
+from moorings.core.instants import Instant, seconds_between
+from moorings.wire.shapes import API_VERSION, DeviceBody, FindingBody, PoolBody, VersionBody
 
 SHOWN_MAX = 8
+SKEW_S_WARN, SKEW_S_FAIL = 2.0, 60.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -38,6 +40,23 @@ class Finding:
     verdict: Verdict
     evidence: str
     fix: str = ""
+
+
+def of_body(body: FindingBody) -> Finding:
+    """The finding that a controller told."""
+    verdict = Verdict(body.verdict) if body.verdict in set(Verdict) else Verdict.WARN  # a newer release may know more
+    return Finding(body.id, verdict, body.evidence, body.fix)
+
+
+def check_clock(theirs: Instant, asked: Instant, answered: Instant) -> Finding:
+    """Whether this machine's clock and the controller's agree, which answered between ``asked`` and ``answered``."""
+    skew_s = max(seconds_between(theirs, asked), seconds_between(answered, theirs), 0.0)
+    fix = "let both machines follow an NTP server: leases, ages and certificates go by the clock"
+    if skew_s > SKEW_S_FAIL:
+        return Finding("clock", Verdict.FAIL, f"the clocks differ by {skew_s:.1f} s", fix)
+    if skew_s > SKEW_S_WARN:
+        return Finding("clock", Verdict.WARN, f"the clocks differ by {skew_s:.1f} s", fix)
+    return Finding("clock", Verdict.PASS, "the clocks agree")
 
 
 def failed(check: str, error: MooringsError) -> Finding:

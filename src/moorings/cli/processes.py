@@ -77,6 +77,7 @@ def build_argv(launch: Launch) -> list[str]:
     """The controller's command line; no secret is on it."""
     argv = [sys.executable, "-m", "moorings.app.controller", "--data", str(launch.data)]
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
+    argv += ["--log-file", str(launch.data / LOG_NAME)]  # who rotates it is the controller itself
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
     return argv + (["--pools", str(launch.pools)] if launch.pools is not None else [])
 
@@ -86,7 +87,7 @@ def parse_record(text: str) -> Running | None:
     try:
         told = json.loads(text)
         return Running(int(told["pid"]), int(told["startTicks"]), str(told["url"]), str(told["version"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -256,7 +257,7 @@ def last_lines(path: Path, count: int, after: int = 0) -> list[str]:
     """The last lines of a log behind its first ``after`` bytes; empty if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(after)
+            file.seek(after if after <= os.fstat(file.fileno()).st_size else 0)  # it may have been put aside meanwhile
             return [line.decode("utf-8", errors="replace").rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError:
         return []

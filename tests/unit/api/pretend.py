@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from moorings.controller.measures import Measures, measure
+from moorings.controller.meters import Meters
 from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
 from moorings.core.access import Caller, Role, check_admin
 from moorings.core.bindings import Binding, GcdBinding
@@ -15,6 +17,7 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Partitio
 from moorings.core.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
+from moorings.core.fleet import Fleet
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
@@ -22,6 +25,7 @@ from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import AccessKey, Page, Row, Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
+from moorings.workloads.turn import Runs
 
 START = Instant(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
@@ -51,6 +55,7 @@ class PretendController:
         self.waits_given_up = asyncio.Event()
         self.reads = 0
         self.failing: MooringsError | None = None
+        self.meters = Meters()
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
@@ -355,3 +360,6 @@ class PretendController:
 
     def readiness(self) -> Reason | None:
         return self.unready
+
+    def measures(self) -> Measures:
+        return measure(Fleet([self.pool]), Runs(), self.meters, START, strays=0, ready=not self.unready, seq=7)

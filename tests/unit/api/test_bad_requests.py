@@ -216,7 +216,7 @@ async def test_a_fault_of_ours_says_nothing_of_our_insides(
     assert problem.request_id == "req-7"
     [record] = caplog.records
     assert record.getMessage() == "request.failed"
-    assert record.__dict__["request"] == "req-7"
+    assert record.__dict__["request_id"] == "req-7"
     assert record.exc_info is not None
 
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from moorings.api.calls import Closing
 from moorings.api.limits import Limits
 from moorings.core.access import Caller
 from tests.unit.api.pretend import USER, PretendController
@@ -227,6 +228,13 @@ async def test_a_stop_ends_watches_waits_and_output_without_waiting_for_them(con
         assert (answer.status, answer.json()["code"]) == (503, "controller.unreachable")
         assert answer.json()["retryable"]
         assert not (await logs.reader.read()).endswith(b"0\r\n\r\n"), "there may have been more output"
+
+
+async def test_a_stop_at_the_moment_a_wait_is_answered_is_a_stop() -> None:
+    closing = Closing()
+    assert await closing.race(asyncio.sleep(0, "done")) == "done"
+    closing.begin()  # in the same breath: what the race gave up is not put away yet
+    assert closing.begun
 
 
 class StuckController(PretendController):

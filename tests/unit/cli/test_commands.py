@@ -4,14 +4,16 @@ import io
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
 
 from moorings.cli.console import Console
 from moorings.cli.main import main
-from moorings.wire.codec import encode
-from moorings.wire.shapes import ReasonBody
+from moorings.core.instants import Instant
+from moorings.wire.codec import encode, time_text
+from moorings.wire.shapes import FindingBody, FindingsBody, ReasonBody
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, event, listing, problem, server_event
 
@@ -24,6 +26,10 @@ def as_list(kind, items):
 
 def body(item):
     return Reply(encode(item))
+
+
+def now():
+    return Instant(time.time_ns() // 1000)
 
 
 @pytest.fixture
@@ -535,6 +541,8 @@ def test_doctor_finds_and_says_what_to_do(server, moor):
     )
     server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
     server.on("GET", "/v1/devices", as_list("Device", samples.DEVICES))
+    broken = FindingBody(id="laws", verdict="FAIL", evidence="law 1", fix="report it")
+    server.on("GET", "/v1/doctor", lambda _seen: body(FindingsBody(at=time_text(now()), items=(broken,))))
     code, out, _ = moor("doctor", "-o", "json")
     verdicts = {item["id"]: item["verdict"] for item in json.loads(out)["items"]}
     assert code == 8
@@ -545,14 +553,23 @@ def test_doctor_finds_and_says_what_to_do(server, moor):
         "controller": "PASS",
         "version": "PASS",
         "ready": "FAIL",
+        "clock": "PASS",
+        "inside": "PASS",
+        "laws": "FAIL",
+        "host": "SKIP",
         "pools.pod256": "PASS",
         "pools.wse": "FAIL",
         "devices.service": "WARN",
         "devices.foreign": "PASS",
     }
     code, out, _ = moor("doctor", "--only", "ready")
-    assert (code, out.splitlines()[2].strip()) == (8, "fix: free the disk")
+    assert (code, out.splitlines()[2].strip()) == (
+        8,
+        "fix: free the disk; more: docs/how-to/find-out-what-is-wrong.md#ready",
+    )
     assert moor("doctor", "--only", "version,controller")[0] == 0
+    server.on("GET", "/v1/doctor", problem("auth.denied", "no", 403))
+    assert "SKIP     inside" in " ".join(moor("doctor", "--only", "inside")[1].split("\n"))
 
 
 def test_doctor_without_a_controller(moor, monkeypatch):

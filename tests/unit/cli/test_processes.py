@@ -57,7 +57,7 @@ def test_the_command_line_holds_no_secret():
     launch = Launch(Path("/d"), "127.0.0.1", 8090, Path("/p.toml"), Path("/c.toml"))
     assert processes.build_argv(launch)[1:] == [
         *("-m", "moorings.app.controller", "--data", "/d", "--host", "127.0.0.1", "--port", "8090"),
-        *("--credentials", "/c.toml", "--pools", "/p.toml"),
+        *("--credentials", "/c.toml", "--log-file", "/d/controller.log", "--pools", "/p.toml"),
     ]
 
 

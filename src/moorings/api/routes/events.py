@@ -27,18 +27,23 @@ async def list_events(call: Call) -> Response:
     `Last-Event-ID`, else after `after`, else now, and goes on.
     """
     wanted = Filter(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
+    begin = _begin(call)
     if call.query(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
-        return _watch(call, wanted)
+        return _watch(call, wanted, begin)
     page = call.wanted("events")
-    after = _parse_seq(page.after, "continue") if page.after else call.query(AFTER) or Seq(0)
+    after = _parse_seq(page.after, "continue") if page.after else begin or Seq(0)
     rows = await wanted.read(call.service, after, page.page.limit)
     shown, token = page.cut(rows, lambda row: str(row.seq))
     return call.answer_list([event_body(row) for row in shown], token)
 
 
-def _watch(call: Call, wanted: Filter) -> Response:
-    last = call.headers.get(b"last-event-id", b"").decode("latin-1")
-    after = _parse_seq(last, "Last-Event-ID") if last else call.query(AFTER)
+def _begin(call: Call) -> Seq | None:
+    last = call.headers.get(b"last-event-id")
+    after = call.query(AFTER)  # read in any case: what is wrong is refused, also where it does not count
+    return after if last is None else _parse_seq(last.decode("latin-1"), "Last-Event-ID")
+
+
+def _watch(call: Call, wanted: Filter, after: Seq | None) -> Response:
     seats, key = call.service.watches, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
     seats.take(key)
@@ -67,6 +72,6 @@ OPERATIONS = (
             _LIST.shapes,
         ),
         query=(AFTER, CLAIM, RUN, EVENT_NAMES, WATCH, *PAGING),
-        headers={"Last-Event-ID": "The last sequence number that was seen; wins over `after`."},
+        headers={"Last-Event-ID": ("The last sequence number that was seen; wins over `after`.", "^[0-9]{1,19}$")},
     ),
 )

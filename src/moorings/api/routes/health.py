@@ -17,6 +17,11 @@ async def get_health(call: Call) -> Response:
     return JSONResponse({"status": "alive"})
 
 
+async def get_liveness(call: Call) -> Response:
+    """Tell that the controller lives; the name Kubernetes' users look for."""
+    return await get_health(call)
+
+
 async def get_readiness(call: Call) -> Response:
     """Tell whether the controller can do its work.
 
@@ -48,6 +53,7 @@ _STATUS: Schema = {"type": "object", "properties": {"status": {"type": "string"}
 
 OPERATIONS = (
     Operation("GET", "/healthz", get_health, _plain("it lives", _STATUS), open=True),
+    Operation("GET", "/livez", get_liveness, _plain("it lives", _STATUS), open=True),
     Operation("GET", "/readyz", get_readiness, _plain("it is ready", _STATUS), open=True),
     Operation("GET", "/version", get_version, one("Version", VersionBody), open=True),
     Operation("GET", "/openapi.json", get_document, _plain("the document", {"type": "object"}), open=True),

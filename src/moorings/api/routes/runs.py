@@ -12,13 +12,16 @@ from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDE
 from moorings.api.render import run_body
 from moorings.wire.shapes import RunBody, RunRequest
 
+RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte to answer one request
+
 
 async def list_runs(call: Call) -> Response:
     """List runs.
 
-    By creation. Those that have not ended, unless a state or `all` is given.
+    By creation. Those that have not ended, unless a state or `all` is given. A page has 100 of them at most, whatever
+    `limit` says, because each tells its whole job.
     """
-    wanted = call.wanted("runs")
+    wanted = call.wanted("runs", most=RUNS_A_PAGE_MAX)
     states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
     views = await call.controller.list_runs(wanted.page, states=states, subject=call.query(SUBJECT))
     shown, after = wanted.cut(views, lambda view: view.run.id)

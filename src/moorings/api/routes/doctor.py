@@ -1,0 +1,27 @@
+"""``/v1/doctor``: what the controller finds when it looks at itself; for admins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.operations import Operation, one
+from moorings.controller.findings import check_seats
+from moorings.wire.shapes import FindingsBody
+
+
+async def get_findings(call: Call) -> Response:
+    """Look at the controller, its database, its pools and its queue.
+
+    Only reads. Takes up to some seconds if the database does not answer.
+    """
+    found = await call.controller.findings(call.caller)
+    service = call.service
+    seats = {"waits": service.waits, "watches": service.watches, "follows": service.follows}
+    held = tuple(check_seats(kind, of.taken, of.total) for kind, of in seats.items())
+    return call.answer(replace(found, items=(*found.items, *held)))
+
+
+OPERATIONS = (Operation("GET", "/v1/doctor", get_findings, one("Findings", FindingsBody)),)

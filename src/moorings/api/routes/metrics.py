@@ -1,0 +1,28 @@
+"""``/metrics``: numbers for Prometheus; open to all, like the health checks."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.metrics import MEDIA_TYPE
+from moorings.api.operations import Answer, Operation
+
+
+async def get_metrics(call: Call) -> Response:
+    """Give the controller's numbers to a monitoring system.
+
+    In Prometheus' text form. Labels are pools, states and routes; never users or claims.
+    """
+    return Response(call.service.metrics.text(), headers={"Content-Type": MEDIA_TYPE})
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/metrics",
+        get_metrics,
+        Answer(200, "the numbers", content={"text/plain": {"schema": {"type": "string"}}}),
+        open=True,
+    ),
+)

@@ -1,0 +1,207 @@
+"""``python -m moorings.app.doctor``: looks at the controller's machine for ``moor doctor``; only reads.
+
+One line of JSON a finding, written as soon as it is known, so that whoever waits for them has what there is when a disk
+hangs. Each check runs in a thread that nobody waits for longer than ``CHECK_S``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sqlite3
+import sys
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from moorings.app.backup import DATABASE, look_at
+from moorings.app.folders import PEPPER_BYTES, RESTORED, RESTORING
+from moorings.app.origin import settings_of
+from moorings.app.settings import Settings
+from moorings.app.wiring import read_pools
+from moorings.cli.checks import Finding, Verdict, failed
+from moorings.cli.checks_host import (
+    check_controller,
+    check_database,
+    check_files,
+    check_pepper,
+    check_private,
+    check_restore,
+    check_revision,
+    check_runs,
+    check_space,
+)
+from moorings.cli.processes import RECORD_NAME, Running
+from moorings.core.errors import MooringsError
+from moorings.local.records import UnreadableError
+from moorings.local.usage import partitions_in_use
+from moorings.store.upgrade import HEAD
+from moorings.wire.codec import encode
+
+CHECK_S = 4.0
+QUICK_CHECK_S = 3.0
+_STEPS = 10_000  # of SQLite's machine, between looks at the clock
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the findings."""
+    parser = ArgumentParser(prog="moorings-doctor")
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args(sys.argv[1:] if arguments is None else arguments).data.absolute()
+    for finding in look(data):
+        sys.stdout.write(json.dumps(encode(finding)) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def look(data: Path) -> Iterator[Finding]:
+    """Everything that is found, in the order in which it is known; within ``CHECK_S`` or little more."""
+    if not data.exists():
+        yield Finding("host.folder", Verdict.SKIP, f"there is no {data}: no controller has run here", "moor up")
+        return
+    try:
+        settings, running = settings_of(data)
+    except MooringsError as error:
+        yield failed("host.settings", error)
+        return
+    yield Finding("host.settings", Verdict.PASS, "they can be used")
+    yield from _all_at_once(_checks(data, settings, running))
+
+
+def _all_at_once(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
+    done: queue.SimpleQueue[tuple[str, Finding]] = queue.SimpleQueue()
+    waiting = set(checks)
+    for name, check in checks.items():
+        # Daemons: one that hangs in a read of a dead disk must not keep the process.
+        threading.Thread(target=lambda n=name, c=check: done.put((n, _one(n, c))), daemon=True).start()
+    until = time.monotonic() + CHECK_S
+    while waiting:
+        try:
+            name, finding = done.get(timeout=max(until - time.monotonic(), 0.0))
+        except queue.Empty:
+            break
+        waiting.discard(name)
+        yield finding
+    for name in sorted(waiting):
+        yield Finding(name, Verdict.FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
+
+
+def _one(name: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except MooringsError as error:
+        return failed(name, error)
+    except (OSError, UnreadableError, ValueError, sqlite3.Error) as error:
+        return Finding(name, Verdict.FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
+
+
+def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str, Callable[[], Finding]]:
+    shared = settings.shared or data
+    pools = settings.pools or shared / "pools.toml"
+    checks: dict[str, Callable[[], Finding]] = {
+        "host.folder": lambda: _private("host.folder", data),
+        "host.controller": lambda: _controller(data, running),
+        "host.pepper": lambda: _pepper(shared / "pepper"),
+        "host.space": lambda: _space(data),
+        "host.pools": lambda: _pools(pools),
+        "host.restore": lambda: check_restore((data / RESTORING).exists(), (data / RESTORED).exists()),
+    }
+    if running is not None:
+        checks["host.files"] = lambda: _files(running.pid)
+    if not settings.database:
+        checks["host.database"] = lambda: _database(data / DATABASE)
+        checks["host.revision"] = lambda: _revision(data / DATABASE)
+        checks["host.runs"] = lambda: _runs(data)
+    return checks
+
+
+def _private(check: str, path: Path) -> Finding:
+    status = path.stat()
+    return check_private(check, str(path), status.st_mode, status.st_uid, os.geteuid())
+
+
+def _controller(data: Path, running: Running | None) -> Finding:
+    return check_controller(running, (data / RECORD_NAME).exists(), _lockers(data / "controller.lock"))
+
+
+def _lockers(path: Path) -> list[int]:
+    """Who holds a lock, from /proc/locks: trying it would get in the way of a controller that starts."""
+    try:
+        inode = str(path.stat().st_ino)
+    except FileNotFoundError:
+        return []
+    held = (line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
+    return [int(words[4]) for words in held if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode]
+
+
+def _pepper(path: Path) -> Finding:
+    if not path.exists():
+        return Finding("host.pepper", Verdict.FAIL, f"there is no {path}", "put it back from a backup")
+    text = path.read_text(encoding="ascii", errors="replace").strip()
+    try:
+        bytes.fromhex(text)
+        chars: int | None = len(text)
+    except ValueError:
+        chars = None
+    return check_pepper(chars, PEPPER_BYTES * 2) or _private("host.pepper", path)
+
+
+def _space(data: Path) -> Finding:
+    found = os.statvfs(data)
+    return check_space(found.f_bavail * found.f_frsize, found.f_favail, found.f_files)
+
+
+def _pools(path: Path) -> Finding:
+    entries = read_pools(path)
+    return Finding("host.pools", Verdict.PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
+
+
+def _files(pid: int) -> Finding:
+    used = sum(1 for _ in os.scandir(f"/proc/{pid}/fd"))
+    lines = Path(f"/proc/{pid}/limits").read_text(encoding="ascii").splitlines()
+    limit = next(line.split()[3] for line in lines if line.startswith("Max open files"))
+    return check_files(used, sys.maxsize if limit == "unlimited" else int(limit))
+
+
+def _database(path: Path) -> Finding:
+    private = _private("host.database", path)
+    if private.verdict is not Verdict.PASS:
+        return private
+    until = time.monotonic() + QUICK_CHECK_S
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:
+        connection.execute("PRAGMA query_only = ON")
+        connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+        try:
+            answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            return check_database(None, QUICK_CHECK_S)
+        except sqlite3.DatabaseError as error:
+            return check_database(str(error), QUICK_CHECK_S)
+    return check_database(answer, QUICK_CHECK_S)
+
+
+def _revision(path: Path) -> Finding:
+    known = [f"{number:04d}" for number in range(1, int(HEAD) + 1)]
+    return check_revision(look_at(path).revision, HEAD, known)
+
+
+def _runs(data: Path) -> Finding:
+    used = sorted(partitions_in_use(data / "runs"))
+    with contextlib.closing(
+        sqlite3.connect(f"{(data / DATABASE).as_uri()}?mode=rw", uri=True, timeout=1)
+    ) as connection:
+        connection.execute("PRAGMA query_only = ON")
+        recorded = [str(name) for (name,) in connection.execute("SELECT name FROM partitions")]
+    return check_runs(used, recorded, (data / RESTORED).exists())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a thread that hangs in the kernel would keep a process that only returns

@@ -1,0 +1,76 @@
+"""With which settings the controller of a data folder runs, or would run: for those who look at it from beside.
+
+A controller that runs is asked through its own command line and variables (``/proc``), so that a backup or a doctor
+sees the pools file it really uses. A file it writes about itself was refused: it would be one more thing to be stale.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from moorings.app.logs import without_secrets
+from moorings.app.settings import Settings, read_settings
+from moorings.cli.processes import Running, find_running
+from moorings.core.errors import MooringsError
+from moorings.wire.errors import Exit
+
+_MODULE = "moorings.app.controller"
+_TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
+
+
+def settings_of(data: Path) -> tuple[Settings, Running | None]:
+    """The settings of the controller of a folder, and the controller, if one runs.
+
+    Raises:
+        MooringsError: ``config.invalid``: they cannot be used, or the folder is another user's.
+    """
+    running = find_running(data)
+    found = _started_with(running.pid) if running is not None else None
+    if found is None:
+        return read_settings(["--data", str(data)], os.environ), running
+    arguments, environment = found
+    return read_settings(arguments, environment), running
+
+
+def _started_with(pid: int) -> tuple[list[str], Mapping[str, str]] | None:
+    """Arguments and variables of a controller's process; None if they cannot be read."""
+    try:
+        words = _parts(pid, "cmdline")
+        variables = dict(part.split("=", 1) for part in _parts(pid, "environ") if "=" in part)
+    except OSError:
+        return None
+    if _MODULE not in words:
+        return None
+    taken = {name: value for name, value in variables.items() if name.startswith(_TAKEN)}
+    return words[words.index(_MODULE) + 1 :], taken
+
+
+def _parts(pid: int, name: str) -> list[str]:
+    return os.fsdecode(Path(f"/proc/{pid}/{name}").read_bytes()).split("\0")[:-1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the settings of a folder's controller as JSON, without the database's password (``moor diag``)."""
+    parser = ArgumentParser(prog="moorings-settings")
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args(sys.argv[1:] if arguments is None else arguments).data.absolute()
+    try:
+        settings, running = settings_of(data)
+    except MooringsError as error:
+        sys.stdout.write(json.dumps({"problem": error.detail, "code": error.code}) + "\n")
+        return Exit.OK
+    told: dict[str, object] = {item.name: getattr(settings, item.name) for item in fields(Settings)}
+    told["database"] = without_secrets(settings.database)
+    told["running"] = running.pid if running is not None else None
+    sys.stdout.write(json.dumps(told, default=str, indent=2) + "\n")
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

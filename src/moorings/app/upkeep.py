@@ -1,0 +1,171 @@
+"""What a controller's process does beside its work: signals, the watchdog, old runs' folders.
+
+==========  ==========================================================================================================
+SIGHUP      takes over the log level, looks at settings and pools file, opens its log anew; says what needs a restart
+SIGUSR1     writes its state to the log, whatever the level is
+==========  ==========================================================================================================
+
+Taking over a changed pools file while it runs was refused: pools are wired through drivers, the fleet and the free
+maps, and a restart takes a second, during which runs and partitions go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from moorings.app import logs
+from moorings.app.notify import Notifier, feed_watchdog
+from moorings.app.settings import Settings, read_settings
+from moorings.app.state import tell_state
+from moorings.app.wiring import Assembly
+from moorings.core.errors import MooringsError
+from moorings.core.instants import after
+from moorings.core.pools import parse_pools
+from moorings.local.pruning import prune
+from moorings.ports.clock import Clock
+
+log = logging.getLogger("moorings.controller")
+
+PRUNE_S = 3600.0
+DAY_S = 86400.0
+
+_AT_ONCE = frozenset({"log_level"})
+_SECRET = frozenset({"database"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What upkeep needs of its controller.
+
+    Attributes:
+        settings: those it was started with.
+        arguments: the command line they came from.
+        environment: the variables they came from.
+        pools_file: the pools file, and
+        pools_digest: of what stood in it at the start.
+        runs: folder of the runs.
+        clock: the time.
+        assembly: its parts while it leads, else None.
+    """
+
+    settings: Settings
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    pools_file: Path
+    pools_digest: str
+    runs: Path
+    clock: Clock
+    assembly: Callable[[], Assembly | None]
+
+
+@contextlib.asynccontextmanager
+async def upkeep(kept: Kept) -> AsyncIterator[None]:
+    """Keep a controller that serves, until the end of the block: ready at its begin, stopping at its end."""
+    notifier = Notifier(kept.environment)
+    reloader = Reloader(kept, notifier)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: tell_state(kept.assembly(), kept.clock.now()))
+    tasks = [
+        asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
+        asyncio.create_task(_prune_runs(kept), name="prune-runs"),
+    ]
+    notifier.send(READY=1, STATUS="serves")
+    try:
+        yield
+    finally:
+        notifier.send(STOPPING=1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _rounds(assembly: Assembly | None) -> int | None:
+    return assembly.loop.rounds if assembly is not None else None
+
+
+def digest_of(path: Path) -> str:
+    """What tells whether a file has changed; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+class Reloader:
+    """Reads the configuration anew when told to, and says in the log what became of it.
+
+    Args:
+        kept: the controller.
+        notifier: told when it begins and when it is done.
+    """
+
+    def __init__(self, kept: Kept, notifier: Notifier) -> None:
+        self._kept = kept
+        self._notifier = notifier
+        self._level = kept.settings.log_level
+
+    def reload(self) -> None:
+        """Take over what can be taken over. A configuration that is wrong changes nothing."""
+        self._notifier.reloading()
+        try:
+            logs.reopen()
+        except OSError as error:
+            log.warning("log.not_reopened", extra={"detail": str(error)})
+        try:
+            self._take(read_settings(self._kept.arguments, self._kept.environment))
+        except MooringsError as error:
+            log.warning("reload.refused", extra={"code": error.code, "detail": error.detail, "hint": error.hint})
+        except SystemExit:  # argparse's way to refuse: our own command line has not changed
+            log.warning("reload.refused", extra={"detail": "the command line cannot be read"})
+        self._look_at_pools()
+        self._notifier.send(READY=1)
+        log.info("reload.done")
+
+    def _take(self, settings: Settings) -> None:
+        if settings.log_level != self._level:
+            self._level = settings.log_level
+            logs.set_level(settings.log_level)
+            log.info("reload.taken", extra={"setting": "log_level", "value": settings.log_level})
+        for item in fields(Settings):
+            before, now = getattr(self._kept.settings, item.name), getattr(settings, item.name)
+            if before != now and item.name not in _AT_ONCE:
+                shown = "" if item.name in _SECRET else str(now)
+                log.warning("reload.needs_restart", extra={"setting": item.name, "value": shown})
+
+    def _look_at_pools(self) -> None:
+        path = self._kept.pools_file
+        try:
+            text = path.read_text(encoding="utf-8")
+            entries = parse_pools(text, source=str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("pools.refused", extra={"file": str(path), "detail": str(error)})
+        except MooringsError as error:
+            log.warning("pools.refused", extra={"file": str(path), "code": error.code, "detail": error.detail})
+        else:
+            if digest_of(path) != self._kept.pools_digest:
+                names = ",".join(entry.pool.name for entry in entries)
+                detail = "it can be read; restart the controller to use it"
+                log.warning("reload.needs_restart", extra={"setting": "pools", "pools": names, "detail": detail})
+
+
+async def _prune_runs(kept: Kept) -> None:
+    """Remove old runs' folders now and then, while this controller leads and knows which runs have ended."""
+    if not kept.settings.keep_runs_days:
+        return
+    while True:
+        assembly = kept.assembly()
+        if assembly is not None and not assembly.loop.problem:
+            before = after(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
+            spared = frozenset(assembly.loop.runs.by_id)
+            removed = await asyncio.to_thread(prune, kept.runs, before, spared)
+            if removed:
+                log.info("runs.pruned", extra={"count": len(removed), "days": kept.settings.keep_runs_days})
+        await kept.clock.sleep(PRUNE_S)

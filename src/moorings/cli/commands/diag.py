@@ -1,0 +1,57 @@
+"""``moor diag``: a bundle for whoever helps, without secrets."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from moorings.cli.bundle import gather
+from moorings.cli.configuration import data_folder
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.progress import Progress
+from moorings.cli.session import Session
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Write a bundle for whoever helps: redacted facts, logs and records.\n\n"
+    "A tar file, 0600, with what 'moor doctor' finds, versions, settings, the pools file, the end of the controller's "
+    "log, metrics, claims, runs, partitions and the last events. Its README says what is in it and what was left out: "
+    "keys, passwords and the values of jobs' variables never are in it.",
+    epilog=examples("moor diag", "moor diag /tmp/for-the-helpdesk.tar.gz"),
+)
+@click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
+@click.option("--data", metavar="DIR", help="Data folder of a controller on this machine ($MOORINGS_DATA).")
+@click.pass_obj
+def diag(session: Session, *, file: Path | None, data: str | None) -> int:
+    """Write a bundle for whoever helps: redacted facts, logs and records."""
+    progress = Progress(session.console)
+    progress.wait("looking around ...")
+    bundle = gather(session, Path(data).absolute() if data else data_folder(session.environment))
+    progress.clear()
+    to = file or Path(f"moorings-diag-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(session.now() / 1e6))}.tar.gz")
+    _write(to, bundle.tar())
+    session.console.line(f"{to}: {len(bundle.pieces)} pieces, {to.stat().st_size} bytes")
+    session.console.data(bundle.about().rstrip())
+    return 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A new file, 0600.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise MooringsError(
+            "config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another file"
+        ) from error

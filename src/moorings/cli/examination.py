@@ -1,0 +1,186 @@
+"""Gathers what ``moor doctor`` judges, from three sides at once: this command's, the controller's, its machine's.
+
+Everything is bounded: each side works in a thread of its own, and whatever has not answered when the time is up is told
+as such. So a controller that drips, a disk that hangs and a name server that is silent cost seconds, not the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from moorings.cli.checks import (
+    Finding,
+    Verdict,
+    check_clock,
+    check_credentials,
+    check_devices,
+    check_pools,
+    check_transport,
+    check_version,
+    failed,
+    of_body,
+)
+from moorings.cli.configuration import credentials_file, data_folder
+from moorings.cli.session import Session
+from moorings.client.client import Client
+from moorings.client.transport import parse_server
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import decode, parse_time
+from moorings.wire.shapes import FindingBody
+
+ALL_S = 8.0  # everything; the promise is 10
+ANSWER_S = 5.0  # one answer of the controller
+
+_NEEDS_CONFIGURATION = ("version", "ready", "clock", "inside", "pools", "devices.service", "devices.foreign")
+
+
+def examine(session: Session, data: Path | None = None, limit_s: float = ALL_S) -> list[Finding]:
+    """What is found, within ``limit_s`` seconds; ``data`` is the data folder of a controller on this machine."""
+    folder = data or data_folder(session.environment)
+    sides: dict[str, Callable[[], Iterator[Finding]]] = {
+        "configuration": lambda: _own(session),
+        "controller": lambda: _controllers(session),
+        "host": lambda: _hosts(folder),
+    }
+    told: queue.SimpleQueue[tuple[str, Finding | None]] = queue.SimpleQueue()
+    for name, side in sides.items():
+        threading.Thread(target=_tell, args=(name, side, told), daemon=True).start()
+    found: dict[str, list[Finding]] = {name: [] for name in sides}
+    open_, until = set(sides), time.monotonic() + limit_s
+    while open_:
+        try:
+            name, finding = told.get(timeout=max(until - time.monotonic(), 0.0))
+        except queue.Empty:
+            break
+        if finding is None:
+            open_.discard(name)
+        else:
+            found[name].append(finding)
+    for name in open_:
+        fix = "what is missing here did not answer; ask for the rest with --only"
+        found[name].append(Finding(name, Verdict.FAIL, f"not everything could be looked at in {limit_s:g} s", fix))
+    return [finding for name in sides for finding in found[name]]
+
+
+def _tell(
+    name: str, side: Callable[[], Iterator[Finding]], told: queue.SimpleQueue[tuple[str, Finding | None]]
+) -> None:
+    try:
+        for finding in side():
+            told.put((name, finding))
+    except Exception as error:  # a fault of a check must not take the other checks with it
+        told.put((name, Finding(name, Verdict.FAIL, f"moor met a fault of its own: {error!r}", "please report it")))
+    finally:
+        told.put((name, None))
+
+
+# -- this command ------------------------------------------------------------------------------------------------------
+
+
+def _own(session: Session) -> Iterator[Finding]:
+    path = credentials_file(session.environment)
+    try:
+        status = path.stat()
+        yield check_credentials(path, status.st_mode, status.st_uid, os.geteuid())
+    except OSError:
+        yield check_credentials(path, None, 0, 0)
+    try:
+        values = session.configuration
+        secure, host, _ = parse_server(values.text("server"))
+    except MooringsError as error:
+        yield failed("configuration", error)
+        return
+    origin = values.values["server"].origin
+    yield Finding("configuration", Verdict.PASS, f"server {values.text('server')} from {origin}")
+    yield check_transport(secure, host)
+
+
+# -- the controller ----------------------------------------------------------------------------------------------------
+
+
+def _controllers(session: Session) -> Iterator[Finding]:
+    try:
+        client = session.client_of(timeout_s=ANSWER_S)
+    except MooringsError:  # told by ``_own``
+        yield from _skipped(("controller", *_NEEDS_CONFIGURATION), "the configuration cannot be used")
+        return
+    with client:
+        try:
+            version = client.version()
+        except MooringsError as error:
+            yield failed("controller", error)
+            yield from _skipped(_NEEDS_CONFIGURATION, "the controller cannot be reached")
+            return
+        yield Finding("controller", Verdict.PASS, f"{client.server} answers")
+        yield check_version(version)
+        yield from _asked("ready", lambda: _ready(client.ready()))
+        yield from _inside(session, client)
+        yield from _asked("pools", lambda: check_pools(client.pools()))
+        yield from _asked("devices", lambda: check_devices(client.devices()))
+
+
+def _ready(_told: object) -> Iterable[Finding]:
+    return [Finding("ready", Verdict.PASS, "the controller leads and its database can be written")]
+
+
+def _inside(session: Session, client: Client) -> Iterator[Finding]:
+    asked = session.now()
+    try:
+        told = client.findings()
+        theirs = parse_time(told.at)
+    except MooringsError as error:
+        if error.code in ("auth.denied", "path.unknown"):
+            why = "only admins may look" if error.code == "auth.denied" else "the controller is of an older release"
+            yield from _skipped(("inside", "clock"), why)
+        else:
+            yield failed("inside", error)
+            yield from _skipped(("clock",), "the controller has not told its time")
+        return
+    yield check_clock(theirs, asked, session.now())
+    yield Finding("inside", Verdict.PASS, f"the controller has looked at itself: {len(told.items)} findings")
+    yield from map(of_body, told.items)
+
+
+def _asked(check: str, ask: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from ask()
+    except MooringsError as error:
+        yield failed(check, error)
+
+
+def _skipped(checks: Iterable[str], why: str) -> Iterator[Finding]:
+    return (Finding(check, Verdict.SKIP, why) for check in checks)
+
+
+# -- its machine -------------------------------------------------------------------------------------------------------
+
+
+def build_host_doctor(data: Path) -> list[str]:
+    """The command that looks at a controller's machine."""
+    return [sys.executable, "-m", "moorings.app.doctor", "--data", str(data)]
+
+
+def _hosts(data: Path) -> Iterator[Finding]:
+    """Nothing where no controller has run: the command is on somebody's laptop."""
+    if not data.is_dir():
+        yield Finding("host", Verdict.SKIP, f"there is no {data}: no controller runs here", "'--data' names another")
+        return
+    with subprocess.Popen(
+        build_host_doctor(data), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield of_body(decode(FindingBody, json.loads(line), where="finding"))
+        _, complaint = process.communicate()
+    if process.returncode != 0:
+        words = complaint.decode("utf-8", "replace").strip().splitlines()
+        told = words[-1][:200] if words else f"exit code {process.returncode}"
+        yield Finding("host", Verdict.FAIL, f"this machine could not be looked at: {told}", "please report it")

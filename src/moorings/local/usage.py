@@ -1,0 +1,58 @@
+"""Which partitions this machine's processes use, as the runs' own folders tell: also of runs that no record knows.
+
+After a backup was restored, jobs may run whose claims were made since. The database does not know them, but their
+folders and supervisors do, and a partition under a living job is never removed (law 3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from moorings.local.records import DamagedError, UnreadableError
+from moorings.local.rundir import RunFolder
+from moorings.local.settle import remains
+from moorings.workloads.runs import RunId
+
+
+def partitions_in_use(runs: Path) -> frozenset[str]:
+    """Names of the partitions of runs that have not ended.
+
+    Raises:
+        OSError, UnreadableError: it cannot be told; nothing follows, and nothing may be removed.
+    """
+    used = set()
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(runs)):  # noqa: PTH208 - names are all we need
+            folder = RunFolder.of(runs, RunId(name))
+            if folder is not None and folder.path.is_dir() and not folder.path.is_symlink():
+                used.add(_used_by(folder, RunId(name)))
+    return frozenset(used) - {""}
+
+
+def _used_by(folder: RunFolder, run: RunId) -> str:
+    found = folder.survey()
+    if found is None or found.end is not None:
+        return ""
+    try:
+        order = folder.read_order()
+    except DamagedError as error:
+        if _lives(folder, run):  # and nobody can tell on what
+            raise UnreadableError(str(error)) from error
+        return ""
+    return order.binding.partition if order is not None and _lives(folder, run) else ""
+
+
+def _lives(folder: RunFolder, run: RunId) -> bool:
+    """Whether a supervisor of the run lives, or anything else of it."""
+    with folder.at_door(wait_s=0) as ours:
+        if not ours:
+            return True  # somebody is at it at this moment
+        life = folder.take_life()
+        if life is None:
+            return True
+        try:
+            return remains(folder, run)
+        finally:
+            os.close(life)

@@ -1,0 +1,83 @@
+"""Programs from Debian's packages, for tests: unpacked under ``.tools/debian``, nothing installed, nothing started.
+
+A machine that has the program uses its own. One that has neither it nor apt-get fails loudly: these tests are about
+the real thing, and skipping them would say nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".tools" / "debian"
+
+
+def program(name: str, package: str) -> Path:
+    """The path of a program, from PATH or else out of Debian's package.
+
+    Raises:
+        AssertionError: it cannot be had here.
+    """
+    here = shutil.which(name)
+    return Path(here) if here else unpacked(name, package)
+
+
+def unpacked(name: str, package: str) -> Path:
+    """The path of a program out of Debian's package; to be run with ``surroundings``.
+
+    Raises:
+        AssertionError: it cannot be had here.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    root = CACHE / package
+    with (CACHE / f"{package}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest want it at the same time
+        if not root.exists():
+            _unpack(package, root)
+    found = [root / folder / name for folder in ("usr/bin", "bin", "usr/sbin") if (root / folder / name).exists()]
+    assert found != [], f"Debian's package {package} has no {name}"
+    return found[0]
+
+
+def surroundings(path: Path) -> dict[str, str]:
+    """The variables a program needs: its libraries may have been unpacked beside it."""
+    if not path.is_relative_to(CACHE):
+        return dict(os.environ)
+    root = CACHE / path.relative_to(CACHE).parts[0]
+    folders = sorted({str(file.parent) for file in root.rglob("*.so*")})
+    units = root / "lib" / "systemd" / "system"  # a machine without systemd has none of its own
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders), "SYSTEMD_UNIT_PATH": f"{units}:"}
+
+
+def _unpack(package: str, root: Path) -> None:
+    for tool in ("apt-get", "dpkg-deb"):
+        assert shutil.which(tool), f"there is neither {package} nor {tool} here: install {package}"
+    work = CACHE / f".{package}.{os.getpid()}"
+    work.mkdir()
+    try:
+        if _run(["apt-get", "download", package], work).returncode != 0:  # lists may be missing on a bare machine
+            _run(["apt-get", "update"], work)
+        names = [package, *_libraries(package, work)]
+        done = _run(["apt-get", "download", *names], work)
+        assert done.returncode == 0, f"{package} cannot be had: {done.stderr[-500:]}; install it"
+        for archive in work.glob("*.deb"):
+            done = _run(["dpkg-deb", "-x", str(archive), str(work / "root")], work)
+            assert done.returncode == 0, done.stderr
+        (work / "root").rename(root)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _libraries(package: str, folder: Path) -> list[str]:
+    """The libraries that the package needs and this machine lacks."""
+    done = _run(["apt-get", "install", "--simulate", "--no-install-recommends", package], folder)
+    planned = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")]
+    return [name for name in planned if name.startswith("lib") and not name.startswith("libjs-")]
+
+
+def _run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=100)

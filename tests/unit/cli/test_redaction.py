@@ -1,0 +1,96 @@
+"""No secret gets through: by its form, by its name, by its value."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+
+KEY = "moor_abcdefghij_" + "0f" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"key is {KEY}.", "0f0f"),
+        ("Authorization: Bearer abcdef123456", "abcdef"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNl"),
+        ("postgresql://ann:hunter2@db/x", "hunter2"),
+        ("https://ann:p%40ss@git/x", "p%40ss"),
+        ("pepper " + "ab" * 32, "abab"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nAAAA\n-----END RSA PRIVATE KEY-----", "MIIE"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE cut off", "MIIE"),
+        ("WANDB_API_KEY=1234abcd", "1234abcd"),
+        ('{"db_password": "tops3cret"}', "tops3cret"),
+        ('password = "with \\" quote"', "with"),
+        ("access_key: xyz123", "xyz123"),
+        ("python train.py --token abc123 --lr 0.1", "abc123"),
+        ("python train.py --hf-token=abc123", "abc123"),
+        ("curl -d password=tops3cret&x=1", "tops3cret"),
+    ],
+)
+def test_by_its_form_or_name(text, secret):
+    left = Redaction().text(text)
+    assert secret not in left
+    assert LEFT_OUT in left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "claim-abcdefghijkl waits: devices 0-15 of pod64",
+        "http://127.0.0.1:8090/v1/claims",
+        "ts=2026-11-21T07:01:08.78Z level=info msg=key.created key=tz4ckdenlt subject=root",
+        "python train.py --lr 0.1 --epochs 3",
+        "author: Ann",
+    ],
+)
+def test_what_is_needed_stays(text):
+    assert Redaction().text(text) == text
+
+
+def test_by_its_value_wherever_it_stands():
+    redaction = Redaction(["s3cr3t-value", "x"])
+    assert redaction.text("a s3cr3t-value b x") == f"a {LEFT_OUT} b x", "what is too short stands in too many words"
+
+
+def test_in_data():
+    data = {
+        "job": {
+            "environment": {"A": "value-of-a", "B": "value-of-b"},
+            "command": ["run", "--token", "t0ps", "--lr", "1"],
+        },
+        "accessKey": "moor_x",
+        "list": [{"password": "p"}],
+        "n": 3,
+        "nothing": None,
+    }
+    left = Redaction().data(data, hidden=("environment",))
+    text = json.dumps(left)
+    assert not any(secret in text for secret in ("value-of", "t0ps", "moor_x", '"p"'))
+    assert isinstance(left, dict)
+    assert left["job"]["environment"] == {"A": LEFT_OUT, "B": LEFT_OUT}
+    assert left["job"]["command"] == ["run", "--token", LEFT_OUT, "--lr", "1"]
+    assert (left["n"], left["nothing"]) == (3, None)
+
+
+@given(st.text(), st.text(min_size=6))
+def test_a_known_value_never_gets_through(around, secret):
+    left = Redaction([secret]).text(f"{around}{secret}{around}")
+    assert secret not in left or secret in LEFT_OUT or secret in f"{around}{LEFT_OUT}{around}"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("PGPASSWORD", True), ("PATH", False), ("GIT_AUTHOR", False)],
+)
+def test_names(name, secret):
+    assert is_secret_name(name) is secret
+
+
+def test_a_long_line_without_a_secret_costs_no_square():
+    # Doubling the length doubles the work; were it the square, this one would take minutes.
+    text = "x" * 400_000 + " " + "b-" * 200_000
+    assert Redaction().text(text) == text

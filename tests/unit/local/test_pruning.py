@@ -1,0 +1,115 @@
+"""Old runs' folders go; of a run that lives, is doubtful or is spared nothing does."""
+
+import os
+
+import pytest
+
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.instants import Instant
+from moorings.local.pruning import DOOMED, prune
+from moorings.local.records import End
+from moorings.local.rundir import RunFolder
+from moorings.local.usage import partitions_in_use
+from moorings.ports.engine import StartOrder
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import Ending, EndRecord, RunId
+
+OLD, NEW, BEFORE = Instant(1_000_000), Instant(9_000_000), Instant(5_000_000)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = tmp_path / "runs"
+    made.mkdir()
+    return made
+
+
+def a_run(runs, name, ended_at=None):
+    folder = RunFolder(runs / name)
+    folder.make()
+    job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
+    binding = Binding(f"part-{name}", {}, (GcdBinding(0, (), "", "", {}),))
+    folder.save_order(StartOrder(RunId(name), 0, job, binding))
+    log = folder.log(0, 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("output")
+    if ended_at is not None:
+        folder.save_end(End(0, EndRecord(Ending.EXITED, 0, (0,), ended_at=ended_at)))
+    return folder
+
+
+def test_only_what_ended_long_ago_goes(runs):
+    a_run(runs, "run-old", OLD)
+    a_run(runs, "run-new", NEW)
+    a_run(runs, "run-open")
+    a_run(runs, "run-spared", OLD)
+    assert prune(runs, BEFORE, {"run-spared"}) == ["run-old"]
+    assert sorted(path.name for path in runs.iterdir()) == ["run-new", "run-open", "run-spared"]
+    assert prune(runs, BEFORE, {"run-spared"}) == []
+
+
+def test_a_run_whose_supervisor_lives_stays(runs):
+    folder = a_run(runs, "run-a", OLD)
+    with folder.at_door(wait_s=0) as ours:
+        assert ours
+        life = folder.take_life()
+    assert life is not None
+    assert prune(runs, BEFORE, ()) == []
+    os.close(life)
+    assert prune(runs, BEFORE, ()) == ["run-a"]
+
+
+def test_a_damaged_folder_and_a_stranger_s_stay(runs):
+    a_run(runs, "run-a", OLD).order.write_text("{")
+    (runs / "notes.txt").write_text("mine")
+    (runs / "folder of mine").mkdir()
+    (runs / "link").symlink_to("/tmp")
+    assert prune(runs, BEFORE, ()) == []
+    assert len(list(runs.iterdir())) == 4
+
+
+def test_one_that_was_cut_off_is_finished(runs):
+    a_run(runs, "run-a", OLD).path.rename(runs / f"{DOOMED}run-a")
+    assert prune(runs, BEFORE, ()) == []
+    assert list(runs.iterdir()) == []
+
+
+def test_a_link_of_a_job_s_is_removed_and_not_followed(runs, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("mine")
+    (a_run(runs, "run-a", OLD).path / "link").symlink_to(precious)
+    assert prune(runs, BEFORE, ()) == ["run-a"]
+    assert (precious / "file").read_text() == "mine"
+
+
+def test_no_folder_of_runs_is_no_error(tmp_path):
+    assert prune(tmp_path / "none", BEFORE, ()) == []
+    assert partitions_in_use(tmp_path / "none") == frozenset()
+
+
+# -- which partitions are in use
+
+
+def test_a_partition_is_in_use_as_long_as_its_run_lives(runs):
+    a_run(runs, "run-ended", NEW)
+    a_run(runs, "run-dead")  # ordered, and nothing of it is left
+    folder = a_run(runs, "run-live")
+    with folder.at_door(wait_s=0):
+        life = folder.take_life()
+    assert life is not None
+    assert partitions_in_use(runs) == {"part-run-live"}
+    os.close(life)
+    assert partitions_in_use(runs) == frozenset()
+
+
+def test_nothing_follows_from_a_live_run_that_cannot_be_read(runs):
+    folder = a_run(runs, "run-live")
+    folder.order.write_text("{")
+    with folder.at_door(wait_s=0):
+        life = folder.take_life()
+    assert life is not None
+    with pytest.raises(Exception, match="damaged"):
+        partitions_in_use(runs)
+    os.close(life)
+    assert partitions_in_use(runs) == frozenset()
