@@ -62,7 +62,9 @@ class Bundle:
 
     def about(self) -> str:
         """The bundle's README."""
-        inside = "".join(f"  {name:24} {len(content)} bytes\n" for name, content in sorted(self.pieces.items()))
+        width = max(map(len, self.pieces), default=0)
+        lines = (f"  {name:{width}} {len(content):>9} bytes\n" for name, content in sorted(self.pieces.items()))
+        inside = "".join(lines)
         missing = "".join(f"  {name:24} {why}\n" for name, why in sorted(self.missing.items()))
         return ABOUT.format(inside=inside, missing=f"\nCould not be had:\n{missing}" if missing else "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from moorings.cli.main import root
 from moorings.cli.session import Session
 from moorings.wire.errors import Exit
 
-_MEANS = {
+EXITS = {
     Exit.OK: "success; an empty list is one",
     Exit.FAILED: "the operation, or the job, failed",
     Exit.USAGE: "wrong usage, or a value that is not allowed",
@@ -61,8 +62,7 @@ def _command(
 ) -> Iterator[str]:
     with click.Context(command, info_name=name, parent=parent) as ctx:
         yield from ["", f"{'#' * level} {ctx.command_path}", ""]
-        text = (command.help or "").replace("\b\n", "").strip()
-        yield from [text, ""]
+        yield from [help_text(command), ""]
         if aliases:
             yield from [f"Also: {', '.join(f'`moor {alias}`' for alias in aliases)}.", ""]
         pieces = command.collect_usage_pieces(ctx)
@@ -76,21 +76,31 @@ def _command(
                     yield from _command(child, ctx, noun, level=level + 1)
 
 
+def help_text(command: click.Command) -> str:
+    """The help text, without Click's marks."""
+    return inspect.cleandoc((command.help or "").replace("\b\n", ""))
+
+
+def option_rows(command: click.Command, ctx: click.Context, *, hidden: bool) -> list[tuple[str, str]]:
+    """Spelling and meaning of the options; ``hidden``: those of every command are left out."""
+    shown = [each for each in command.params if isinstance(each, click.Option) and not (hidden and each.hidden)]
+    return [record for each in shown if (record := each.get_help_record(ctx)) is not None]
+
+
 def _options(command: click.Command, ctx: click.Context, *, hidden: bool) -> Iterator[str]:
-    """A table of options; ``hidden``: those of every command are left out."""
-    rows = []
-    for parameter in command.params:
-        if not isinstance(parameter, click.Option) or (hidden and parameter.hidden):
-            continue
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            rows.append(f"| `{record[0].replace('|', chr(92) + '|')}` | {record[1]} |")
+    rows = option_rows(command, ctx, hidden=hidden)
     if rows:
-        yield from ["| option | meaning |", "|---|---|", *rows]
+        yield from ["| option | meaning |", "|---|---|"]
+        yield from (f"| `{spelling.replace('|', chr(92) + '|')}` | {meaning} |" for spelling, meaning in rows)
+
+
+def example_lines(command: click.Command) -> list[str]:
+    """The examples, a command a line."""
+    return [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
 
 
 def _examples(command: click.Command) -> Iterator[str]:
-    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
+    lines = example_lines(command)
     if lines:
         yield from ["", "```shell", *lines, "```"]
 
@@ -115,7 +125,7 @@ def _settings() -> Iterator[str]:
 
 def _exit_codes() -> Iterator[str]:
     yield from ["## Exit codes", "", "| code | meaning |", "|---|---|"]
-    yield from (f"| {code.value} | {_MEANS[code]} |" for code in Exit)
+    yield from (f"| {code.value} | {EXITS[code]} |" for code in Exit)
     yield from ["| 128+N | killed by signal N; `moor run` returns the job's own code unchanged |"]
 
 
