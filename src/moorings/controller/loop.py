@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from moorings.controller.meters import Meters
-from moorings.controller.record import RELOADED, STARTED, AnyInput, Occasion
+from moorings.controller.record import AnyInput, Occasion, Remembered
 from moorings.controller.turns import AnyReply, Demanded, Outcome, decide
 from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
@@ -87,7 +87,7 @@ class Loop:
         self._listeners: list[Callable[[Change], None]] = []
         self._changed: asyncio.Future[None] | None = None
         self._stale = True
-        self._memory = STARTED  # until a turn was saved; then what was loaded is what a replay has, too
+        self._remembered: Remembered | None = None  # until a turn was saved; from then on a replay has it, too
         self._heard_since = clock.now()
         self._turn_at: Instant | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
@@ -149,7 +149,7 @@ class Loop:
         fleet.apply(self.fleet.beside_the_records())
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
-        self._memory = self._memory or RELOADED
+        self._remembered = Remembered.of(fleet)
         self._stale = False
         self._turn_at = None
         self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
@@ -260,7 +260,7 @@ class Loop:
 
     def occasion(self, now: Instant) -> Occasion:
         """What a turn at ``now`` is decided from, beside inputs and memory."""
-        return Occasion(now, self._heard_since, self.policy, self._memory)
+        return Occasion(now, self._heard_since, self.policy, self._remembered)
 
     def _mind_gaps(self, now: Instant) -> None:
         """Count no lease over a time in which no turn was taken.
@@ -335,7 +335,7 @@ class Loop:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         if outcome.changes:
-            self._memory = ""
+            self._remembered = None
             for event in outcome.changes.events:
                 if event.name in LOGGED:
                     log.info(event.name, extra=_told(event))

@@ -7,16 +7,19 @@ A job is kept without its environment and folder: nothing is decided by them, an
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from moorings.core import inputs
+from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
+from moorings.core.fleet import Fleet, FleetChanges, Reservation
 from moorings.core.instants import Instant
 from moorings.core.queue import Plan, Policy
 from moorings.core.records import plain, revive
+from moorings.core.topology import Block
 from moorings.core.turn import decided_data
 from moorings.workloads.runs import RunSighting
 from moorings.workloads.turn import CancelRun, CreateRun, RunInput, StartRefused
@@ -43,9 +46,40 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
 }
 _NAMES = {kind: name for name, kind in INPUTS.items()}
 
-# Whether memory was read from the database just before: reservations and what drivers said begin anew then.
-STARTED: Final = "started"  # by a controller that began to lead
-RELOADED: Final = "reloaded"  # by one that went on leading after a failed save
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a controller knew beside the records when it had read them from the database.
+
+    A replay cannot work it out: where the answer to a save was lost, memory has less than the log.
+
+    Attributes:
+        foreign: partitions made outside, by pool and name.
+        problems: of pools whose driver does not answer.
+        reservations: of the last turn.
+        last_arrival: nobody arrives before it.
+    """
+
+    foreign: Mapping[PoolName, Mapping[str, Block]]
+    problems: Mapping[PoolName, str]
+    reservations: tuple[Reservation, ...]
+    last_arrival: Instant
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Remembered:
+        """What a fleet holds beside the records."""
+        known = fleet.beside_the_records()
+        return cls(known.foreign, known.problems, known.reservations or (), fleet.last_arrival)
+
+    def recall(self, fleet: Fleet) -> None:
+        """Let a fleet that was made from records alone know it, too."""
+        beside = FleetChanges(
+            foreign={pool: dict(blocks) for pool, blocks in self.foreign.items()},
+            problems=dict(self.problems),
+            reservations=self.reservations,
+        )
+        fleet.apply(beside)
+        fleet.last_arrival = self.last_arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +90,13 @@ class Occasion:
         now: the turn's time.
         since: from when on callers could be heard (for leases).
         policy: of the scheduler.
-        memory: ``STARTED``, ``RELOADED`` or, mostly, empty.
+        loaded: if memory was read from the database since the last turn in the log: what it held beside that.
     """
 
     now: Instant
     since: Instant
     policy: Policy
-    memory: str = ""
+    loaded: Remembered | None = None
 
 
 def build_decided(occasion: Occasion, given: Sequence[AnyInput], decided: Plan) -> Event:
@@ -71,7 +105,7 @@ def build_decided(occasion: Occasion, given: Sequence[AnyInput], decided: Plan) 
         "now": occasion.now,
         "since": occasion.since,
         "policy": plain(occasion.policy),
-        "memory": occasion.memory,
+        "loaded": plain(occasion.loaded),
         "inputs": [[_NAMES[type(one)], plain(_told(one))] for one in given],
         **decided_data(decided),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.record import RELOADED, parse_decided
+from moorings.controller.record import Remembered, parse_decided
 from moorings.controller.turns import Demanded, decide
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
@@ -63,20 +63,18 @@ class Replay:
 
     def _turn(self, event: Event) -> tuple[Event, ...]:
         occasion, inputs = parse_decided(event.data)
-        if occasion.memory:
-            self._load(again=occasion.memory == RELOADED)
+        if occasion.loaded is not None:
+            self._load(occasion.loaded)
         outcome = decide(self.fleet, self.runs, [Demanded(given) for given in inputs], occasion)
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         self.turns += 1
         return tuple(outcome.changes.events)
 
-    def _load(self, *, again: bool) -> None:
-        """What a controller does when it reads the database: what only its memory held is gone, or was carried over."""
+    def _load(self, remembered: Remembered) -> None:
+        """What a controller does when it reads the database."""
         before = self.fleet
         devices = [device for state in before.pools.values() for device in state.out.values()]
         unended = sorted(before.claims.values(), key=lambda claim: (claim.arrival, claim.id))
         self.fleet = Fleet.load(self.pools, unended, sorted(before.partitions.values(), key=lambda p: p.id), devices)
-        if again:
-            self.fleet.apply(before.beside_the_records())
-            self.fleet.last_arrival = max(self.fleet.last_arrival, before.last_arrival)
+        remembered.recall(self.fleet)

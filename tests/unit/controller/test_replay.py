@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from moorings.controller.record import (
     INPUTS,
-    RELOADED,
-    STARTED,
     AnyInput,
     Occasion,
+    Remembered,
     build_decided,
     parse_decided,
 )
@@ -49,32 +48,35 @@ class Log:
         self.rows: list[Row] = []
         self.now = Instant(1_700_000_000 * SECOND)
         self.since = self.now
-        self.memory = STARTED
+        self.loaded: Remembered | None = None
+        self.reload(again=False)
 
     def turn(self, *inputs: AnyInput) -> None:
         self.now = Instant(self.now + SECOND)
-        occasion = Occasion(self.now, self.since, Policy(), self.memory)
+        occasion = Occasion(self.now, self.since, Policy(), self.loaded)
         outcome = decide(self.fleet, self.runs, [Demanded(one) for one in inputs], occasion)
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         for event in outcome.changes.events:
             self.rows.append(Row(Seq(len(self.rows) + 1), event))
         if outcome.changes:
-            self.memory = ""
+            self.loaded = None
 
-    def reload(self, memory: str) -> None:
-        """What a controller does after a failed save, or a new one at its start."""
-        before = self.fleet
-        self.fleet = Fleet.load(
-            [POOL],
-            list(before.claims.values())[::-1],
-            before.partitions.values(),
-            list(before.pools["pod8"].out.values()),  # type: ignore[index]
-        )
-        if memory == RELOADED:
+    def reload(self, *, again: bool) -> None:
+        """What a new controller does at its start, and one that goes on after a failed save."""
+        before, devices = self.fleet, self.fleet.pools[POOL.name].out.values()
+        self.fleet = Fleet.load([POOL], list(before.claims.values())[::-1], before.partitions.values(), devices)
+        if again:
             self.fleet.apply(before.beside_the_records())
             self.fleet.last_arrival = before.last_arrival
-        self.memory = STARTED if STARTED in (memory, self.memory) else memory
+        self.loaded = Remembered.of(self.fleet)
+
+    def forget(self) -> None:
+        """An answer was lost: the log has a turn, and memory is what it was before, but for the records."""
+        beside = self.fleet.beside_the_records()
+        beside.foreign, beside.problems, beside.reservations = {POOL.name: {}}, {POOL.name: ""}, ()
+        self.fleet.apply(beside)
+        self.reload(again=True)
 
     def orders(self) -> list[Partition]:
         return [one for one in self.fleet.partitions.values() if one.state is not PartitionState.ACTIVE]
@@ -121,7 +123,11 @@ def logs(draw: st.DrawFn) -> Log:
         elif what == 8:
             log.turn(PoolAnswers(PoolName("pod8"), draw(st.sampled_from(["", "no listing"]))))
         else:
-            log.reload(draw(st.sampled_from([STARTED, RELOADED])))
+            match draw(st.integers(0, 2)):
+                case 0:
+                    log.forget()
+                case again:
+                    log.reload(again=again == 1)
     return log
 
 
@@ -140,7 +146,7 @@ def test_a_log_is_decided_again_byte_for_byte(log: Log) -> None:
     assert list(replay.take(through_json)) == []
     assert replay.fleet.claims == log.fleet.claims
     assert replay.fleet.partitions == log.fleet.partitions
-    if not log.memory:  # else what only memory held has gone since the last turn
+    if log.loaded is None:  # else what only memory held has gone since the last turn
         assert replay.fleet.reservations == log.fleet.reservations
 
 
@@ -192,7 +198,7 @@ def test_the_log_keeps_no_environment() -> None:
     assert list(Replay([POOL]).take(log.rows)) == []
 
 
-OCCASION = Occasion(Instant(2), Instant(1), Policy(reserve=False), STARTED)
+OCCASION = Occasion(Instant(2), Instant(1), Policy(reserve=False), Remembered.of(Fleet([POOL])))
 
 
 def test_a_turn_is_read_back_as_it_was_written() -> None:
