@@ -50,8 +50,21 @@ fix: setup ## let ruff format and mend what it can; shows what is left
 	$(RUN) ruff check --quiet .
 
 .PHONY: test
-test: setup docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
+test: setup postgresql docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
 	$(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=ci
+
+# A server for the tests of the second database: this machine's, or Debian's packages unpacked in .tools.
+.PHONY: postgresql
+postgresql:
+	@scripts/find-postgresql.sh > /dev/null
+
+.PHONY: sim
+sim: setup ## a million steps of the simulator on all cores, with what they reached (SIM="--first 5000" takes other seeds)
+	@$(RUN) python -m moorings.testing.simulation $(SIM)
+
+.PHONY: fuzz
+fuzz: setup ## hostile input for longer, with chance (FUZZ="--hypothesis-seed=N -k parsers" repeats or narrows it)
+	$(RUN) pytest tests/hostile --hypothesis-profile=fuzz --timeout=3600 $(FUZZ)
 
 .PHONY: bench
 bench: setup ## our figures beside the anchors'

@@ -106,7 +106,7 @@ def _revive_plain(hint: type, value: object) -> object:
 
 def _revive_block(text: str) -> Block:
     try:
-        return Block.parse(text)
+        return Block.parse(text) if text else Block.of([])  # of a stranger's partition no device may be known
     except MooringsError as error:
         raise ValueError(error.detail) from error
 

@@ -1,0 +1,145 @@
+"""An engine whose processes live in virtual time, beside the controllers: they outlive every crash of those.
+
+It keeps the engine contract in memory: a run is started at most once, an end is told only when nothing of it runs any
+more. Delays, lost answers and outages are not here but on the way to it (``gates``). A lost node ends all of a run's
+processes and leaves no record; a damaged record is told as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.ports.engine import StartOrder
+from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
+from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
+
+NAME = "local"
+RUNS_MEAN_S = 12.0
+STARTS_MEAN_S = 0.3
+GRACE_MAX_S = 4.0
+CHANGED_S = 1.0
+
+
+@dataclass(slots=True)
+class Process:
+    """A run as the engine knows it; ``end`` is its record once nothing of it runs."""
+
+    order: StartOrder
+    phase: Phase
+    started_at: Instant | None = None
+    end: EndRecord | None = None
+    cancelled: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether processes of it may touch its partition."""
+        return self.phase in (Phase.STARTING, Phase.RUNNING)
+
+
+class SimulatedCluster:
+    """The machines that run processes.
+
+    Args:
+        loop: whose time they live in.
+        odds: how long they run and how they end.
+        clock: what is written into their records.
+        on_start: told of each run whose first process starts, before it does.
+    """
+
+    def __init__(
+        self, loop: VirtualLoop, odds: Odds, clock: SteadyClock, on_start: Callable[[StartOrder], None]
+    ) -> None:
+        self.processes: dict[RunId, Process] = {}
+        self.live: dict[RunId, Process] = {}
+        self.rejected: set[RunId] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._loop = loop
+        self._odds = odds
+        self._clock = clock
+        self._on_start = on_start
+
+    def submit(self, order: StartOrder) -> str:
+        """Start a run unless it was started before; what was rejected once is rejected for ever."""
+        if order.run in self.rejected:
+            raise MooringsError("engine.rejected", "it will not run this")
+        if order.run not in self.processes:
+            self._on_start(order)
+            self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING)
+            self._loop.call_later(self._odds.chance.expovariate(1 / STARTS_MEAN_S), self._begin, order.run)
+            self._tell()
+        return f"{order.run}/{order.attempt}"
+
+    def observe(self, runs: Sequence[RunId]) -> list[RunSighting]:
+        """What is there of each."""
+        return [self._see(run) for run in runs]
+
+    def _see(self, run: RunId) -> RunSighting:
+        process = self.processes.get(run)
+        if process is None:
+            return RunSighting(run, Phase.ABSENT)
+        return RunSighting(run, process.phase, process.started_at, process.end)
+
+    def cancel(self, run: RunId, reason: str) -> None:
+        """TERM now, and within the grace period it is gone."""
+        process = self.live.get(run)
+        if process is not None and process.cancelled is None:
+            process.cancelled = reason
+            grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
+            self._loop.call_later(grace_s, self.end, run, Ending.CANCELLED, 143, reason)
+
+    async def changed(self) -> None:
+        """Returns when something has changed, or after a second."""
+        news: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(news)
+        timer = self._loop.call_later(CHANGED_S, _tell_one, news)
+        try:
+            await news
+        finally:
+            timer.cancel()
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for news in waiting:
+            _tell_one(news)
+
+    def signal(self, run: RunId) -> None:
+        """Nothing a simulated process would notice."""
+        if run not in self.live:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+
+    def _begin(self, run: RunId) -> None:
+        process = self.live.get(run)
+        if process is None:
+            return
+        chance = self._odds.chance
+        if chance.random() < 0.05:
+            self.end(run, Ending.NOT_STARTED, 127, "no such command")
+            return
+        process.phase, process.started_at = Phase.RUNNING, self._clock.now()
+        lasts_s = chance.expovariate(1 / RUNS_MEAN_S)
+        limit_s = process.order.job.time_limit_s
+        if limit_s is not None and lasts_s > limit_s:
+            self._loop.call_later(limit_s, self.end, run, Ending.TIMED_OUT, 143, "its time limit")
+        else:
+            self._loop.call_later(lasts_s, self.end, run, Ending.EXITED, chance.choice((0, 0, 0, 1, 137)), "")
+        self._tell()
+
+    def end(self, run: RunId, ending: Ending, exit_code: int, detail: str) -> None:
+        """Nothing of it runs any more."""
+        process = self.live.pop(run, None)
+        if process is None:
+            return
+        process.phase = Phase.ENDED
+        codes = (exit_code,) * process.order.job.tasks
+        process.end = EndRecord(ending, exit_code, codes, process.started_at, self._clock.now(), detail)
+        self._tell()
+
+
+def _tell_one(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)

@@ -1,0 +1,459 @@
+"""One episode: a seed's machines, clients and troubles, the controllers that live through them, and the reckoning.
+
+It runs for a number of steps. Then faults and clients stop, time passes, and everything must come to rest: what waits
+is served or explained, what is released is gone, and nothing is left in hardware, memory or database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moorings.controller.replay import Replay
+from moorings.core.claims import ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.queue import explain
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.ports.store import Seq
+from moorings.store.sql import SqlStore
+from moorings.store.sqlite import open_sqlite
+from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.ledger import Ledger
+from moorings.testing.simulation.life import Threads, adopting
+from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.people import ROOT, Crowd, LostError, UseCase, crowd_of
+from moorings.testing.simulation.stage import Stage
+from moorings.testing.simulation.story import Broken, Story
+from moorings.testing.simulation.trouble import Trouble
+from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
+from moorings.testing.simulation.witness import Witness, left_over
+from moorings.testing.simulation.world import World
+
+INSTALLATION = "simulatedsea"
+STEPS = 5_000  # of an episode, unless it is told otherwise
+RESTART_S_MAX = 3.0
+CLIENTS_MAX = 14
+QUIET_S = 90.0
+DRAIN_S = 1_200.0  # virtual
+EVENTS_A_READ = 1_000
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a database there costs no disk; where there is none, the temporary folder
+
+POOLS = (
+    Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16)),
+    Pool(PoolName("pod8x4"), "ipu", "simulated", PowerOfTwo(2, 4, 8)),
+    Pool(PoolName("hgx"), "gpu", "simulated", AnySubset(6, 6), (("memory", 8),)),
+    Pool(
+        PoolName("rack"),
+        "csx",
+        "simulated",
+        Catalogue(
+            6, (*(Block.of([i]) for i in range(6)), *(Block.of([i, i + 1]) for i in range(5)), Block.of(range(6)))
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode went.
+
+    Attributes:
+        digest: of its whole story.
+        lines: the last of it, for humans.
+    """
+
+    seed: int
+    steps: int
+    virtual_s: float
+    reached: Counter[str]
+    broken: Broken | None
+    digest: str
+    lines: tuple[str, ...]
+    kinds: frozenset[str]
+
+
+def simulate(
+    seed: int, *, steps: int = STEPS, until: int | None = None, only: Collection[str] | None = None
+) -> Outcome:
+    """Run one episode.
+
+    Args:
+        seed: everything that is drawn comes from it.
+        steps: how many before the reckoning.
+        until: stop at this step, wherever that is.
+        only: the kinds of faults that may strike; None: a part of all, drawn.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="moorings-simulation-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+    loop = VirtualLoop()
+    try:
+        with _complaints() as complaints:
+            episode = Episode(seed, steps, until, only, folder, loop, complaints)
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_until_complete(episode.run())
+            except StuckError:
+                episode.story.breaks(0, "nothing can happen any more, and somebody still waits")
+            finally:
+                episode.close()
+            return episode.outcome()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Complaints(logging.Handler):
+    """What the controllers complain of in their log; some of it is never right."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.hear: Callable[[logging.LogRecord], None] = lambda _: None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.hear(record)
+
+
+@contextmanager
+def _complaints() -> Iterator[_Complaints]:
+    """The controllers' log, read by the simulator and by nobody else."""
+    logger, handler = logging.getLogger("moorings"), _Complaints()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+NEVER_RIGHT = ("turn.failed", "driver.fault", "engine.fault", "claim.orphaned")
+
+
+class Episode:
+    """The parts of one episode, joined."""
+
+    def __init__(
+        self,
+        seed: int,
+        steps: int,
+        until: int | None,
+        only: Collection[str] | None,
+        folder: Path,
+        loop: VirtualLoop,
+        complaints: _Complaints,
+    ) -> None:
+        self._seed = seed
+        self._steps = steps
+        self.story = Story(loop.time, until)
+        self._odds = odds = Odds(seed, only)
+        loop.threads = Threads(loop, odds)
+        loop.set_task_factory(adopting)
+        loop.set_exception_handler(self._unheard)
+        complaints.hear = self._complain
+        self._store = _new_store(folder)
+        steady = SteadyClock(loop)
+        pools = tuple(sorted(odds.chance.sample(POOLS, odds.chance.choice((1, 2, 3))), key=POOLS.index))
+        drivers = {pool.name: SimulatedDriver(pool, _settings(odds), folder / pool.name, steady) for pool in pools}
+        ledger = Ledger(self.story)
+        self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION)
+        cluster = SimulatedCluster(loop, odds, steady, witness.starts)
+        witness.alive = cluster.live.__contains__
+        witness.rows = lambda: ledger.compare(self._store.load())
+        self._enough = asyncio.Event()
+        self.story.look = self._look
+        self._stage = Stage(
+            loop=loop,
+            odds=odds,
+            story=self.story,
+            ledger=ledger,
+            pools=pools,
+            store=self._store,
+            drivers=drivers,
+            cluster=cluster,
+            wall=WallClock(loop),
+            steady=steady,
+            ids=SeededIds(odds.chance),
+            installation=INSTALLATION,
+        )
+        self._numbers = itertools.count(1)
+        self._leader: World | None = None
+        self._rivals: list[World] = []
+        self._over: asyncio.Future[None] = loop.create_future()
+        self.story.on_end = self._stop
+        self._crowd = Crowd(self._stage, self._serving)
+        self._trouble = Trouble(self._stage, witness, self)
+
+    def _look(self) -> None:
+        self._witness.look()
+        if self.story.steps >= self._steps:
+            self._enough.set()
+
+    def outcome(self) -> Outcome:
+        """How it went."""
+        story = self.story
+        for name, driver in self._stage.drivers.items():
+            for kind, count in driver.faults.struck.items():
+                story.reached[f"struck {kind}"] += count
+            story.reached[f"pool {name}"] += 1
+        return Outcome(
+            seed=self._seed,
+            steps=story.steps,
+            virtual_s=self._stage.loop.time(),
+            reached=story.reached,
+            broken=story.broken,
+            digest=story.digest(),
+            lines=tuple(story.lines()),
+            kinds=self._odds.kinds,
+        )
+
+    def close(self) -> None:
+        """Let go of database and hardware."""
+        self._store.close()
+        for driver in self._stage.drivers.values():
+            driver.machine.close()
+
+    # -- controllers -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start a controller, which leads from then on."""
+        if not self.story.over:
+            self._leader = World(next(self._numbers), self._stage, self._witness, self._ended)
+
+    def _ended(self, world: World, why: str) -> None:
+        self.story.tell(world.life.name, f"ended: {why}")
+        self.story.reach(f"ended {why if '.' in why else why.split(':')[0]}")
+        if why not in ("killed", "store.unavailable", "store.fenced"):
+            self.story.breaks(0, f"{world.life.name} ended: {why}")
+        if world in self._rivals:
+            self._rivals.remove(world)
+        if world is self._leader:
+            if why == "store.fenced":
+                self.story.breaks(0, f"{world.life.name} leads and is fenced off")
+            self._leader = None
+            self._stage.loop.call_later(self._odds.chance.uniform(0, RESTART_S_MAX), self._begin)
+
+    def _serving(self) -> World | None:
+        if self._rivals and self._odds.chance.random() < 0.3:
+            return self._odds.chance.choice(self._rivals)
+        return self._leader
+
+    def crash(self, why: str) -> None:
+        """Kill the leader; another one starts in its place."""
+        if self._leader is not None:
+            self.story.fault(why, self._leader.life.name)
+            self._leader.life.kill()
+
+    def stall(self, lasts_s: float) -> None:
+        """Stop the leader for a while."""
+        if self._leader is not None and not self._leader.life.still:
+            self.story.fault("stall", f"{self._leader.life.name} for {lasts_s:.1f} s")
+            self._leader.life.stop()
+            self._stage.loop.call_later(lasts_s, self._leader.life.go_on)
+
+    def rival(self, stopped_s: float, lasts_s: float) -> None:
+        """Let another one lead while the old one lives on, stopped for a while at first."""
+        old = self._leader
+        if old is None or old.controller is None:
+            return
+        self.story.fault("zombie_paused" if stopped_s else "zombie", f"{old.life.name} for {lasts_s:.1f} s")
+        self._rivals.append(old)
+        if stopped_s:
+            old.life.stop()
+            self._stage.loop.call_later(stopped_s, old.life.go_on)
+        self._stage.loop.call_later(stopped_s + lasts_s, old.life.kill)
+        self._begin()
+
+    # -- what is never right -----------------------------------------------------------------------------------------
+
+    def _complain(self, record: logging.LogRecord) -> None:
+        self.story.reach(f"log {record.getMessage()}")
+        raised = record.exc_info[1] if record.exc_info else None
+        foreign = raised is not None or "MooringsError" not in getattr(record, "detail", "")
+        if record.getMessage() in NEVER_RIGHT and foreign:
+            told = getattr(record, "detail", "") or getattr(record, "claim", "")
+            self.story.breaks(0, f"{record.getMessage()}: {raised!r} {told}")
+
+    def _unheard(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, asyncio.CancelledError) or "was destroyed" in context.get("message", ""):
+            return
+        self.story.breaks(0, f"{context.get('message')}: {error!r}")
+
+    def _stop(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    # -- the course --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The whole episode, or until a law is broken."""
+        course = asyncio.create_task(self._course())
+        await asyncio.wait((course, self._over), return_when=asyncio.FIRST_COMPLETED)
+        if course.done() and not course.cancelled() and course.exception() is not None:
+            self.story.breaks(0, f"the reckoning failed: {course.exception()!r}")
+        self.story.over = True
+        course.cancel()
+        for world in (*self._rivals, *([self._leader] if self._leader is not None else [])):
+            world.life.kill()
+        self._trouble.calm()
+        self._stage.close()
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _course(self) -> None:
+        self._begin()
+        self._trouble.begin()
+        clients = [
+            asyncio.create_task(client.work())
+            for client in crowd_of(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
+        ]
+        await self._enough.wait()
+        for client in clients:
+            client.cancel()
+        self._trouble.calm()
+        for world in (*self._rivals, *([self._leader] if self._leader is not None else [])):
+            world.life.go_on()
+        self.story.tell("RECKONING", "faults and clients stop")
+        await self._reckon()
+
+    async def _reckon(self) -> None:
+        await asyncio.sleep(QUIET_S)
+        await self._heal()
+        await asyncio.sleep(QUIET_S)
+        self._served_or_explained()
+        await self._release_all()
+        self._nothing_left()
+        self._ended_once()
+
+    def _controller(self) -> World:
+        assert self._leader is not None
+        return self._leader
+
+    async def _ask(self, what: str, use_case: UseCase[object]) -> None:
+        try:
+            await self._crowd.ask("root", what, use_case)
+        except (LostError, MooringsError):
+            return
+
+    async def _heal(self) -> None:
+        """An admin puts everything back into service."""
+        for device in sorted(self._stage.ledger.devices.values(), key=lambda one: one.id):
+            ident = device.id
+            await self._ask(f"resume {ident}", _resuming(ident))
+
+    def _served_or_explained(self) -> None:
+        loop = self._controller().loop
+        if loop is None:
+            self.story.breaks(0, "no controller serves, long after the last fault")
+            return
+        for claim in loop.fleet.waiting():
+            wait = explain(loop.fleet, claim, loop.clock.now())
+            if wait.reasons[0].code == "queue.next_turn":
+                self.story.breaks(7, f"claim {claim.id} fits, and was not served in {QUIET_S:g} quiet seconds")
+        for state in loop.fleet.pools.values():
+            if state.problem:
+                self.story.breaks(8, f"pool {state.pool.name} answers, and is called unreachable: {state.problem}")
+
+    async def _release_all(self) -> None:
+        ledger = self._stage.ledger
+        deadline_s = self._stage.loop.time() + DRAIN_S
+        while (ledger.claims or ledger.runs or ledger.partitions) and self._stage.loop.time() < deadline_s:
+            for run in sorted(ledger.runs):
+                await self._ask(f"cancel {run}", _cancelling(run))
+            for claim in sorted(ledger.claims):
+                if ledger.claims.get(claim) is not None and ledger.claims[claim].state is not ClaimState.RELEASING:
+                    await self._ask(f"release {claim}", _releasing(claim))
+            await self._heal()
+            await asyncio.sleep(40.0)
+        await asyncio.sleep(QUIET_S)
+
+    def _nothing_left(self) -> None:
+        """Nothing leaks, and the free maps are whole."""
+        ledger, now = self._stage.ledger, self._stage.steady.now()
+        if ledger.claims or ledger.runs or ledger.partitions:
+            told = f"{sorted(ledger.claims)} {sorted(ledger.runs)} {left_over(ledger.partitions)}"
+            self.story.breaks(2, f"not at rest long after everything was released: {told}")
+        for name, driver in self._stage.drivers.items():
+            for held in driver.machine.partitions(now):
+                self.story.breaks(2, f"{held.name} ({held.mark}) is left on {held.block} of {name}")
+        if self._stage.cluster.live:
+            self.story.breaks(3, f"processes are left of {sorted(self._stage.cluster.live)}")
+        loop = self._controller().loop
+        assert loop is not None
+        for state in loop.fleet.pools.values():
+            if state.free.free != state.pool.topology.n_devices - len(state.out) or any(state.used.values()):
+                self.story.breaks(2, f"pool {state.pool.name}: {state.free.free} free, {state.out}, {state.used}")
+
+    def _ended_once(self) -> None:
+        """Every claim and run has one end in the log, which has no gaps and can be decided again (law 9)."""
+        replay = Replay(self._stage.pools)
+        ends: Counter[str] = Counter()
+        made: set[str] = set()
+        last = Seq(0)
+        while rows := self._store.events(last, EVENTS_A_READ):
+            for difference in replay.take(rows):
+                self.story.breaks(
+                    9, f"replayed, the turn that ended with event {difference.seq} is another: {difference}"
+                )
+            for row in rows:
+                if row.seq != last + 1:
+                    self.story.breaks(9, f"event {row.seq} follows {last}")
+                last = row.seq
+                event = row.event
+                if event.name in ("claim.cancelled", "claim.released", "claim.failed"):
+                    ends[event.claim or ""] += 1
+                elif event.name == "run.ended":
+                    ends[event.run or ""] += 1
+                elif event.name in ("claim.created", "run.created"):
+                    made.add((event.run if event.name == "run.created" else event.claim) or "")
+        for ident in sorted(made | set(ends)):
+            if ends[ident] != 1 or ident not in made:
+                self.story.breaks(3, f"{ident} ended {ends[ident]} times in the event log")
+
+
+def _resuming(device: str) -> UseCase[object]:
+    return lambda controller: controller.resume_device(ROOT, device)
+
+
+def _cancelling(run: str) -> UseCase[object]:
+    return lambda controller: controller.cancel_run(ROOT, run)
+
+
+def _releasing(claim: str) -> UseCase[object]:
+    return lambda controller: controller.release_claim(ROOT, claim)
+
+
+def _new_store(folder: Path) -> SqlStore:
+    return open_sqlite(folder / "moorings.db", installation=INSTALLATION)
+
+
+def _settings(odds: Odds) -> SimulatedSettings:
+    """How quick this episode's hardware is: at once, as by default, or slow."""
+    pace = odds.chance.choice((0.0, 1.0, 10.0))
+    usual = SimulatedSettings()
+    return SimulatedSettings(
+        provision_s=usual.provision_s * pace,
+        provision_per_device_s=usual.provision_per_device_s * pace,
+        reset_s=usual.reset_s * pace,
+        reset_per_device_s=usual.reset_per_device_s * pace,
+        remove_s=usual.remove_s * pace,
+        remove_per_device_s=usual.remove_per_device_s * pace,
+        seed=odds.chance.randrange(1 << 32),
+    )

@@ -1,0 +1,419 @@
+"""A controller's ways to the outside: the real store, driver and engine, behind a network that is late, loses, repeats.
+
+Each call is one step of the story at the moment it takes effect. What a gate does to a call never breaks a port's
+promise: an order whose answer was lost is *unavailable*, a commit whose answer was lost is ``store.unavailable``.
+A controller may die at each of these points, between saving and acting and between acting and hearing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from moorings.core.bindings import Binding
+from moorings.core.claims import Claim, ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event
+from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting, Verdict
+from moorings.core.instants import Instant
+from moorings.core.topology import Pool
+from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.ports.engine import StartOrder
+from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Leader, Page, Row, Saved, Seq
+from moorings.testing.simulation.engine import NAME
+from moorings.testing.simulation.life import Life
+from moorings.testing.simulation.stage import Stage
+from moorings.testing.simulation.witness import Witness
+from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
+
+T = TypeVar("T")
+
+LATE_S_MAX = 30.0
+TWICE_S_MAX = 10.0
+GIVEN_UP_S = 5.0
+LISTINGS_KEPT = 4
+
+
+class StoreGate:
+    """The database as one controller reaches it; called where the real one is: in a thread of the controller."""
+
+    def __init__(self, stage: Stage, life: Life, witness: Witness) -> None:
+        self._stage = stage
+        self._life = life
+        self._witness = witness
+        self._store = stage.store
+
+    def _arrive(self, what: str) -> None:
+        """One call reaches the database.
+
+        Raises:
+            MooringsError: ``store.unavailable``.
+        """
+        self._stage.story.step("store", f"{what} for {self._life.name}")
+        if self._stage.store_away:
+            raise _store_unavailable("it is away")
+
+    def installation(self) -> str:
+        return self._stage.installation
+
+    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+        self._arrive("lead")
+        epoch = self._store.lead(holder, now, url)
+        self._stage.ledger.led(epoch)
+        self._stage.ledger.seq = self._store.last_seq()
+        return epoch
+
+    def leader(self) -> Leader:
+        self._arrive("leader")
+        return self._store.leader()
+
+    def load(self) -> Saved:
+        self._arrive("load")
+        saved = self._store.load()
+        self._stage.ledger.compare(saved)
+        return saved
+
+    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+        story, odds = self._stage.story, self._stage.odds
+        fault = odds.strikes(
+            "crash_before_save", "store_refuses", "store_conflict", "store_answer_lost", "crash_after_save"
+        )
+        if fault == "crash_before_save":
+            self._die(fault)
+        self._arrive(f"commit {_told(changes)}")
+        if fault == "store_refuses":
+            story.fault(fault)
+            raise _store_unavailable("disk full")
+        if fault == "store_conflict":
+            story.fault(fault)
+            raise MooringsError("store.conflict", "something has another version", retryable=True)
+        seq = self._store.commit(epoch, changes)
+        self._stage.ledger.take(epoch, changes, seq)
+        self._witness.committed(changes)
+        if fault == "store_answer_lost":
+            story.fault(fault)
+            raise _store_unavailable("the connection died in the commit")
+        if fault == "crash_after_save":
+            self._die(fault)
+        return seq
+
+    def _die(self, kind: str) -> None:
+        self._stage.story.fault(kind, self._life.name)
+        self._life.kill()
+        raise _store_unavailable("the controller is dead")
+
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
+        self._arrive(f"keys_used {len(pairs)}")
+        return self._store.keys_used(pairs)
+
+    def claim(self, ident: str) -> Claim | None:
+        self._arrive(f"claim {ident}")
+        return self._store.claim(ident)
+
+    def claims(
+        self,
+        page: Page,
+        *,
+        states: frozenset[ClaimState] | None = None,
+        owner_prefix: str | None = None,
+        pool: str | None = None,
+    ) -> Sequence[Claim]:
+        self._arrive("claims")
+        return self._store.claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
+
+    def run(self, ident: str, subject: str | None = None) -> Run | None:
+        self._arrive(f"run {ident}")
+        return self._store.run(ident, subject)
+
+    def runs(
+        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+    ) -> Sequence[Run]:
+        self._arrive("runs")
+        return self._store.runs(page, states=states, subject=subject)
+
+    def events(
+        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+    ) -> Sequence[Row]:
+        self._arrive("events")
+        return self._store.events(after, limit, claim=claim, run=run, names=names)
+
+    def last_seq(self) -> Seq:
+        self._arrive("last_seq")
+        return self._store.last_seq()
+
+    def add_access_key(self, key: AccessKey, event: Event) -> None:
+        raise AssertionError("nobody makes access keys here")
+
+    def access_key(self, ident: str) -> AccessKey | None:
+        raise AssertionError("nobody reads access keys here")
+
+    def access_keys(self) -> Sequence[AccessKey]:
+        raise AssertionError("nobody reads access keys here")
+
+    def revoke_access_key(self, ident: str, event: Event) -> bool:
+        raise AssertionError("nobody revokes access keys here")
+
+    def ping(self) -> None:
+        self._arrive("ping")
+        self._store.ping()
+
+    def close(self) -> None:
+        """The database stays; this was only the way to it."""
+
+
+def _store_unavailable(detail: str) -> MooringsError:
+    return MooringsError("store.unavailable", detail, retryable=True)
+
+
+def _told(changes: Changes) -> str:
+    told = [
+        *(f"{claim.id}={claim.state}" for claim, _ in changes.claims),
+        *(f"{partition.id}={partition.state}" for partition, _ in changes.partitions),
+        *(f"-{ident}" for ident, _ in changes.removed),
+        *(f"{device.id}={device.state}" for device in changes.devices),
+        *(f"{run.id}={run.state}" for run, _ in changes.runs),
+        *(f"key:{use.subject}/{use.key}" for use in changes.keys),
+    ]
+    return " ".join(told) or ",".join(event.name for event in changes.events)
+
+
+class Line:
+    """The network between one controller and one outside system.
+
+    Args:
+        stage: everything around.
+        life: whose line it is.
+        lasts_s: draws how long a message travels.
+        where: the other end, for the story.
+    """
+
+    def __init__(self, stage: Stage, life: Life, lasts_s: Callable[[], float], where: str) -> None:
+        self.stage = stage
+        self.life = life
+        self.where = where
+        self._lasts_s = lasts_s
+
+    async def ask(
+        self, do: Callable[[], Awaitable[T]], *, fault: str | None = None, lost: T | MooringsError | None = None
+    ) -> T:
+        """What ``do`` says at the other end, or ``lost`` if that does not come through.
+
+        ``*_lost``: it never arrives; ``*_late``: it arrives when nobody waits any more; ``*_twice``: it arrives twice;
+        ``*_answer_lost`` and ``answer_lost``: it is done, and nobody hears of it; ``*_never``: nobody ever answers.
+        """
+        await self.life.moves()
+        stage = self.stage
+        if fault is not None:
+            stage.story.fault(fault, self.where)
+        if fault == "crash_before_act":
+            self.life.kill()
+        if self.life.dead:
+            raise asyncio.CancelledError
+        answer: asyncio.Future[T] = stage.loop.create_future()
+        answered = fault is not None and fault.endswith(("answer_lost", "answer_never"))
+        if fault is None or answered or fault == "crash_after_act":
+            stage.send(self._deliver(do, self._lasts_s(), answer, fault))
+        elif fault.endswith("_twice"):
+            stage.send(self._deliver(do, self._lasts_s(), answer, fault))
+            stage.send(self._deliver(do, stage.odds.chance.uniform(0, TWICE_S_MAX), None, fault))
+        elif fault.endswith("_late"):
+            stage.send(self._deliver(do, stage.odds.chance.uniform(0, LATE_S_MAX), None, fault))
+        if fault is not None and fault.endswith(("_lost", "_late")):
+            stage.loop.call_later(stage.odds.chance.uniform(0, GIVEN_UP_S), _settle, answer, lost)
+        return await self.life.waits(answer)
+
+    async def _deliver(
+        self, do: Callable[[], Awaitable[T]], after_s: float, answer: asyncio.Future[T] | None, fault: str | None
+    ) -> None:
+        dead = self.life.dead
+        await asyncio.sleep(after_s)
+        if self.life.dead and not dead and fault is None and self.stage.odds.chance.random() < 0.5:
+            return  # it had not left the machine
+        said: T | MooringsError
+        try:
+            said = await do()
+        except MooringsError as error:
+            said = error
+        if fault == "crash_after_act" and not self.life.dead:
+            self.life.kill()
+        if answer is None or (fault is not None and fault.endswith(("answer_lost", "answer_never"))):
+            return
+        await asyncio.sleep(self._lasts_s())
+        _settle(answer, said)
+
+
+def _settle(answer: asyncio.Future[T], said: T | MooringsError | None) -> None:
+    if answer.done():
+        return
+    if isinstance(said, MooringsError):
+        answer.set_exception(said)
+    else:
+        answer.set_result(said)  # type: ignore[arg-type]
+
+
+_ORDER_FAULTS = (
+    *("order_lost", "order_late", "order_twice", "answer_lost", "answer_never"),
+    *("crash_before_act", "crash_after_act"),
+)
+
+
+class DriverGate:
+    """A pool's hardware as one controller reaches it."""
+
+    def __init__(self, stage: Stage, life: Life, pool: Pool, witness: Witness) -> None:
+        self._stage = stage
+        self._pool = pool
+        self._driver: SimulatedDriver = stage.drivers[pool.name]
+        self._witness = witness
+        self._line = Line(stage, life, stage.odds.driver_s, pool.name)
+        self._listings: deque[Sequence[Sighting]] = deque(maxlen=LISTINGS_KEPT)
+        self._bad = False
+
+    @property
+    def capability(self) -> Capability:
+        return self._driver.capability
+
+    async def create(self, order: PartitionOrder) -> Answer:
+        return await self._order(
+            f"create {order.name} on {order.block}", order.mark, lambda: self._driver.create(order), order
+        )
+
+    async def reset(self, name: str, mark: str) -> Answer:
+        return await self._order(f"reset {name}", mark, lambda: self._driver.reset(name, mark))
+
+    async def remove(self, name: str, mark: str) -> Answer:
+        return await self._order(f"remove {name}", mark, lambda: self._driver.remove(name, mark))
+
+    async def _order(
+        self, what: str, mark: str, do: Callable[[], Awaitable[Answer]], made: PartitionOrder | None = None
+    ) -> Answer:
+        async def carry_out() -> Answer:
+            if made is not None:
+                self._witness.to_be_made(self._pool, made)
+            else:
+                self._witness.to_be_removed(what, mark)
+            answer = await do()
+            self._witness.ordered(mark, answer)
+            self._stage.story.step(f"driver-{self._pool.name}", f"{what}: {answer.verdict} {answer.seen}")
+            return answer
+
+        fault = self._stage.odds.strikes(*_ORDER_FAULTS)
+        return await self._line.ask(carry_out, fault=fault, lost=Answer(Verdict.UNAVAILABLE, detail="no answer came"))
+
+    async def list_partitions(self) -> Sequence[Sighting]:
+        async def look() -> Sequence[Sighting]:
+            try:
+                listing = await self._driver.list_partitions()
+            finally:
+                self._stage.story.step(f"driver-{self._pool.name}", "list")
+            self._listings.append(listing)
+            return listing
+
+        fault = self._stage.odds.strikes("listing_lost", "listing_stale")
+        if fault == "listing_stale":
+            if self._bad or not self._listings:
+                fault = None  # the promise is that *one* bad listing ends nothing
+            else:
+                self._stage.story.fault(fault, self._pool.name)
+                self._bad = True
+                await self._line.life.moves()
+                return self._listings[0]
+        listing = await self._line.ask(look, fault=fault, lost=_unavailable("driver", "no listing came"))
+        self._bad = False
+        return listing
+
+    async def binding(self, order: PartitionOrder) -> Binding:
+        async def tell() -> Binding:
+            try:
+                return await self._driver.binding(order)
+            finally:
+                self._stage.story.step(f"driver-{self._pool.name}", f"binding {order.name}")
+
+        fault = self._stage.odds.strikes("binding_lost")
+        return await self._line.ask(tell, fault=fault, lost=_unavailable("driver", "no binding came"))
+
+    async def close(self) -> None:
+        """The hardware stays; this was only the way to it."""
+
+
+def _unavailable(noun: str, detail: str) -> MooringsError:
+    return MooringsError(f"{noun}.unavailable", detail, retryable=True)
+
+
+class EngineGate:
+    """The engine as one controller reaches it.
+
+    It takes no start from a controller that was replaced, as the lock on the data folder sees to for the embedded
+    engine. Without that, one that was stopped while it started a run would start it after its successor has ended it.
+    """
+
+    def __init__(self, stage: Stage, life: Life, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._stage = stage
+        self._life = life
+        self._cluster = stage.cluster
+        self._line = Line(stage, life, stage.odds.engine_s, "engine")
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    async def _ask(self, what: str, do: Callable[[], T], *faults: str) -> T:
+        async def carry_out() -> T:
+            if self._stage.engine_away:
+                self._stage.story.step("engine", f"{what}: away")
+                raise _unavailable("engine", "it is away")
+            result = do()
+            self._stage.story.step("engine", f"{what} for {self._life.name}")
+            return result
+
+        fault = self._stage.odds.strikes(*faults)
+        return await self._line.ask(carry_out, fault=fault, lost=_unavailable("engine", "no answer came"))
+
+    async def submit(self, order: StartOrder) -> str:
+        return await self._ask(
+            f"submit {order.run}",
+            lambda: self._submit(order),
+            *("submit_lost", "submit_answer_lost", "crash_before_act", "crash_after_act"),
+        )
+
+    def _submit(self, order: StartOrder) -> str:
+        if self._epoch != self._stage.ledger.epoch:
+            self._stage.story.reach("engine refused a replaced controller")
+            raise _unavailable("engine", "another controller has the runs")
+        if order.run not in self._cluster.processes and self._stage.odds.strikes("submit_rejected"):
+            self._stage.story.fault("submit_rejected", order.run)
+            self._cluster.rejected.add(order.run)
+        return self._cluster.submit(order)
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+        if self._stage.odds.strikes("observe_unknown"):
+            await self._life.moves()
+            self._stage.story.fault("observe_unknown")
+            return [RunSighting(run, Phase.UNKNOWN) for run in runs]
+        return await self._ask(f"observe {len(runs)}", lambda: self._cluster.observe(runs), "observe_lost")
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        await self._ask(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        await self._ask(f"signal {run}", lambda: self._cluster.signal(run))
+
+    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        yield b""
+
+    async def changed(self) -> None:
+        await self._life.moves()
+        await self._cluster.changed()
+        await self._life.moves()
+
+    async def close(self) -> None:
+        """The processes go on."""
+
+
+def gates_to_drivers(stage: Stage, life: Life, witness: Witness) -> dict[PoolName, DriverGate]:
+    """A gate to each pool's hardware."""
+    return {pool.name: DriverGate(stage, life, pool, witness) for pool in stage.pools}

@@ -1,0 +1,130 @@
+"""What the database holds, as its own commits told: the judge's copy, beside memory and hardware.
+
+It is fed at the moment of each commit, and compared with the rows themselves from time to time, so that neither a
+controller's memory nor the store can be wrong unnoticed.
+"""
+
+from __future__ import annotations
+
+from moorings.core.claims import Claim, ClaimId, PartitionId
+from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.partitions import Partition
+from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq
+from moorings.testing.simulation.story import Story
+from moorings.workloads.runs import Run, RunId
+
+
+class Ledger:
+    """Every record that has not ended, and what must never change of those that have."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self.epoch = Epoch(0)
+        self.seq = Seq(0)
+        self.claims: dict[ClaimId, Claim] = {}
+        self.partitions: dict[PartitionId, Partition] = {}
+        self.devices: dict[tuple[PoolName, int], Device] = {}
+        self.runs: dict[RunId, Run] = {}
+        self.ended_claims: dict[ClaimId, Claim] = {}
+        self.ended_runs: dict[RunId, Run] = {}
+        self.keys: dict[tuple[str, str], KeyUse] = {}
+        self.partitions_ever: set[PartitionId] = set()
+
+    def led(self, epoch: Epoch) -> None:
+        """A controller began to lead."""
+        if epoch <= self.epoch:
+            self._story.breaks(1, f"epoch {epoch} follows epoch {self.epoch}")
+        self.epoch = epoch
+
+    def take(self, epoch: Epoch, changes: Changes, seq: Seq) -> None:
+        """A commit of the controller that leads with ``epoch`` was done."""
+        if epoch != self.epoch:
+            self._story.breaks(1, f"a controller of epoch {epoch} changed the database after epoch {self.epoch} began")
+        if changes.events and seq < self.seq + len(changes.events):
+            self._story.breaks(9, f"{len(changes.events)} events after {self.seq} end with number {seq}")
+        self.seq = seq
+        for ident, _ in changes.removed:
+            if self.partitions.pop(ident, None) is None:
+                self._story.breaks(2, f"partition {ident} was removed and was not there")
+        for claim, save in changes.claims:
+            self._claim(claim, save.expected)
+        for partition, save in changes.partitions:
+            self._partition(partition, save.expected)
+        for device in changes.devices:
+            self.devices.pop((device.pool, device.index), None)
+            if device.state is not DeviceState.IN_SERVICE:
+                self.devices[device.pool, device.index] = device
+        for run, save in changes.runs:
+            self._run(run, save.expected)
+        for use in changes.keys:
+            if (use.subject, use.key) in self.keys:
+                self._story.breaks(5, f"key {use.key} of {use.subject} was used twice")
+            self.keys[use.subject, use.key] = use
+        self._reach(changes)
+
+    def _claim(self, claim: Claim, expected: int | None) -> None:
+        before = self.claims.get(claim.id)
+        if claim.id in self.ended_claims or (before.version if before is not None else None) != expected:
+            self._story.breaks(2, f"claim {claim.id} version {claim.version} was saved over {before}")
+        self.claims.pop(claim.id, None)
+        (self.ended_claims if claim.ended else self.claims)[claim.id] = claim
+
+    def _partition(self, partition: Partition, expected: int | None) -> None:
+        before = self.partitions.get(partition.id)
+        if (before.version if before is not None else None) != expected:
+            self._story.breaks(2, f"partition {partition.id} version {partition.version} was saved over {before}")
+        if before is None:
+            if partition.id in self.partitions_ever:
+                self._story.breaks(1, f"partition {partition.id} was made a second time")
+            self._free(partition)
+        self.partitions_ever.add(partition.id)
+        self.partitions[partition.id] = partition
+
+    def _free(self, new: Partition) -> None:
+        for other in self.partitions.values():
+            if other.pool == new.pool and other.block.overlaps(new.block):
+                self._story.breaks(1, f"partitions {other.id} and {new.id} both hold devices of {new.block}")
+
+    def _run(self, run: Run, expected: int | None) -> None:
+        before = self.runs.get(run.id)
+        if run.id in self.ended_runs:
+            self._story.breaks(3, f"run {run.id} ended as {self.ended_runs[run.id].state} and again as {run.state}")
+        if (before.version if before is not None else None) != expected:
+            self._story.breaks(3, f"run {run.id} version {run.version} was saved over {before}")
+        self.runs.pop(run.id, None)
+        (self.ended_runs if run.ended else self.runs)[run.id] = run
+
+    def _reach(self, changes: Changes) -> None:
+        for claim, _ in changes.claims:
+            self._story.reach(f"claim {claim.state}")
+        for partition, _ in changes.partitions:
+            self._story.reach(f"partition {partition.state}")
+        for run, _ in changes.runs:
+            self._story.reach(f"run {run.state}")
+        for device in changes.devices:
+            self._story.reach(f"device {device.state}")
+        for event in changes.events:
+            self._story.reach(f"event {event.name}")
+
+    def compare(self, saved: Saved) -> None:
+        """The database's own rows, read at this moment, say the same."""
+        pairs = (
+            ("claims", {claim.id: claim for claim in saved.claims}, self.claims),
+            ("partitions", {partition.id: partition for partition in saved.partitions}, self.partitions),
+            ("runs", {run.id: run for run in saved.runs}, self.runs),
+            ("devices", {(device.pool, device.index): device for device in saved.devices}, self.devices),
+        )
+        for what, rows, told in pairs:
+            if rows != told:
+                self._story.breaks(2, f"the database's {what} are not what was committed: {_difference(rows, told)}")
+        if saved.seq != self.seq:
+            self._story.breaks(9, f"the database's last event is {saved.seq}, the last commit's was {self.seq}")
+
+
+def _difference(rows: object, told: object) -> str:
+    assert isinstance(rows, dict)
+    assert isinstance(told, dict)
+    for key in (*rows, *told):
+        if rows.get(key) != told.get(key):
+            return f"{key}: {rows.get(key)} there, {told.get(key)} committed"
+    return ""

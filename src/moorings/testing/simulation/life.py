@@ -1,0 +1,224 @@
+"""The life of one controller's process, seen from outside: it runs, stands still, or is dead.
+
+A death is a ``kill -9``: every task of it ends where it stands, and what its clean-up code still tries reaches nothing,
+because all its ways to the outside lead through gates that ask ``Life`` first. Tasks belong to a life by their context,
+which they inherit from the task that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from moorings.core.instants import Instant
+from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.virtual import VirtualLoop, WallClock
+
+T = TypeVar("T")
+
+LIFE: contextvars.ContextVar[Life] = contextvars.ContextVar("life")
+_PRUNE_AT = 256
+STILL_S = 0.05  # so often is looked whether a process that was stopped goes on
+
+
+class Life:
+    """One process of a controller.
+
+    Attributes:
+        name: ``controller-<number>``, for the story.
+        dead: whether it was killed, or ended.
+        ended: done once it is dead.
+    """
+
+    def __init__(self, number: int, loop: VirtualLoop) -> None:
+        self.name = f"controller-{number}"
+        self.dead = False
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._moving: asyncio.Future[None] | None = None
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._prune_at = _PRUNE_AT
+        self.context = contextvars.copy_context()
+        self.context.run(LIFE.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of this process."""
+        return self._loop.create_task(work, context=self.context)
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Called for every task that one of its tasks makes."""
+        self._tasks[task] = None
+        if len(self._tasks) > self._prune_at:
+            self._tasks = {one: None for one in self._tasks if not one.done()}
+            self._prune_at = 2 * len(self._tasks) + _PRUNE_AT
+
+    @property
+    def still(self) -> bool:
+        """Whether it stands still."""
+        return self._moving is not None
+
+    def stop(self) -> None:
+        """Stand still (SIGSTOP): what was sent is on its way, nothing new is sent and no answer is taken."""
+        if not self.dead and self._moving is None:
+            self._moving = self._loop.create_future()
+
+    def go_on(self) -> None:
+        """Go on as if nothing had been (SIGCONT)."""
+        if self._moving is not None:
+            moving, self._moving = self._moving, None
+            if not moving.done():
+                moving.set_result(None)
+
+    def kill(self) -> None:
+        """End it here and now."""
+        if self.dead:
+            return
+        self.dead = True
+        self.ended.set_result(None)
+        if self._moving is not None and not self._moving.done():
+            self._moving.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def moves(self) -> None:
+        """Returns once the process runs.
+
+        Raises:
+            CancelledError: it is dead.
+        """
+        while self._moving is not None and not self.dead:
+            await asyncio.shield(self._moving)
+        if self.dead:
+            raise asyncio.CancelledError
+
+    async def waits(self, answer: asyncio.Future[T]) -> T:
+        """An answer from outside, taken when the process runs."""
+        result = await answer
+        await self.moves()
+        return result
+
+
+class LifeClock:
+    """The machine's clock, as a process reads it: one that stands still also sleeps on."""
+
+    def __init__(self, life: Life, clock: WallClock) -> None:
+        self._life = life
+        self._clock = clock
+
+    def now(self) -> Instant:
+        return self._clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._life.moves()
+        await asyncio.sleep(seconds)
+        await self._life.moves()
+
+
+class Threads:
+    """Carries out what controllers give to threads: whole, at a drawn moment; one executor's calls one by one.
+
+    The default executor has any number of threads.
+    """
+
+    def __init__(self, loop: VirtualLoop, odds: Odds) -> None:
+        self.loop = loop
+        self.odds = odds
+        self._queues: dict[Executor, deque[_Work]] = {}
+
+    def __call__(self, executor: Executor | None, call: Callable[[], object], future: asyncio.Future[Any]) -> None:
+        life = LIFE.get(None)
+        if life is not None and life.dead:
+            future.cancel()
+            return
+        work = _Work(self, executor, call, future, life)
+        if executor is None:
+            work.begin()
+            return
+        queue = self._queues.setdefault(executor, deque())
+        queue.append(work)
+        if len(queue) == 1:
+            work.begin()
+
+    def next(self, executor: Executor | None) -> None:
+        """A thread of that executor is free."""
+        if executor is None:
+            return
+        queue = self._queues[executor]
+        queue.popleft()
+        if queue:
+            queue[0].begin()
+        else:
+            del self._queues[executor]
+
+
+@dataclass(slots=True)
+class _Work:
+    """One call: what its process had not begun when it died is never done; what it had done, it does not hear of."""
+
+    threads: Threads
+    executor: Executor | None
+    call: Callable[[], object]
+    future: asyncio.Future[Any]
+    life: Life | None
+
+    def begin(self) -> None:
+        self._later(self._carry_out)
+
+    def _later(self, then: Callable[[], None]) -> None:
+        self.threads.loop.call_later(self.threads.odds.store_s(), then)
+
+    def _carry_out(self) -> None:
+        if self.life is not None and self.life.dead:
+            return
+        if self.life is not None and self.life.still:
+            self.threads.loop.call_later(STILL_S, self._carry_out)
+            return
+        try:
+            result = self.call()
+        except Exception as error:  # it is handed on, whatever it is
+            self._later(partial(self._fail, error))
+        else:
+            self._later(partial(self._answer, result))
+
+    def _answer(self, result: object) -> None:
+        self.threads.next(self.executor)
+        if self._heard:
+            self.future.set_result(result)
+
+    def _fail(self, error: Exception) -> None:
+        self.threads.next(self.executor)
+        if self._heard:
+            self.future.set_exception(error)
+
+    @property
+    def _heard(self) -> bool:
+        """Whether somebody still waits for the answer."""
+        return not self.future.done() and not (self.life is not None and self.life.dead)
+
+
+def adopting(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, T] | Generator[Any, None, T],
+    /,
+    *,
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[T]:
+    """A task factory by which every task knows whose it is; a dead process makes none.
+
+    Raises:
+        CancelledError: its process is dead.
+    """
+    life = context.get(LIFE) if context is not None else LIFE.get(None)
+    if life is not None and life.dead:
+        work.close()
+        raise asyncio.CancelledError
+    task = asyncio.Task(work, loop=loop, context=context)
+    if life is not None:
+        life.adopt(task)
+    return task

@@ -1,0 +1,128 @@
+"""What can go wrong in an episode and how often: one ``random.Random``, from which everything in it is drawn.
+
+Each episode troubles itself with a part of the kinds (swarm testing): with all of them at once some states are never
+reached, because something always breaks first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from moorings.drivers.simulated.faults import FaultKind
+
+# How likely a fault strikes one call, while it may.
+CALLS = {
+    # an order on its way to a driver, and its answer
+    "order_lost": 0.03,
+    "order_late": 0.05,  # given up by us; carried out up to half a minute later
+    "order_twice": 0.03,
+    "answer_lost": 0.03,
+    "answer_never": 0.008,
+    "listing_lost": 0.02,
+    "listing_stale": 0.02,
+    "binding_lost": 0.05,
+    # the database
+    "store_refuses": 0.01,  # nothing was saved
+    "store_answer_lost": 0.01,  # it was saved
+    "store_conflict": 0.01,
+    # engines
+    "submit_lost": 0.12,
+    "submit_answer_lost": 0.08,
+    "submit_rejected": 0.15,
+    "observe_lost": 0.02,
+    "observe_unknown": 0.02,
+    "cancel_lost": 0.3,
+    # the controller dies at this very point
+    "crash_before_save": 0.004,
+    "crash_after_save": 0.004,
+    "crash_before_act": 0.004,
+    "crash_after_act": 0.004,
+    # between a client and the controller
+    "request_lost": 0.02,
+    "reply_lost": 0.04,
+    "other_body": 0.1,  # of retries
+}
+# What happens by itself: mean virtual seconds between two.
+HAPPENINGS_S = {
+    "crash": 60.0,
+    "zombie": 90.0,
+    "zombie_paused": 90.0,
+    "stall": 60.0,  # the controller's process is stopped for a while and goes on as if nothing had been
+    "clock_forward": 60.0,
+    "clock_backward": 60.0,
+    "store_away": 60.0,
+    "engine_away": 60.0,
+    "node_lost": 20.0,
+    "record_damaged": 20.0,
+    **{f"vendor_{kind}": 40.0 for kind in FaultKind},
+}
+KINDS = (*CALLS, *HAPPENINGS_S)
+SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long calls take, in seconds: most about ``usual_s``, a few up to ``slow_s``."""
+
+    usual_s: float
+    slow_s: float
+
+
+class Odds:
+    """The chances of one episode.
+
+    Args:
+        seed: of everything.
+        only: the kinds that may strike; None: a part of all, drawn.
+
+    Attributes:
+        chance: the one source of it.
+        kinds: what may strike in this episode.
+        calm: nothing strikes any more.
+    """
+
+    def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
+        self.chance = random.Random(seed)
+        share = self.chance.uniform(SHARE_MIN, SHARE_MAX)
+        drawn = [kind for kind in KINDS if self.chance.random() < share]
+        self.kinds = frozenset(drawn if only is None else only)
+        self.calm = False
+        self._intensity = self.chance.choice((0.5, 1.0, 2.0))
+        self._store = Latency(self.chance.choice((0.0005, 0.003, 0.02)), 0.5)
+        self._driver = Latency(self.chance.choice((0.002, 0.02, 0.1)), self.chance.choice((0.5, 5.0)))
+        self._engine = Latency(self.chance.choice((0.002, 0.02)), 2.0)
+
+    def strikes(self, *kinds: str) -> str | None:
+        """Which of these faults strikes this call, or None."""
+        drawn = self.chance.random()
+        if self.calm:
+            return None
+        for kind in kinds:
+            if kind in self.kinds:
+                drawn -= CALLS[kind] * self._intensity
+                if drawn < 0:
+                    return kind
+        return None
+
+    def pause_s(self, kind: str) -> float:
+        """Virtual seconds until a happening of that kind strikes next."""
+        return self.chance.expovariate(self._intensity / HAPPENINGS_S[kind])
+
+    def store_s(self) -> float:
+        """Seconds that one half of a call to the database takes."""
+        return self._drawn(self._store)
+
+    def driver_s(self) -> float:
+        """Seconds that a message to or from a driver takes."""
+        return self._drawn(self._driver)
+
+    def engine_s(self) -> float:
+        """Seconds that a message to or from an engine takes."""
+        return self._drawn(self._engine)
+
+    def _drawn(self, latency: Latency) -> float:
+        if self.chance.random() < 0.02:
+            return self.chance.uniform(0, latency.slow_s)
+        return self.chance.expovariate(1 / latency.usual_s)

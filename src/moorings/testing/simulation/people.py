@@ -1,0 +1,457 @@
+"""Clients: people and agents who ask, wait, lose answers and ask again, release, cancel, drain, look and explain.
+
+Each is one task that does one thing after the other, with what it knows of its own. What it is told is held against
+what it was told before and against the database: a key gives one claim for ever, an answer tells nothing that is not
+saved, and nobody acts on what is another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from moorings.controller.service import UNTIL, Controller
+from moorings.controller.views import ClaimView, RunView
+from moorings.core.access import Caller, Role
+from moorings.core.claims import ENDED, Claim, ClaimSpec, ClaimState, QueueMode
+from moorings.core.devices import DeviceState
+from moorings.core.errors import MooringsError
+from moorings.core.topology import Pool
+from moorings.ports.store import Page, Seq
+from moorings.testing.simulation.stage import Stage
+from moorings.testing.simulation.world import World
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import Run
+
+T = TypeVar("T")
+
+ROOT = Caller("root", Role.ADMIN, "", "k0")
+VIEWER = Caller("vic", Role.VIEWER, "", "k9")
+CALLERS = (
+    *(ROOT, VIEWER),
+    *(Caller(name, Role.USER, f"user/{name}", f"k-{name}") for name in ("ann", "bob", "cyd")),
+    Caller("alpha", Role.AGENT, "slurm/alpha", "k-alpha"),
+)
+PATIENCE_S = 45.0  # after that a client takes an answer for lost
+TRIES_MAX = 6
+NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now and then
+PRIORITIES = (0, 0, 0, 0, 5, -5)
+LEASES_S = (None, None, None, 6.0, 20.0)
+LIMITS_S = (None, None, 5.0, 30.0, 600.0)
+ALLOWED = frozenset(  # answers that may come to a demand that was well formed
+    (
+        *("claim.name_taken", "claim.no_room", "claim.no_lease", "claim.not_ready", "claim.held_by_run"),
+        *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
+        *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
+        *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
+        "store.conflict",
+    )
+)
+
+
+Choices = tuple[tuple[int, Callable[[], Awaitable[object]]], ...]
+UseCase = Callable[[Controller], Coroutine[Any, Any, T]]
+
+
+class LostError(Exception):
+    """No answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a key gave: to which body, and what."""
+
+    body: str
+    ident: str
+
+
+class Crowd:
+    """What the clients share: who serves, and what they were told.
+
+    Args:
+        stage: everything around.
+        serving: who answers requests now: the leader, or one who still takes himself for it.
+    """
+
+    def __init__(self, stage: Stage, serving: Callable[[], World | None]) -> None:
+        self.stage = stage
+        self.serving = serving
+        self.told: dict[tuple[str, str], Told] = {}
+        self.keys = 0
+
+    async def ask(self, who: str, what: str, use_case: UseCase[T]) -> T:
+        """The answer to a request.
+
+        Raises:
+            LostError: none came: lost on the way there or back, or whoever worked on it died or was too slow.
+            MooringsError: what the controller answers.
+        """
+        stage = self.stage
+        stage.story.step("client", f"{who}: {what}")
+        await asyncio.sleep(stage.odds.engine_s())
+        fault = stage.odds.strikes("request_lost", "reply_lost")
+        if fault is not None:
+            stage.story.fault(fault, f"{who}: {what}")
+        world = self.serving()
+        task = world.ask(use_case) if world is not None and fault != "request_lost" else None
+        if world is None or task is None:
+            raise LostError
+        task.add_done_callback(_forget)
+        done, _ = await asyncio.wait((task, world.life.ended), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        if task not in done or task.cancelled() or fault == "reply_lost":
+            if not task.done() and stage.odds.chance.random() < 0.5:
+                task.cancel()  # the connection is closed, and the server notices
+            stage.story.tell("client", f"{who}: no answer")
+            raise LostError
+        await asyncio.sleep(stage.odds.engine_s())
+        try:
+            answer = task.result()
+        except MooringsError as error:
+            stage.story.tell("client", f"{who}: {error.code}: {error.detail}")
+            stage.story.reach(f"answer {error.code}")
+            if error.code not in ALLOWED:
+                stage.story.breaks(0, f"{who}, {what}: {error.code}: {error.detail}")
+            raise
+        stage.story.tell("client", f"{who}: {_short(answer)}")
+        return answer
+
+    def keyed(self, subject: str, key: str, body: str, ident: str) -> None:
+        """A keyed demand was answered with this claim or run (law 5)."""
+        before = self.told.setdefault((subject, key), Told(body, ident))
+        if before != Told(body, ident):
+            self.stage.story.breaks(5, f"key {key} of {subject} gave {before}, and then {ident} for {body}")
+        use = self.stage.ledger.keys.get((subject, key))
+        if use is None or ident not in (use.claim, use.run):
+            self.stage.story.breaks(5, f"key {key} of {subject} gave {ident}; saved is {use}")
+
+    def shown(self, claim: Claim) -> Claim:
+        """A claim was shown: nobody sees what is not saved (the database is the arbiter)."""
+        ledger = self.stage.ledger
+        saved = ledger.claims.get(claim.id) or ledger.ended_claims.get(claim.id)
+        if saved is None or saved.version < claim.version:
+            self.stage.story.breaks(2, f"shown was {claim}, saved is {saved}")
+        return claim
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Whoever asked may have gone; then nobody reads its result."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _short(answer: object) -> str:
+    match answer:
+        case ClaimView():
+            return f"{answer.claim.id} {answer.claim.state} v{answer.claim.version}"
+        case RunView():
+            return f"{answer.run.id} {answer.run.state}"
+        case list() | tuple():
+            return f"{len(answer)} items"
+        case _:
+            return type(answer).__name__
+
+
+class Client:
+    """One person, agent or admin at work."""
+
+    def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
+        self._who = f"{caller.subject}{number}"
+        self._caller = caller
+        self._crowd = crowd
+        self._stage = crowd.stage
+        self._chance = crowd.stage.odds.chance
+        self._think_s = self._chance.choice((0.3, 1.0, 3.0))
+        self._claims: list[str] = []
+        self._runs: list[str] = []
+        self._leased: list[str] = []
+
+    async def work(self) -> None:
+        """Do one thing after the other, until cancelled."""
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1 / self._think_s))
+            try:
+                await self._choose()()
+            except (LostError, MooringsError):
+                continue  # told and judged where it was met; people go on
+
+    def _choose(self) -> Callable[[], Awaitable[object]]:
+        looking: Choices = ((2, self._look), (1, self._explain))
+        mine: Choices = (
+            *((6, self._create), (6, self._release), (2, self._get), (1, self._meddle), (1, self._adopt)),
+            *((2, self._renew), (1, self._reset), (2, self._binding)),
+        )
+        running: Choices = ((6, self._start), (3, self._cancel), (2, self._follow))
+        ruling: Choices = ((3, self._drain), (5, self._resume), (1, self._release))
+        choices: Choices
+        if self._caller.role is Role.ADMIN:
+            choices = (*looking, *ruling)
+        elif self._caller.role is Role.VIEWER:
+            choices = (*looking, (1, self._meddle))
+        else:
+            choices = (*looking, *mine, *(running if self._caller.role is Role.USER else ()))
+        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+
+    def _any_claim(self) -> str | None:
+        return self._chance.choice(list(self._stage.ledger.claims)) if self._stage.ledger.claims else None
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    async def _create(self) -> None:
+        spec = self._spec()
+        name = f"{self._chance.choice(NAMES)}-{self._chance.randrange(4)}" if self._chance.random() < 0.3 else None
+        owner = f"slurm/alpha/{self._chance.randrange(99)}" if self._caller.role is Role.AGENT else None
+        wait_s = self._chance.choice((0.0, 0.0, 2.0, 20.0))
+        until = self._chance.choice(("GRANTED", "READY"))
+
+        async def ask(body: ClaimSpec, key: str) -> None:
+            began_s = self._stage.loop.time()
+            view = await self._crowd.ask(
+                self._who,
+                f"create {body.size} {body.kind} key {key}",
+                lambda controller: controller.create_claim(
+                    self._caller, body, name=name, owner=owner, key=key, wait_s=wait_s, until=until
+                ),
+            )
+            claim = self._crowd.shown(view.claim)
+            self._crowd.keyed(self._caller.subject, key, repr((body, name, owner)), claim.id)
+            if claim.subject != self._caller.subject:
+                self._stage.story.breaks(5, f"{self._who} asked and was given {claim}")
+            early = self._stage.loop.time() - began_s < wait_s - 1e-6
+            if early and claim.state not in UNTIL[until] and not claim.ended:
+                self._stage.story.breaks(8, f"{self._who} would wait {wait_s} s for {until}, was told {claim.state}")
+            self._claims.append(claim.id)
+            if claim.spec.lease_s is not None:
+                self._leased.append(claim.id)
+
+        await self._insist(ask, spec, replace(spec, priority=spec.priority + 1))
+
+    async def _insist(self, ask: Callable[[T, str], Awaitable[None]], body: T, other: T) -> None:
+        """Ask until an answer comes, with one key; now and then with another body, which must not be taken for it."""
+        self._crowd.keys += 1
+        key = f"key-{self._crowd.keys}"
+        for _ in range(TRIES_MAX):
+            try:
+                await ask(body, key)
+                if self._chance.random() < 0.9:
+                    return
+            except LostError:
+                await asyncio.sleep(self._chance.uniform(0, 2))
+            except MooringsError as error:
+                if error.code not in ("store.unavailable", "store.fenced", "controller.unreachable", "store.conflict"):
+                    raise
+                await asyncio.sleep(self._chance.uniform(0, 2))
+            if self._stage.odds.strikes("other_body") is not None:
+                self._stage.story.fault("other_body", f"{self._who} {key}")
+                body, other = other, body
+
+    def _spec(self) -> ClaimSpec:
+        pool = self._chance.choice(self._stage.pools)
+        size = self._size(pool)
+        resources = {}
+        if pool.resources and self._chance.random() < 0.5:
+            name, most = pool.resources[0]
+            resources[name] = self._chance.randint(1, most)
+        if resources and self._chance.random() < 0.3:
+            size = 0
+        return ClaimSpec(
+            kind=pool.kind,
+            size=size,
+            gcds=self._gcds(pool, size) if size else 1,
+            pool=pool.name if self._chance.random() < 0.3 else None,
+            resources=resources,
+            priority=self._chance.choice(PRIORITIES),
+            time_limit_s=self._chance.choice(LIMITS_S),
+            lease_s=self._chance.choice(LEASES_S),
+            queue=QueueMode.NEVER if self._chance.random() < 0.15 else QueueMode.WAIT,
+        )
+
+    def _size(self, pool: Pool) -> int:
+        sizes = list(pool.topology.sizes)
+        small = sizes[: max(1, len(sizes) // 2)]
+        return self._chance.choice(small if self._chance.random() < 0.7 else sizes)
+
+    def _gcds(self, pool: Pool, size: int) -> int:
+        able = [gcds for gcds in (1, 2, 4, 8) if size % gcds == 0 and pool.topology.why_not(size, gcds) is None]
+        return self._chance.choice(able) if able else 1
+
+    async def _release(self) -> None:
+        ident = self._any_claim() if self._caller.role is Role.ADMIN else self._own(self._claims)
+        if ident is None:
+            return
+        wait_s = self._chance.choice((0.0, 0.0, 10.0))
+        view = await self._crowd.ask(
+            self._who, f"release {ident}", lambda c: c.release_claim(self._caller, ident, wait_s=wait_s)
+        )
+        claim = self._crowd.shown(view.claim)
+        if not claim.ended and claim.state not in (ClaimState.RELEASING, ClaimState.YIELDING):
+            self._stage.story.breaks(2, f"{ident} was released and is {claim.state}")
+        if ident in self._claims:
+            self._claims.remove(ident)
+
+    async def _meddle(self) -> None:
+        """Try to release what is somebody else's."""
+        ident = self._any_claim()
+        if ident is None:
+            return
+        claim = self._stage.ledger.claims[ident]  # type: ignore[index]
+        if claim.subject == self._caller.subject:
+            return
+        try:
+            await self._crowd.ask(self._who, f"meddle with {ident}", lambda c: c.release_claim(self._caller, ident))
+        except MooringsError as error:
+            if error.code in ("owner.denied", "claim.unknown", "store.unavailable"):
+                return
+            raise
+        self._stage.story.breaks(10, f"{self._who} released {ident} of {claim.subject}")
+
+    async def _adopt(self) -> None:
+        """Find claims of one's own whose making was never answered."""
+        prefix = self._caller.owner_prefix
+        states = frozenset(ClaimState) - ENDED
+        views = await self._crowd.ask(
+            self._who, "list", lambda c: c.list_claims(Page(50), states=states, owner_prefix=prefix)
+        )
+        for view in views:
+            claim = self._crowd.shown(view.claim)
+            if claim.subject == self._caller.subject and claim.id not in self._claims:
+                self._claims.append(claim.id)
+
+    async def _renew(self) -> None:
+        if not self._leased:
+            return
+        ident = self._leased[-1]
+        try:
+            await self._crowd.ask(self._who, f"renew {ident}", lambda c: c.renew_claim(self._caller, ident))
+        except MooringsError as error:
+            if error.code == "claim.no_lease":
+                self._leased.remove(ident)
+            raise
+
+    async def _get(self) -> None:
+        ident = self._own(self._claims)
+        if ident is None:
+            return
+        wait_s = self._chance.choice((0.0, 5.0))
+        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.get_claim(ident, wait_s=wait_s))
+        self._crowd.shown(view.claim)
+
+    async def _explain(self) -> None:
+        ident = self._any_claim()
+        if ident is None:
+            return
+        told = await self._crowd.ask(self._who, f"explain {ident}", lambda c: c.explain_claim(ident))
+        if not told.summary or (told.claim.state is ClaimState.PENDING and not told.reasons):
+            self._stage.story.breaks(8, f"nothing explains {ident}: {told}")
+
+    async def _binding(self) -> None:
+        ident = self._own(self._claims)
+        if ident is not None:
+            await self._crowd.ask(self._who, f"binding {ident}", lambda c: c.claim_binding(self._caller, ident))
+
+    async def _reset(self) -> None:
+        ident = self._own(self._claims)
+        claim = self._stage.ledger.claims.get(ident) if ident is not None else None  # type: ignore[call-overload]
+        if claim is not None and claim.partition is not None:
+            name = claim.partition
+            await self._crowd.ask(self._who, f"reset {name}", lambda c: c.reset_partition(self._caller, name))
+
+    def _own(self, idents: list[str]) -> str | None:
+        del idents[:-20]
+        return self._chance.choice(idents) if idents else None
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        pool = self._chance.choice(self._stage.pools)
+        size = self._size(pool)
+        job = JobSpec(
+            name=self._chance.choice(NAMES),
+            command=("python3", "train.py"),
+            workdir="/",
+            tasks=self._gcds(pool, size),
+            accelerators=Accelerators(pool.kind, size),
+            priority=self._chance.choice(PRIORITIES),
+            time_limit_s=self._chance.choice(LIMITS_S),
+        )
+
+        async def ask(body: JobSpec, key: str) -> None:
+            view = await self._crowd.ask(
+                self._who,
+                f"run {body.accelerators.size} {body.accelerators.kind} key {key}",
+                lambda c: c.create_run(self._caller, body, key=key),
+            )
+            self._crowd.keyed(self._caller.subject, key, repr(body), view.run.id)
+            self._shown(view.run)
+            self._runs.append(view.run.id)
+
+        await self._insist(ask, job, replace(job, priority=job.priority + 1))
+
+    def _shown(self, run: Run) -> None:
+        ledger = self._stage.ledger
+        saved = ledger.runs.get(run.id) or ledger.ended_runs.get(run.id)
+        if saved is None or saved.version < run.version:
+            self._stage.story.breaks(3, f"shown was {run}, saved is {saved}")
+
+    async def _cancel(self) -> None:
+        ident = self._own(self._runs)
+        if ident is None:
+            return
+        wait_s = self._chance.choice((0.0, 20.0))
+        view = await self._crowd.ask(
+            self._who, f"cancel {ident}", lambda c: c.cancel_run(self._caller, ident, wait_s=wait_s)
+        )
+        self._shown(view.run)
+
+    async def _follow(self) -> None:
+        ident = self._own(self._runs)
+        if ident is None:
+            return
+        wait_s = self._chance.choice((0.0, 20.0))
+        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.get_run(ident, wait_s=wait_s))
+        self._shown(view.run)
+
+    # -- admins and onlookers ----------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        what = self._chance.randrange(5)
+        if what == 0:
+            await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(Page(20)))
+        elif what == 1:
+            await self._crowd.ask(self._who, "list runs", lambda c: c.list_runs(Page(20)))
+        elif what == 2:
+            after = Seq(max(0, self._stage.ledger.seq - 20))
+            rows = await self._crowd.ask(self._who, "list events", lambda c: c.list_events(after, 20))
+            if [row.seq for row in rows] != list(range(after + 1, after + 1 + len(rows))):
+                self._stage.story.breaks(9, f"events after {after} are {[row.seq for row in rows]}")
+        elif what == 3:
+            await self._crowd.ask(self._who, "list devices", _list_devices)
+        else:
+            await self._crowd.ask(self._who, "list pools", _list_pools)
+
+    async def _drain(self) -> None:
+        pool = self._chance.choice(self._stage.pools)
+        if sum(one.pool == pool.name for one in self._stage.ledger.devices.values()) * 2 > pool.topology.n_devices:
+            return  # an admin who drained everything would leave nothing to look at
+        ident = f"{pool.name}:{self._chance.randrange(pool.topology.n_devices)}"
+        await self._crowd.ask(self._who, f"drain {ident}", lambda c: c.drain_device(self._caller, ident, "to look at"))
+
+    async def _resume(self) -> None:
+        out = [one.id for one in self._stage.ledger.devices.values() if one.state is not DeviceState.IN_SERVICE]
+        if out:
+            ident = self._chance.choice(sorted(out))
+            await self._crowd.ask(self._who, f"resume {ident}", lambda c: c.resume_device(self._caller, ident))
+
+
+async def _list_devices(controller: Controller) -> object:
+    return controller.list_devices(Page(50))
+
+
+async def _list_pools(controller: Controller) -> object:
+    return [*controller.list_pools(), *controller.list_partitions()]
+
+
+def crowd_of(crowd: Crowd, count: int) -> list[Client]:
+    """So many clients, of every role."""
+    return [Client(number, CALLERS[number % len(CALLERS)], crowd) for number in range(count)]

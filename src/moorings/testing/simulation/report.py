@@ -1,0 +1,76 @@
+"""What many episodes came to: a table of what was reached, and what was not.
+
+A simulator that never met a fault or a state has proved nothing about it, so not reaching one is a failure too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from moorings.core.claims import ClaimState
+from moorings.core.devices import DeviceState
+from moorings.core.events import EVENTS
+from moorings.core.partitions import PartitionState
+from moorings.testing.simulation.episode import Outcome
+from moorings.testing.simulation.odds import KINDS
+from moorings.workloads.runs import RunState
+
+COLUMNS = 3
+_NO_CODE_YET = {ClaimState.ANNOUNCED, ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.MIGRATING}
+_NEVER_SAVED = {PartitionState.REMOVED}
+_NOT_HERE = {"key.created", "key.revoked", "controller.led"}  # access keys are not simulated; leading is not a turn's
+
+TO_REACH: tuple[str, ...] = (
+    *(f"fault {kind}" for kind in KINDS),
+    *(f"claim {state}" for state in ClaimState if state not in _NO_CODE_YET),
+    *(f"partition {state}" for state in PartitionState if state not in _NEVER_SAVED),
+    *(f"device {state}" for state in DeviceState),
+    *(f"run {state}" for state in RunState),
+    *(f"event {name}" for name in EVENTS if name not in _NOT_HERE),
+)
+
+
+def reached(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """How often each thing was met in all of them."""
+    total: Counter[str] = Counter()
+    for outcome in outcomes:
+        total += outcome.reached
+    return total
+
+
+def missed(total: Counter[str]) -> list[str]:
+    """What should have been reached and was not."""
+    return [what for what in TO_REACH if not total[what]]
+
+
+def build_table(total: Counter[str]) -> list[str]:
+    """Everything that was counted, in columns, group by group."""
+    lines: list[str] = []
+    groups: dict[str, list[tuple[str, int]]] = {}
+    for what in sorted({*total, *TO_REACH}):
+        group, _, name = what.partition(" ")
+        groups.setdefault(group, []).append((name, total[what]))
+    for group, cells in groups.items():
+        lines += ["", group]
+        width = max(len(name) for name, _ in cells)
+        texts = [f"{name:<{width}} {count:>9,}" for name, count in cells]
+        height = -(-len(texts) // COLUMNS)
+        lines += ["  " + "   ".join(texts[row::height]) for row in range(height)]
+    return lines
+
+
+def build_failure(outcome: Outcome, steps: int, only: Sequence[str] | None, lines: int) -> list[str]:
+    """A broken law: which, when, the story before it, and the command that plays it again."""
+    broken = outcome.broken
+    assert broken is not None
+    chosen = "".join(f" --only {kind}" for kind in only or ())
+    until = broken.step + 1  # what broke may have come after the step was told
+    command = f"python -m moorings.testing.simulation --seed {outcome.seed} --steps {steps} --until {until}"
+    return [
+        *outcome.lines[-lines:],
+        "",
+        f"law {broken.law} is broken in episode {outcome.seed} at step {broken.step}: {broken.message}",
+        "play it again with:",
+        f"  {command} --story{chosen}",
+    ]

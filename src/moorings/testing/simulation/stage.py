@@ -1,0 +1,59 @@
+"""What stands around every life of a controller: database, hardware, processes, clocks, chance, and the judges."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorings.core.devices import PoolName
+from moorings.core.topology import Pool
+from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.ports.store import Store
+from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.ledger import Ledger
+from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
+
+
+@dataclass
+class Stage:
+    """The parts that outlive a controller.
+
+    Attributes:
+        store: the real one; each controller reaches it through a gate of its own, as processes would.
+        drivers: the real simulated hardware, likewise.
+        store_away: whether the database answers nobody now.
+        engine_away: whether the engine answers nobody now.
+    """
+
+    loop: VirtualLoop
+    odds: Odds
+    story: Story
+    ledger: Ledger
+    pools: tuple[Pool, ...]
+    store: Store
+    drivers: Mapping[PoolName, SimulatedDriver]
+    cluster: SimulatedCluster
+    wall: WallClock
+    steady: SteadyClock
+    ids: SeededIds
+    installation: str
+    store_away: bool = False
+    engine_away: bool = False
+    outside: contextvars.Context = field(default_factory=contextvars.copy_context)
+    _under_way: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def send(self, message: Coroutine[Any, Any, None]) -> None:
+        """Let a message travel: it belongs to no controller, and outlives the one that sent it."""
+        task = self.loop.create_task(message, context=self.outside)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def close(self) -> None:
+        """Let go of what is still under way."""
+        for task in list(self._under_way):
+            task.cancel()

@@ -1,0 +1,104 @@
+"""The story of an episode: every step in order, what was reached, and the first law that was broken.
+
+A **step** is one thing done: a turn decided, a call that takes effect at the store, a driver or an engine, something a
+client asks for, or a fault. What only tells of a step (an answer that arrives) is a line without a number of its own.
+The digest is of every line, so two runs with equal digests did the same things at the same moments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+LINES_KEPT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A law that was broken: which (0: none of the ten, but a fault of the product), at which step, and how."""
+
+    law: int
+    step: int
+    message: str
+
+
+class Story:
+    """What has happened so far.
+
+    Args:
+        moment_s: reads the virtual time.
+        until: the step at which to stop, or None.
+
+    Attributes:
+        steps: how many there were.
+        reached: how often each thing worth counting was met (``fault order_late``, ``claim READY``, ...).
+        broken: the first law that was broken, or None.
+        look: called after every step: the laws' eye.
+        on_end: called once, when a law was broken or ``until`` was reached.
+    """
+
+    def __init__(self, moment_s: Callable[[], float], until: int | None = None) -> None:
+        self.steps = 0
+        self.reached: Counter[str] = Counter()
+        self.broken: Broken | None = None
+        self.look: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
+        self.over = False
+        self._moment_s = moment_s
+        self._until = until
+        self._digest = blake2b(digest_size=16)
+        self._lines: deque[tuple[int, float, str, str]] = deque(maxlen=LINES_KEPT)
+
+    def step(self, who: str, what: str) -> None:
+        """One thing was done; the laws are looked at after it."""
+        if self.over:
+            return
+        self.steps += 1
+        self.reached[f"step {who.split('-', 1)[0]}"] += 1
+        self._write(who, what)
+        self.look()
+        if self._until is not None and self.steps >= self._until:
+            self._end()
+
+    def tell(self, who: str, what: str) -> None:
+        """Something that belongs to an earlier step."""
+        if not self.over:
+            self._write(who, what)
+
+    def reach(self, what: str) -> None:
+        """Count something."""
+        if not self.over:
+            self.reached[what] += 1
+
+    def fault(self, kind: str, what: str = "") -> None:
+        """A fault strikes: a step of its own."""
+        self.reach(f"fault {kind}")
+        self.step("FAULT", f"{kind} {what}".rstrip())
+
+    def breaks(self, law: int, message: str) -> None:
+        """A law is broken: the story ends here."""
+        if not self.over:
+            self._write("BROKEN", f"law {law}: {message}")
+            self.broken = Broken(law, self.steps, message)
+            self._end()
+
+    def digest(self) -> str:
+        """Of every line so far."""
+        return self._digest.hexdigest()
+
+    def lines(self, count: int = LINES_KEPT) -> list[str]:
+        """The last lines, aligned: step, virtual seconds, who, what."""
+        shown = list(self._lines)[-count:]
+        width = max((len(who) for _, _, who, _ in shown), default=0)
+        return [f"{step:>7} {moment_s:>11.4f}  {who:<{width}}  {what}" for step, moment_s, who, what in shown]
+
+    def _write(self, who: str, what: str) -> None:
+        moment_s = self._moment_s()
+        self._digest.update(f"{moment_s:.6f} {who} {what}\n".encode())
+        self._lines.append((self.steps, moment_s, who, what))
+
+    def _end(self) -> None:
+        self.over = True
+        self.on_end()

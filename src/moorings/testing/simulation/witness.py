@@ -1,0 +1,362 @@
+"""The judge: looks at hardware, processes, records and memory after every step, and says which law was broken.
+
+It knows what really is (the machine itself, the processes themselves), not what a driver shows. What faults did to the
+hardware is nobody's crime: a partition that broke or vanished by itself excuses what follows from that, and nothing
+else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+
+from moorings.controller.loop import Change, Loop
+from moorings.controller.turns import Demanded, Outcome, decide
+from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
+from moorings.core.devices import DeviceState, PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, PoolState, enough
+from moorings.core.hardware import Answer, PartitionOrder, Verdict
+from moorings.core.instants import Instant
+from moorings.core.laws import check
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.placement import free_map_of
+from moorings.core.queue import explain, pools_for
+from moorings.core.reconcile import mark_of
+from moorings.core.topology import Block, Pool
+from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.drivers.simulated.faults import FaultKind
+from moorings.drivers.simulated.partition import VendorState
+from moorings.ports.engine import StartOrder
+from moorings.ports.store import Changes
+from moorings.testing.simulation.ledger import Ledger
+from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.virtual import SteadyClock
+from moorings.workloads.runs import RunId, RunState
+from moorings.workloads.turn import Runs
+
+WHOLE_EVERY = 16  # turns between comparisons of the whole memory with what the database holds
+ROWS_EVERY = 64  # turns between decisions repeated from the database's own rows
+LEASE_SLACK_S = 2.0  # clocks that are set by less than this may shorten a lease by as much
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The partition a run's processes are on; ``excused`` once it broke or vanished by itself."""
+
+    pool: PoolName
+    name: str
+    mark: str
+    block: Block
+    troubles: int  # of its pool, until its processes started
+    vanishes: bool  # it is fated to
+    excused: bool = False
+
+
+class Witness:
+    """Looks on.
+
+    Args:
+        story: where broken laws are told.
+        ledger: what the database holds.
+        drivers: the hardware itself.
+        clock: a clock that nobody sets.
+        installation: part of every mark of ours.
+    """
+
+    def __init__(
+        self,
+        story: Story,
+        ledger: Ledger,
+        drivers: Mapping[PoolName, SimulatedDriver],
+        clock: SteadyClock,
+        installation: str,
+    ) -> None:
+        self._story = story
+        self._ledger = ledger
+        self._drivers = drivers
+        self._clock = clock
+        self._installation = installation
+        self._watched: dict[RunId, _Watched] = {}
+        self._refused: set[str] = set()
+        self._claims_heard: dict[str, Instant] = {}
+        self._doubt_until = Instant(0)
+        self._turns = 0
+        self.alive: Callable[[RunId], bool] = lambda _: False
+        self.rows: Callable[[], None] = lambda: None
+
+    # -- hardware and processes ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """After every step: every process has its partition, ACTIVE and isolated (laws 3, 4)."""
+        if not self._watched:
+            return
+        now = self._clock.now()
+        for run, watched in list(self._watched.items()):
+            if not self.alive(run):
+                del self._watched[run]
+            elif not watched.excused:
+                self._look_at(run, watched, now)
+
+    def _look_at(self, run: RunId, watched: _Watched, now: Instant) -> None:
+        driver = self._drivers[watched.pool]
+        held = driver.machine.find(watched.name, now)
+        if held is not None and held.mark == watched.mark:
+            state, watched.vanishes = held.state(now), held.vanishes_at is not None
+            if state is VendorState.ERROR:
+                watched.excused = True
+            elif state is not VendorState.ACTIVE:
+                self._story.breaks(3, f"run {run} is alive and its partition {watched.name} is {state}")
+        elif watched.vanishes or self._by_itself(watched.pool) > watched.troubles:
+            watched.excused = True
+        else:
+            self._story.breaks(3, f"run {run} is alive and its partition {watched.name} was removed")
+
+    def _by_itself(self, pool: PoolName) -> int:
+        """How often partitions of a pool have gone without an order."""
+        struck = self._drivers[pool].faults.struck
+        return struck[FaultKind.RESTART] + struck[FaultKind.VANISHES]
+
+    def starts(self, order: StartOrder) -> None:
+        """A run's first process starts at this moment (law 4)."""
+        run = self._ledger.runs.get(order.run)
+        claim = self._ledger.claims.get(run.claim) if run is not None else None
+        ident = claim.partition if claim is not None else None
+        partition = self._ledger.partitions.get(ident) if ident is not None else None
+        if run is None or run.state not in (RunState.STARTING, RunState.STOPPING) or partition is None:
+            told = run.state if run is not None else "not there any more"
+            self._story.breaks(4, f"run {order.run} starts on {order.binding.partition}; in the records it is {told}")
+            return
+        now = self._clock.now()
+        driver = self._drivers[partition.pool]
+        mark = mark_of(self._installation, partition.id)
+        held = driver.machine.find(partition.name, now)
+        ours = held if held is not None and held.mark == mark else None
+        watched = _Watched(
+            *(partition.pool, partition.name, mark, partition.block),
+            troubles=self._by_itself(partition.pool),
+            vanishes=ours is not None and ours.vanishes_at is not None,
+        )
+        state = ours.state(now) if ours is not None else None
+        if state is VendorState.ERROR or (ours is None and partition.state is PartitionState.ACTIVE):
+            watched.excused = True  # it broke or vanished since it was seen ACTIVE: nobody could know
+        elif state is not VendorState.ACTIVE:
+            self._story.breaks(4, f"run {order.run} starts and its partition {partition.name} is {state}")
+        self._apart(order.run, watched)
+        self._watched[order.run] = watched
+
+    def _apart(self, run: RunId, watched: _Watched) -> None:
+        for other, its in self._watched.items():
+            if its.pool == watched.pool and its.block.overlaps(watched.block) and self.alive(other):
+                self._story.breaks(1, f"runs {other} and {run} are alive on devices of {watched.block}")
+
+    def to_be_made(self, pool: Pool, order: PartitionOrder) -> None:
+        """An order to make a partition reaches the hardware: its devices are no other live partition's (law 1)."""
+        ident = order.mark.rsplit("/", 1)[-1]
+        if PartitionId(ident) not in self._ledger.partitions:
+            return  # a late one; what comes of it is removed as a stray
+        marks = {mark_of(self._installation, p.id) for p in self._ledger.partitions.values()} - {order.mark}
+        for held in self._drivers[pool.name].machine.partitions(self._clock.now()):
+            if held.mark in marks and held.block.overlaps(order.block):
+                self._story.breaks(1, f"{order.name} is to be made on {order.block}, which {held.name} holds")
+
+    def to_be_removed(self, what: str, mark: str) -> None:
+        """An order to remove or reset a partition reaches the hardware: no process is on it (law 3)."""
+        for run, watched in self._watched.items():
+            if watched.mark == mark and self.alive(run):
+                self._story.breaks(3, f"{what} reached the hardware, and run {run} is alive on it")
+
+    def ordered(self, mark: str, answer: Answer) -> None:
+        """What the hardware said to an order."""
+        if answer.verdict in (Verdict.BROKEN, Verdict.REJECTED):
+            self._refused.add(mark)
+
+    def in_doubt(self, until: Instant) -> None:
+        """Hardware that works may be taken for broken until then: it was away, or showed ERROR."""
+        self._doubt_until = max(self._doubt_until, until)
+
+    # -- what is saved ---------------------------------------------------------------------------------------------
+
+    def committed(self, changes: Changes) -> None:
+        """A commit was done: no run ends with live processes, no claim is lost or lapses without cause."""
+        for run, _ in changes.runs:
+            if run.ended and self.alive(run.id):
+                self._story.breaks(3, f"run {run.id} was recorded as {run.state} and its processes are alive")
+        for claim, _ in changes.claims:
+            if claim.state is ClaimState.LOST:
+                self._lost(claim)
+        for event in changes.events:
+            if event.claim is not None and event.name in ("claim.created", "claim.renewed"):
+                self._claims_heard[event.claim] = self._clock.now()
+            elif event.claim is not None and event.name == "claim.lapsed":
+                self._lapsed(event.claim)
+
+    def _lost(self, claim: Claim) -> None:
+        mark = mark_of(self._installation, claim.partition) if claim.partition is not None else ""
+        partition = self._ledger.partitions.get(claim.partition) if claim.partition is not None else None
+        now = self._clock.now()
+        if partition is None or mark in self._refused or now <= self._doubt_until:
+            return
+        held = self._drivers[partition.pool].machine.find(partition.name, now)
+        if held is not None and held.mark == mark and held.state(now) is VendorState.ACTIVE:
+            self._story.breaks(3, f"claim {claim.id} was given up as lost and its partition {held.name} is ACTIVE")
+
+    def _lapsed(self, ident: str) -> None:
+        claim = self._ledger.claims.get(ident) or self._ledger.ended_claims.get(ident)  # type: ignore[call-overload]
+        heard = self._claims_heard.get(ident)
+        if claim is None or heard is None or claim.spec.lease_s is None:
+            return
+        passed_s = (self._clock.now() - heard) / 1e6
+        if passed_s < claim.spec.lease_s - LEASE_SLACK_S:
+            self._story.breaks(3, f"claim {ident} lapsed {passed_s:.1f} s into a lease of {claim.spec.lease_s:g} s")
+
+    # -- what a controller believes --------------------------------------------------------------------------------
+
+    def turned(self, loop: Loop, change: Change) -> None:
+        """A turn of the leading controller is in its memory: the laws, the records, the queue, the reasons."""
+        self._turns += 1
+        fleet = loop.fleet
+        for finding in check(fleet):
+            self._story.breaks(finding.law, finding.message)
+        if change.reloaded or self._turns % WHOLE_EVERY == 0:
+            self._same(fleet, loop.runs)
+        else:
+            self._same_changed(fleet, loop.runs, change)
+        if not change.reloaded:  # what is kept for whom is decided by the next turn
+            self._not_overtaken(fleet, change)
+            self._first_has_a_block(fleet)
+        self._reasons(fleet, loop.clock.now(), change.reloaded or self._turns % WHOLE_EVERY == 0)
+        if self._turns % ROWS_EVERY == 0:
+            self.rows()
+
+    def _same(self, fleet: Fleet, runs: Runs) -> None:
+        devices = {(name, index): one for name, state in fleet.pools.items() for index, one in state.out.items()}
+        pairs = (
+            ("claims", fleet.claims, self._ledger.claims),
+            ("partitions", fleet.partitions, self._ledger.partitions),
+            ("runs", runs.by_id, self._ledger.runs),
+            ("devices", devices, self._ledger.devices),
+        )
+        for what, held, saved in pairs:
+            if held != saved:
+                self._story.breaks(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
+
+    def _same_changed(self, fleet: Fleet, runs: Runs, change: Change) -> None:
+        pairs = (
+            *((fleet.claims.get(one.id), self._ledger.claims.get(one.id)) for one in change.claims),
+            *((fleet.partitions.get(one.id), self._ledger.partitions.get(one.id)) for one in change.partitions),
+            *((runs.by_id.get(one.id), self._ledger.runs.get(one.id)) for one in change.runs),
+        )
+        for held, saved in pairs:
+            if held != saved:
+                self._story.breaks(2, f"{held} in memory, {saved} saved")
+        counts = (len(fleet.claims), len(fleet.partitions), len(runs.by_id))
+        saved_counts = (len(self._ledger.claims), len(self._ledger.partitions), len(self._ledger.runs))
+        if counts != saved_counts:
+            self._story.breaks(2, f"{counts} claims, partitions and runs in memory, {saved_counts} saved")
+
+    def _not_overtaken(self, fleet: Fleet, change: Change) -> None:
+        """No block that is kept for a claim was given to one behind it (law 7)."""
+        made = [one for one in change.partitions if one.state is PartitionState.PROVISIONING and one.version == 1]
+        for partition in made:
+            claim = fleet.claims.get(partition.claim)
+            for kept in fleet.reservations:
+                keeper = fleet.claims.get(kept.claim)
+                if claim is None or keeper is None or kept.pool != partition.pool:
+                    continue
+                if claim.order > keeper.order and kept.block.overlaps(partition.block):
+                    self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
+
+    def _first_has_a_block(self, fleet: Fleet) -> None:
+        """The first that must wait has a block kept for it, if any pool could ever give one (law 7)."""
+        first = _first(fleet)
+        if first is None or any(kept.claim == first.id for kept in fleet.reservations):
+            return
+        for state in _able(first, fleet):
+            if not state.problem and _could_ever(state, first):
+                self._story.breaks(7, f"claim {first.id} is first, waits for {state.pool.name}, and no block is kept")
+
+    def idled(self, fleet: Fleet, outcome: Outcome) -> None:
+        """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
+        first = _first(fleet)
+        if first is None or first.id in outcome.fleet.claims:
+            return
+        for state in _able(first, fleet):
+            fits = not first.spec.size or state.free.find(first.spec.size) is not None
+            if fits and not state.problem and enough(state.pool, state.used, first.spec.resources):
+                self._story.breaks(7, f"claim {first.id} is first, fits into {state.pool.name}, and is not served")
+
+    def _reasons(self, fleet: Fleet, now: Instant, every: bool) -> None:
+        """Every wait has a reason (law 8)."""
+        waiting = list(fleet.waiting())
+        if not every and waiting:
+            waiting = [waiting[self._turns % len(waiting)]]
+        for claim in waiting:
+            wait = explain(fleet, claim, now)
+            for reason in wait.reasons[:1]:
+                self._story.reach(f"reason {reason.code}")
+            if not wait.reasons or any(not reason.message or not reason.code for reason in wait.reasons):
+                self._story.breaks(8, f"claim {claim.id} waits, and nobody can say why: {wait}")
+
+    # -- the same decision again -----------------------------------------------------------------------------------
+
+    def again(
+        self, loop: Loop, demanded: list[Demanded], outcome: Outcome, since: Instant, pools: tuple[Pool, ...]
+    ) -> None:
+        """The same inputs on a fleet made anew from the records give the same decision, byte for byte (law 9)."""
+        fleet = Fleet.load(
+            pools,
+            sorted(self._ledger.claims.values(), key=lambda claim: claim.id),
+            sorted(self._ledger.partitions.values(), key=lambda partition: partition.id),
+            self._ledger.devices.values(),
+        )
+        fleet.apply(loop.fleet.beside_the_records())
+        fleet.last_arrival = loop.fleet.last_arrival
+        runs = Runs(sorted(self._ledger.runs.values(), key=lambda run: run.id))
+        repeated = decide(fleet, runs, demanded, loop.occasion(loop.clock.now()))
+        if repeated.changes != outcome.changes:
+            self._story.breaks(9, f"decided again: {_difference(repeated.changes, outcome.changes)}")
+        if [_said(one) for one in repeated.replies] != [_said(one) for one in outcome.replies]:
+            self._story.breaks(9, f"answered again: {repeated.replies} and not {outcome.replies}")
+
+
+def _difference(again: Changes, first: Changes) -> str:
+    """The first thing that is not the same."""
+    for field in fields(Changes):
+        pairs = zip_longest(getattr(again, field.name), getattr(first, field.name))
+        for one, other in pairs:
+            if one != other:
+                return f"{field.name}: {one} and not {other}"
+    return ""
+
+
+def _said(reply: object) -> object:
+    return (reply.code, reply.detail, reply.hint) if isinstance(reply, MooringsError) else reply
+
+
+def _first(fleet: Fleet) -> Claim | None:
+    return next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)
+
+
+def _able(claim: Claim, fleet: Fleet) -> list[PoolState]:
+    try:
+        return pools_for(claim.spec, fleet.pools)
+    except MooringsError:
+        return []
+
+
+def _could_ever(state: PoolState, claim: Claim) -> bool:
+    """Whether the devices in service, were they all free, hold a block for it."""
+    if not claim.spec.size:
+        return True
+    whole = free_map_of(state.pool.topology)
+    for index, device in state.out.items():
+        assert device.state is not DeviceState.IN_SERVICE
+        whole.take(Block(range(index, index + 1)))
+    return whole.find(claim.spec.size) is not None
+
+
+def left_over(partitions: Mapping[PartitionId, Partition]) -> str:
+    """The partitions, for a message."""
+    return ", ".join(f"{one.id} ({one.state}: {one.reason})" for one in partitions.values())

@@ -1,0 +1,130 @@
+"""One controller: the real loop, hardware, running and use cases, joined as ``app`` joins them, behind gates.
+
+``WatchedLoop`` is the real loop with an onlooker at its one decision; nothing in it decides or waits otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from moorings.controller.hardware import Hardware
+from moorings.controller.keys import Keys
+from moorings.controller.loop import Change, Loop
+from moorings.controller.running import Running
+from moorings.controller.service import Controller
+from moorings.controller.turns import Demanded, Outcome
+from moorings.core.errors import MooringsError
+from moorings.core.queue import Policy
+from moorings.ports.store import Epoch
+from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
+from moorings.testing.simulation.life import Life, LifeClock
+from moorings.testing.simulation.stage import Stage
+from moorings.testing.simulation.witness import Witness
+
+T = TypeVar("T")
+
+AGAIN_EVERY = 3  # turns between decisions that are repeated
+
+
+class WatchedLoop(Loop):
+    """The real loop, whose decisions are looked at as they are made."""
+
+    def __init__(self, stage: Stage, life: Life, witness: Witness, store: StoreGate, epoch: Epoch) -> None:
+        super().__init__(store, stage.pools, Policy(), LifeClock(life, stage.wall), epoch)
+        self._stage = stage
+        self._life = life
+        self._witness = witness
+        self._turns = 0
+        self.listen(self._turned)
+
+    @property
+    def leads(self) -> bool:
+        """Whether no later controller has begun to lead."""
+        return self._epoch == self._stage.ledger.epoch and not self._life.dead
+
+    def decide(self, demanded: Sequence[Demanded]) -> Outcome:
+        outcome = super().decide(demanded)
+        self._turns += 1
+        if outcome.changes or demanded:
+            told = ",".join(type(one.given).__name__ for one in demanded)
+            self._stage.story.step("turn", f"{self._life.name} [{told}] {len(outcome.changes.events)} events")
+        if self.leads:
+            if not demanded:
+                self._witness.idled(self.fleet, outcome)
+            if outcome.changes and self._turns % AGAIN_EVERY == 0:
+                self._stage.story.reach("decided again")
+                self._witness.again(self, list(demanded), outcome, self._heard_since, self._stage.pools)
+        return outcome
+
+    def _turned(self, change: Change) -> None:
+        if self.leads:
+            self._witness.turned(self, change)
+
+
+class World:
+    """One life of a controller, from its start to its end.
+
+    Attributes:
+        life: whether it runs.
+        loop: its memory, once it is loaded.
+        controller: its use cases, once it serves.
+    """
+
+    def __init__(self, number: int, stage: Stage, witness: Witness, on_end: Callable[[World, str], None]) -> None:
+        self.life = Life(number, stage.loop)
+        self.loop: WatchedLoop | None = None
+        self.controller: Controller | None = None
+        self._stage = stage
+        self._witness = witness
+        self._on_end = on_end
+        self._main = self.life.spawn(self._run())
+        self._main.add_done_callback(self._over)
+
+    async def _run(self) -> None:
+        stage, life = self._stage, self.life
+        store = StoreGate(stage, life, self._witness)
+        clock = LifeClock(life, stage.wall)
+        epoch = await stage.loop.run_in_executor(None, store.lead, life.name, clock.now())
+        loop = WatchedLoop(stage, life, self._witness, store, epoch)
+        hardware = Hardware(loop, gates_to_drivers(stage, life, self._witness), clock, stage.installation)
+        engine = EngineGate(stage, life, epoch)
+        engines = {engine.name: engine}
+        running = Running(loop, engines, hardware, clock, stage.installation)
+        controller = Controller(
+            loop=loop,
+            store=store,
+            hardware=hardware,
+            engines=engines,
+            keys=Keys(store, clock, b"pepper"),
+            clock=clock,
+            ids=stage.ids,
+            installation=stage.installation,
+        )
+        await loop.load()
+        self.loop, self.controller = loop, controller
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.serve(), name="turns")
+            group.create_task(hardware.serve(), name="hardware")
+            group.create_task(running.serve(), name="running")
+
+    def _over(self, main: asyncio.Task[None]) -> None:
+        """The process ended: killed, fenced, or because it could not begin."""
+        error = None if main.cancelled() else main.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is None:
+            why = "killed"
+        elif isinstance(error, MooringsError):
+            why = error.code
+        else:
+            why = f"{type(error).__name__}: {error}"
+        self.life.kill()
+        self._on_end(self, why)
+
+    def ask(self, use_case: Callable[[Controller], Coroutine[Any, Any, T]]) -> asyncio.Task[T] | None:
+        """A request that reached it, being worked on; None if it does not serve."""
+        if self.controller is None or self.life.dead:
+            return None
+        return self.life.spawn(use_case(self.controller))

@@ -1,0 +1,171 @@
+"""The simulator finds bugs: each law's guard is taken out of a copy of the source, and a law must be seen to break.
+
+The figures in docs/explanation/simulation.md come from here (`-s` shows them). A guard that has moved is an error: put
+the new words in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import moorings
+
+SOURCE = Path(moorings.__file__).parent
+TOTAL = 40_000
+STEPS = 3_000
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is taken out: in which file, which words, and what stands there instead; and which laws may break then."""
+
+    name: str
+    laws: tuple[int, ...]
+    cuts: tuple[tuple[str, str, str], ...]
+
+
+GUARDS = (
+    Guard(
+        "what a grant takes is taken from the free map",
+        (1,),
+        (
+            (
+                "core/fleet.py",
+                "                state.free.take(block)\n\n    def _holds",
+                "                pass\n\n    def _holds",
+            ),
+        ),
+    ),
+    Guard(
+        "the fencing epoch is compared in every commit",
+        (1,),
+        (("store/sql.py", "connection.execute(_RAISE_SEQ_GUARDED,", "connection.execute(_RAISE_SEQ,"),),
+    ),
+    Guard(
+        "partitions with our mark that nobody holds are removed",
+        (2,),
+        (("controller/hardware.py", "for stray in judged.strays:", "for stray in ():"),),
+    ),
+    Guard(
+        "memory is read again after a save whose answer was lost",
+        (0, 1, 2, 5),
+        (
+            (
+                "controller/loop.py",
+                "                self._stale = True\n                self.problem",
+                "                self.problem",
+            ),
+        ),
+    ),
+    Guard(
+        "one bad listing ends nothing",
+        (3,),
+        (("core/reconcile.py", "LISTINGS_NEEDED = 3", "LISTINGS_NEEDED = 1"),),
+    ),
+    Guard(
+        "a run ends when the engine says that nothing of it runs",
+        (3,),
+        (
+            (
+                "workloads/turn.py",
+                "if run.state is RunState.WAITING:\n            return self._end(",
+                "if True:\n            return self._end(",
+            ),
+        ),
+    ),
+    Guard(
+        "a run starts when its partition is ACTIVE",
+        (4,),
+        (
+            (
+                "workloads/turn.py",
+                "claim.state is ClaimState.READY and waiting",
+                "claim.state in (ClaimState.GRANTED, ClaimState.READY) and waiting",
+            ),
+            (
+                "controller/running.py",
+                "partition is None or partition.state is not PartitionState.ACTIVE",
+                "partition is None",
+            ),
+            ("drivers/simulated/driver.py", " self._demand_active(order, now)\n", " pass\n"),
+        ),
+    ),
+    Guard(
+        "a key is for one body only",
+        (5,),
+        (("controller/loop.py", "if key is not None and key.digest != use.digest:", "if False:"),),
+    ),
+    Guard(
+        "a block is kept for the first that must wait",
+        (7,),
+        (
+            (
+                "core/queue.py",
+                "return self.policy.reserve and claim.spec.queue is QueueMode.WAIT and self._reserve(claim, able)",
+                "return False",
+            ),
+        ),
+    ),
+    Guard(
+        "every wait is explained",
+        (8,),
+        (("core/queue.py", "    return Wait(position, tuple(reasons))", "    return Wait(position, ())"),),
+    ),
+    Guard(
+        "what is remembered of placements is forgotten when something else is held",
+        (9,),
+        (
+            (
+                "core/fleet.py",
+                "state.holds[ident] = hold\n                    state.soonest.clear()",
+                "state.holds[ident] = hold",
+            ),
+        ),
+    ),
+    Guard(
+        "nobody ends what is another's",
+        (10,),
+        (("controller/service.py", 'check_may_act(caller, claim.owner, claim.subject, "release a claim")', "pass"),),
+    ),
+)
+
+
+def without(guard: Guard, folder: Path) -> Path:
+    """A copy of the source without that guard."""
+    copy = folder / "moorings"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, words, instead in guard.cuts:
+        path = copy / name
+        text = path.read_text("utf-8")
+        assert text.count(words) == 1, f"{name} holds {text.count(words)} times what guards {guard.name!r}: {words!r}"
+        path.write_text(text.replace(words, instead), "utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name.replace(" ", "-"))
+def test_a_missing_guard_is_found(guard: Guard, tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "moorings.testing.simulation")
+    told = subprocess.run(
+        (*command, "--total", str(TOTAL), "--steps", str(STEPS), "--jobs", "1"),
+        env={**os.environ, "PYTHONPATH": str(without(guard, tmp_path))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    found = re.search(r"law (\d+) is broken in episode (\d+) at step (\d+): (.*)", told.stdout)
+    assert found is not None, told.stdout[-2000:] + told.stderr[-4000:]
+    law, episode, step = int(found[1]), int(found[2]), int(found[3])
+    print(f"\n{guard.name}: law {law} after {(episode - 1) * STEPS + step} steps: {found[4][:120]}")
+    assert law in guard.laws, found[0]
+    assert told.returncode == 8
