@@ -127,6 +127,11 @@ class Loop:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._changed], timeout=timeout_s)
 
+    @property
+    def epoch(self) -> Epoch:
+        """Under which this controller leads, or led."""
+        return self._epoch
+
     async def confirm(self) -> None:
         """Returns if the database agrees that this controller leads: before what no later leader could put right.
 

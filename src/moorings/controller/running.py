@@ -44,6 +44,7 @@ class Running:
         self._installation = installation
         self._acts: dict[RunId, asyncio.Task[None]] = {}
         self._submitting: set[RunId] = set()
+        self._fenced = {name: asyncio.Event() for name in engines}
         self._closing = False
         loop.listen(self._follow)
 
@@ -108,6 +109,7 @@ class Running:
 
     async def _start(self, engine: Engine, run: Run) -> bool:
         """Start it, if its partition is ACTIVE at this moment (law 4); whether the engine has taken it."""
+        await self._fenced[engine.name].wait()
         partition = self._partition(run)
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)
@@ -118,7 +120,7 @@ class Running:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(StartOrder(run.id, run.attempt, run.job, binding))
+            await engine.submit(StartOrder(run.id, run.attempt, run.job, binding, epoch=self._loop.epoch))
         finally:
             self._submitting.discard(run.id)
         return True
@@ -132,10 +134,15 @@ class Running:
     async def _watch(self, engine: Engine) -> None:
         while True:
             try:
+                if not self._fenced[engine.name].is_set():
+                    # An earlier leader that stands still, or does not know yet, starts nothing from now on.
+                    await engine.fence(self._loop.epoch)
+                    self._fenced[engine.name].set()
                 await self._look(engine)
                 await engine.changed()
             except MooringsError as error:
-                log.warning("engine.unavailable", extra={"engine": engine.name, "code": error.code})
+                told = {"engine": engine.name, "code": error.code, "detail": error.detail}
+                log.warning("engine.unavailable", extra=told)
                 await self._clock.sleep(1.0)
             except Exception:  # an engine's fault must not end the controller
                 log.exception("engine.fault", extra={"engine": engine.name})

@@ -343,8 +343,7 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     holders = _holders(fleet, mine)
     until = mine.until if now < mine.until < NEVER else None
     if not holders:
-        what = f"devices {mine.block} of {mine.pool} are being freed for it" if len(mine.block) else "it is next"
-        return Reason("queue.reserved", what)
+        return Reason("queue.reserved", _unheld(fleet, mine))
     shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
     endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
@@ -353,6 +352,15 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     )
     what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
     return Reason("queue.reserved", what, tuple(holders), until)
+
+
+def _unheld(fleet: Fleet, mine: Reservation) -> str:
+    """What is kept and held by no claim: devices that wait for other resources, or that the hardware still frees."""
+    if not len(mine.block):
+        return "it is next"
+    free = sum(len(part) for part in fleet.pools[mine.pool].free.free_within(mine.block))
+    state = "free and kept for it" if free == len(mine.block) else "being freed for it"
+    return f"devices {mine.block} of {mine.pool} are {state}"
 
 
 def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.local.processes import boot_id, everyone, open_pidfd, send
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError
@@ -34,6 +35,7 @@ from moorings.local.settle import Memory, Verdict, clear, remains, settle, settl
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
+from moorings.ports.store import Epoch
 from moorings.workloads.runs import Phase, RunId, RunSighting
 
 log = logging.getLogger("moorings.local")
@@ -106,6 +108,7 @@ class LocalEngine:
         self._folder = folder.resolve()
         self._clock = clock
         self._place = _place(self._folder)
+        self._fence = Fence(self._folder)
         self._watches: dict[RunId, _Watch] = {}
         self._absences: dict[RunId, _Absence] = {}
         self._told: dict[RunId, dict[str, str]] = {}  # what was logged of a run: the detail, by event
@@ -114,6 +117,14 @@ class LocalEngine:
     @property
     def name(self) -> str:
         return "local"
+
+    async def fence(self, epoch: Epoch) -> None:
+        try:
+            await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
+        except OSError as error:
+            raise MooringsError(
+                "engine.unavailable", f"{self._folder} cannot be written: {error}", retryable=True
+            ) from error
 
     async def submit(self, order: StartOrder) -> str:
         folder = RunFolder.of(self._folder, order.run)
@@ -251,8 +262,9 @@ class LocalEngine:
                 return
             try:
                 if self._may_start(folder, held, order):
-                    folder.save_order(order)
-                    _launch(folder, order, life)
+                    with self._fence.passed(order.epoch, DOOR_WAIT_S):
+                        folder.save_order(order)
+                        _launch(folder, order, life)
             finally:
                 os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moorings.core.bindings import Binding
+from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunSighting
 
@@ -21,6 +22,7 @@ class StartOrder:
         job: the job, complete.
         binding: what the driver gave for its partition.
         resume_from: path of a checkpoint to continue from, or None.
+        epoch: of the controller that orders it.
     """
 
     run: RunId
@@ -28,6 +30,7 @@ class StartOrder:
     job: JobSpec
     binding: Binding
     resume_from: str | None = None
+    epoch: Epoch = Epoch(0)
 
 
 class Engine(Protocol):
@@ -38,11 +41,20 @@ class Engine(Protocol):
         """``local``, ``slurm`` or ``kubernetes``."""
         ...
 
+    async def fence(self, epoch: Epoch) -> None:
+        """From now on start nothing for a controller that began to lead before this epoch.
+
+        Raises:
+            MooringsError: ``engine.unavailable`` (retryable).
+        """
+        ...
+
     async def submit(self, order: StartOrder) -> str:
         """Start a run, once, however often it is asked; the engine's reference to it.
 
         Raises:
-            MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected``.
+            MooringsError: ``engine.unavailable`` (retryable; also if a later controller has fenced this one off) or
+                ``engine.rejected``.
         """
         ...
 

@@ -25,6 +25,7 @@ from moorings.core.claims import CheckpointContract
 from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.ports.engine import Engine, StartOrder
+from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
 
@@ -200,6 +201,19 @@ class EngineSuite:
             await engine.cancel(stranger, "no longer wanted")
             assert await read(engine, stranger, follow=True) == b""
             assert (await see(engine, stranger)).phase is Phase.ABSENT
+
+    async def test_a_leader_that_was_replaced_starts_nothing(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.exits(0), rig.workdir)
+        async with opened(rig) as old, opened(rig) as new:
+            await old.fence(Epoch(6))
+            await new.fence(Epoch(7))
+            error = await refused(old.submit(replace(order, epoch=Epoch(6))))
+            assert (error.code, error.retryable) == ("engine.unavailable", True)
+            assert (await see(new, order.run)).phase is Phase.ABSENT
+            await old.fence(Epoch(6))  # it does not know yet that it is none
+            await refused(old.submit(replace(order, epoch=Epoch(6))))
+            await new.submit(replace(order, epoch=Epoch(7)))
+            assert (await end_of(new, order.run)).exit_code == 0
 
     async def test_a_run_whose_tasks_exit_with_zero_has_exited_with_zero(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir, tasks=2)

@@ -35,7 +35,7 @@ from moorings.core.instants import SECOND, Instant, after
 from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
-from moorings.core.queue import Grant, Plan, Policy, plan, pools_for, soonest
+from moorings.core.queue import Grant, Plan, Policy, explain, plan, pools_for, soonest
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.core.turn import Turn, decided_data
 
@@ -396,3 +396,17 @@ def test_a_turn_does_not_use_what_is_remembered_from_before_its_own_changes(put:
         turn.take(put)
         assert remembers_what_is_so(turn._held(turn._seen(state)))
     assert remembers_what_is_so(state)
+
+
+def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> None:
+    fleet = Fleet([POD])
+    greedy, waiting = (claim_of(n, ClaimSpec(kind="ipu", size=2, resources={"memory": 6})) for n in range(2))
+    hold(fleet, greedy, 0, removing=False)
+    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.schedule()
+    fleet.apply(turn.changes)
+    assert [(reason.code, reason.message) for reason in explain(fleet, waiting, NOW).reasons] == [
+        ("queue.reserved", "devices 2-3 of pod are free and kept for it"),
+        ("pool.resource_short", "waits for 2 devices in pod: 6 of memory asked, 3 of 9 left"),
+    ]

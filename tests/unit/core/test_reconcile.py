@@ -190,6 +190,14 @@ def test_a_removal_that_the_driver_forgot_is_ordered_again(seen):
     assert looks(9, [mine], [sighting_of(mine, Seen.REMOVING)], [mine]).again == ()
 
 
+def test_strays_come_in_the_same_order_however_they_are_listed():
+    listing = [stray("b", ident="part-b"), stray("a", ident="part-a"), stray("c", ident="part-c")]
+    one, other = looks(3, [], listing), looks(3, [], listing[::-1])
+    assert len(one.strays) == 3
+    assert one.strays == other.strays
+    assert list(one.foreign) == list(other.foreign)
+
+
 def test_a_stray_that_was_gone_for_a_moment_is_counted_anew():
     gone = look([], [], looks(2, [], [stray()]).memory)
     assert looks(2, [], [stray()], memory=gone.memory).strays == ()

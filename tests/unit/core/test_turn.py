@@ -33,6 +33,7 @@ from moorings.core.inputs import (
 from moorings.core.instants import SECOND, Instant
 from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.placement import NEVER
 from moorings.core.queue import Policy, explain
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.core.turn import Reply, Turn
@@ -609,6 +610,111 @@ def test_a_name_that_a_foreign_partition_has_is_not_ours() -> None:
     world.step(ForeignSeen(POD.name, {"bert": Block(range(8, 12))}))
     claim = world.create(1, name="bert")
     assert world.partition(claim).name == "bert-1"
+
+
+# -- guards that no other test misses -------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_a_broken_block_is_removed() -> None:
+    world = World(POD)
+    claim = world.create(4)
+    first = world.partition(claim)
+    world.says(first, Seen.ERROR)
+    assert world.fleet.partitions[first.id].state is PartitionState.REMOVING, "law 2"
+
+
+def test_a_device_drained_in_a_turn_is_granted_to_nobody_in_it() -> None:
+    world = World(POD)
+    _, claim = world.step(DrainDevice(POD.name, 0, "smells burnt"), world.asks(1))
+    assert isinstance(claim, Claim)
+    assert 0 not in world.partition(claim).block
+
+
+def test_a_device_that_is_resumed_under_a_partition_stays_its() -> None:
+    world = World(POD)
+    claim = world.ready(1)
+    assert list(world.partition(claim).block) == [0]
+    world.step(DrainDevice(POD.name, 0, "smells burnt"))
+    world.step(ResumeDevice(POD.name, 0))
+    assert world.fleet.pools[POD.name].free.free == 15
+
+
+def test_devices_in_foreign_partitions_are_not_given_out_in_the_turn_that_sees_them() -> None:
+    world = World(POD)
+    _, claim = world.step(ForeignSeen(POD.name, {"by-hand": Block(range(4))}), world.asks(4))
+    assert isinstance(claim, Claim)
+    assert str(world.partition(claim).block) == "4-7"
+
+
+def test_an_answer_to_an_overtaken_order_does_not_end_a_live_job_s_partition() -> None:
+    """Law 3: whatever its version says, the answer to a creation is none about a partition that is ACTIVE."""
+    world = World(POD)
+    claim = world.ready(4)
+    world.says(world.partition(claim), Seen.ERROR, Verdict.BROKEN, order="create")
+    assert world.partition(claim).state is PartitionState.ACTIVE
+    assert world.claim(claim.id).state is ClaimState.READY
+
+
+def test_a_late_answer_to_the_making_does_not_end_a_reset() -> None:
+    """Law 4: until the driver has answered the reset, what runs in it may be the past."""
+    world = World(POD)
+    claim = world.ready(4)
+    world.step(ResetPartition(world.partition(claim).id))
+    world.says(world.partition(claim), Seen.ACTIVE, order="create")
+    assert world.partition(claim).state is PartitionState.RESETTING
+
+
+def test_no_block_is_kept_that_nobody_s_end_will_free() -> None:
+    pool = Pool(PoolName("one"), "ipu", "simulated", PowerOfTwo(1, 4, 4))
+    world = World(pool)
+    world.step(DrainDevice(pool.name, 0, "smells burnt"))
+    assert world.create(4).state is ClaimState.PENDING
+    assert world.fleet.reservations == ()
+    assert world.create(1).state is ClaimState.GRANTED, "it would wait behind a block that never empties"
+
+
+def test_those_who_come_in_one_turn_arrive_one_after_the_other() -> None:
+    world = World(POD)
+    replies = world.step(*(world.asks(1) for _ in range(3)))
+    arrivals = [reply.arrival for reply in replies if isinstance(reply, Claim)]
+    assert len(arrivals) == 3
+    assert arrivals == sorted(set(arrivals))
+
+
+def test_of_those_who_come_in_one_turn_the_highest_priority_is_first() -> None:
+    world = World(POD)
+    low, high = world.asks(16, gcds=2), world.asks(16, gcds=2, priority=5)
+    world.step(low, high)
+    assert world.claim(high.id).state is ClaimState.GRANTED
+    assert world.claim(low.id).state is ClaimState.PENDING
+
+
+def test_who_will_not_wait_is_told_why_there_is_no_room() -> None:
+    world = World(POD)
+    world.ready(16, gcds=2)
+    (refused,) = world.step(world.asks(4, queue=QueueMode.NEVER))
+    assert isinstance(refused, MooringsError)
+    assert refused.detail.startswith("no room for 4 devices in pod: 0 of 16 free")
+    assert refused.hint
+
+
+def test_leases_that_ran_out_together_lapse_in_the_order_of_their_claims() -> None:
+    world = World(POD)
+    long, short = world.ready(1, lease_s=20.0), world.ready(1, lease_s=10.0)
+    world.now = Instant(world.now + 60 * SECOND)
+    world.step()
+    assert [event.claim for event in world.log if event.name == "claim.lapsed"] == [long.id, short.id]
+
+
+def test_a_partition_whose_claim_holds_another_by_now_is_not_free_when_that_claim_s_time_is_up() -> None:
+    """Law 9 too: memory, which saw the claim with it, and a reload, which never did, must say the same."""
+    world = World(POD)
+    claim = world.create(4, time_limit_s=600.0)
+    first = world.partition(claim)
+    world.says(first, Seen.ERROR)
+    world.says(world.fleet.partitions[first.id], Seen.UNKNOWN, Verdict.BROKEN, order="remove")
+    assert world.partition(claim).id != first.id
+    assert world.fleet.pools[POD.name].holds[first.id].until == NEVER
 
 
 # -- anything, in any order -----------------------------------------------------------------------------------------

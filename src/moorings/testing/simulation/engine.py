@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.ports.engine import StartOrder
+from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
@@ -57,11 +58,16 @@ class SimulatedCluster:
         self.processes: dict[RunId, Process] = {}
         self.live: dict[RunId, Process] = {}
         self.rejected: set[RunId] = set()
+        self.epoch = Epoch(0)
         self._waiting: list[asyncio.Future[None]] = []
         self._loop = loop
         self._odds = odds
         self._clock = clock
         self._on_start = on_start
+
+    def fence(self, epoch: Epoch) -> None:
+        """Start nothing for earlier leaders any more."""
+        self.epoch = max(self.epoch, epoch)
 
     def submit(self, order: StartOrder) -> str:
         """Start a run unless it was started before; what was rejected once is rejected for ever."""

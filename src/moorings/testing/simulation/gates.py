@@ -344,14 +344,9 @@ def _unavailable(noun: str, detail: str) -> MooringsError:
 
 
 class EngineGate:
-    """The engine as one controller reaches it.
+    """The engine as one controller reaches it."""
 
-    It takes no start from a controller that was replaced, as the lock on the data folder sees to for the embedded
-    engine. Without that, one that was stopped while it started a run would start it after its successor has ended it.
-    """
-
-    def __init__(self, stage: Stage, life: Life, epoch: Epoch) -> None:
-        self._epoch = epoch
+    def __init__(self, stage: Stage, life: Life) -> None:
         self._stage = stage
         self._life = life
         self._cluster = stage.cluster
@@ -373,6 +368,9 @@ class EngineGate:
         fault = self._stage.odds.strikes(*faults)
         return await self._line.ask(carry_out, fault=fault, lost=_unavailable("engine", "no answer came"))
 
+    async def fence(self, epoch: Epoch) -> None:
+        await self._ask(f"fence {epoch}", lambda: self._cluster.fence(epoch), "fence_lost")
+
     async def submit(self, order: StartOrder) -> str:
         return await self._ask(
             f"submit {order.run}",
@@ -381,7 +379,7 @@ class EngineGate:
         )
 
     def _submit(self, order: StartOrder) -> str:
-        if self._epoch != self._stage.ledger.epoch:
+        if order.epoch < self._cluster.epoch:
             self._stage.story.reach("engine refused a replaced controller")
             raise _unavailable("engine", "another controller has the runs")
         if order.run not in self._cluster.processes and self._stage.odds.strikes("submit_rejected"):

@@ -28,6 +28,7 @@ CALLS = {
     "store_answer_lost": 0.01,  # it was saved
     "store_conflict": 0.01,
     # engines
+    "fence_lost": 0.3,
     "submit_lost": 0.12,
     "submit_answer_lost": 0.08,
     "submit_rejected": 0.15,

@@ -89,7 +89,7 @@ class World:
         epoch = await stage.loop.run_in_executor(None, store.lead, life.name, clock.now())
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
         hardware = Hardware(loop, gates_to_drivers(stage, life, self._witness), clock, stage.installation)
-        engine = EngineGate(stage, life, epoch)
+        engine = EngineGate(stage, life)
         engines = {engine.name: engine}
         running = Running(loop, engines, hardware, clock, stage.installation)
         controller = Controller(

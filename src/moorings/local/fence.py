@@ -1,0 +1,90 @@
+"""Which controller may start runs here: the one that began to lead last.
+
+The database refuses what a replaced controller saves, but a start is no save: one that was stopped between its last
+look and the start would start a run whose partition its successor has given away (law 4). So a leader raises the epoch
+in a file before it does anything else with runs, and a start happens under a lock that keeps it from being raised in
+the middle. Asking the database once more before a start was refused: it makes the gap smaller and leaves it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.ports.store import Epoch
+
+LOCK_POLL_S = 0.01
+_DIGITS_MAX = 19
+
+
+class Fence:
+    """The fence around the runs in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".epoch"
+
+    def set(self, epoch: Epoch, wait_s: float) -> None:
+        """From now on nothing is started under an earlier epoch.
+
+        Raises:
+            MooringsError: ``engine.unavailable``: a start under an earlier one has not come to its end.
+            OSError: the file cannot be written.
+        """
+        with self._locked(fcntl.LOCK_EX, wait_s) as file:
+            if epoch > _epoch_in(file):
+                os.pwrite(file, b"%019d\n" % epoch, 0)
+                os.fsync(file)
+
+    @contextmanager
+    def passed(self, epoch: Epoch, wait_s: float) -> Iterator[None]:
+        """Nobody begins to lead until the end of the block.
+
+        Raises:
+            MooringsError: ``engine.unavailable``: another controller leads by now.
+            OSError: the file cannot be read.
+        """
+        with self._locked(fcntl.LOCK_SH, wait_s) as file:
+            newest = _epoch_in(file)
+            if epoch < newest:
+                raise MooringsError(
+                    "engine.unavailable",
+                    f"another controller leads by now (epoch {newest}, this one's is {epoch})",
+                    retryable=True,
+                )
+            yield
+
+    @contextmanager
+    def _locked(self, mode: int, wait_s: float) -> Iterator[int]:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_up = time.monotonic() + wait_s
+        try:
+            while True:
+                try:
+                    fcntl.flock(file, mode | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= give_up:
+                        raise _held() from None
+                time.sleep(LOCK_POLL_S)
+            yield file
+        finally:
+            os.close(file)
+
+
+def _epoch_in(file: int) -> int:
+    text = os.pread(file, _DIGITS_MAX, 0)
+    return int(text) if text.isdigit() else 0  # an empty file: nobody has led
+
+
+def _held() -> MooringsError:
+    return MooringsError(
+        "engine.unavailable",
+        "another controller is in the middle of starting a run, or was stopped there",
+        hint="end that process: until then no run is started or looked after here",
+        retryable=True,
+    )

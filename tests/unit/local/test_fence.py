@@ -1,0 +1,63 @@
+"""The fence: no start under an epoch that has passed, and no new leader in the middle of a start."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.local.fence import Fence
+from moorings.ports.store import Epoch
+
+
+@pytest.fixture
+def fence(tmp_path: Path) -> Fence:
+    return Fence(tmp_path)
+
+
+def stopped(fence: Fence, epoch: int) -> bool:
+    try:
+        with fence.passed(Epoch(epoch), 0):
+            return False
+    except MooringsError as error:
+        return (error.code, error.retryable) == ("engine.unavailable", True)
+
+
+def test_without_a_leader_everybody_passes(fence: Fence) -> None:
+    assert not stopped(fence, 0)
+
+
+def test_earlier_leaders_are_stopped_and_later_ones_pass(fence: Fence) -> None:
+    fence.set(Epoch(5), 0)
+    assert [stopped(fence, epoch) for epoch in (4, 5, 6)] == [True, False, False]
+
+
+def test_it_is_never_lowered(fence: Fence, tmp_path: Path) -> None:
+    fence.set(Epoch(12), 0)
+    Fence(tmp_path).set(Epoch(3), 0)
+    assert stopped(fence, 11)
+
+
+def test_several_starts_go_on_at_once_and_nobody_begins_to_lead_meanwhile(fence: Fence, tmp_path: Path) -> None:
+    with fence.passed(Epoch(1), 0), Fence(tmp_path).passed(Epoch(1), 0):
+        with pytest.raises(MooringsError, match="in the middle of starting a run") as caught:
+            Fence(tmp_path).set(Epoch(2), 0)
+        assert caught.value.hint
+    fence.set(Epoch(2), 0)
+    assert stopped(fence, 1)
+
+
+@pytest.mark.parametrize("left", [b"", b"7", b"x" * 19])
+def test_what_a_crash_or_a_stranger_left_in_the_file_lets_the_newest_leader_in(
+    fence: Fence, tmp_path: Path, left: bytes
+) -> None:
+    (tmp_path / ".epoch").write_bytes(left)
+    fence.set(Epoch(9), 0)
+    assert [stopped(fence, 8), stopped(fence, 9)] == [True, False]
+
+
+def test_the_file_is_its_owners(fence: Fence, tmp_path: Path) -> None:
+    fence.set(Epoch(1), 0)
+    assert stat.S_IMODE((tmp_path / ".epoch").stat().st_mode) == 0o600
