@@ -32,15 +32,25 @@ def unpacked(name: str, package: str) -> Path:
     Raises:
         AssertionError: it cannot be had here.
     """
+    root = folder_of(package)
+    found = [root / folder / name for folder in ("usr/bin", "bin", "usr/sbin") if (root / folder / name).exists()]
+    assert found != [], f"Debian's package {package} has no {name}"
+    return found[0]
+
+
+def folder_of(package: str) -> Path:
+    """The folder of a package's files.
+
+    Raises:
+        AssertionError: it cannot be had here.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     root = CACHE / package
     with (CACHE / f"{package}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest want it at the same time
         if not root.exists():
             _unpack(package, root)
-    found = [root / folder / name for folder in ("usr/bin", "bin", "usr/sbin") if (root / folder / name).exists()]
-    assert found != [], f"Debian's package {package} has no {name}"
-    return found[0]
+    return root
 
 
 def surroundings(path: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorings.api.render import run_body
+from moorings.core.access import Role
 from moorings.core.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
@@ -17,7 +18,8 @@ from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import mark_of
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.ports.store import Page, Seq
+from moorings.ports.store import Changes, Page, Seq
+from moorings.testing.records import NEW, a_claim
 from moorings.workloads.runs import RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 
@@ -107,6 +109,41 @@ async def test_who_may_do_what(rig: Rig) -> None:
     assert refused.value.code == "auth.denied"
 
 
+async def test_claims_of_local_runs_are_the_controller_s(rig: Rig) -> None:
+    spec = ClaimSpec(kind="ipu", size=1)
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.create_claim(ADMIN, spec, name=None, owner="local/run-aaaaaaaaaaaa", key=None)
+    assert refused.value.code == "owner.denied"
+
+
+async def test_nobody_acts_on_leases_runs_or_output_of_another(rig: Rig) -> None:
+    leased = await rig.claim(16, lease_s=600.0)
+    waiting = (await rig.controller.create_run(ANN, job("true"))).run
+    for attempt in (
+        lambda: rig.controller.renew_claim(BOB, leased.id),
+        lambda: rig.controller.run_logs(BOB, waiting.id, task=None, follow=False),
+        lambda: rig.controller.cancel_run(BOB, waiting.id),
+    ):
+        with pytest.raises(MooringsError) as refused:
+            await attempt()
+        assert refused.value.code == "owner.denied"
+    assert rig.assembly.loop.runs.by_id[waiting.id].state is RunState.WAITING
+    await rig.controller.cancel_run(ANN, waiting.id, wait_s=20)
+
+
+async def test_only_admins_have_to_do_with_keys(rig: Rig) -> None:
+    key, _ = await rig.controller.create_key(ADMIN, "ann", Role.USER, None)
+    for attempt in (
+        lambda: rig.controller.create_key(ANN, "eve", Role.ADMIN, None),
+        lambda: rig.controller.list_keys(ANN),
+        lambda: rig.controller.revoke_key(ANN, key.id),
+    ):
+        with pytest.raises(MooringsError) as refused:
+            await attempt()
+        assert refused.value.code == "auth.denied"
+    assert [(known.subject, known.revoked_at) for known in await rig.controller.list_keys(ADMIN)] == [("ann", None)]
+
+
 async def test_a_name_that_could_be_an_id_is_refused(rig: Rig) -> None:
     """Law 5: what somebody else's claim is called can never be taken for this one."""
     victim = await rig.claim(1)
@@ -153,6 +190,29 @@ async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> 
         await rig.controller.claim_binding(ANN, claim.id)
     assert refused.value.code in ("partition.not_active", "claim.not_ready")
     await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
+
+
+async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) -> None:
+    """Law 4: to the driver the partition is ACTIVE all the time, and its job would start into the reset."""
+    claim = await rig.claim(2)
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.RESET})))
+    await rig.controller.reset_partition(ANN, claim.name)
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.claim_binding(ANN, claim.id)
+    assert refused.value.code == "partition.not_active"
+    rig.driver().faults.clear()
+    await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
+
+
+async def test_a_replaced_controller_does_not_say_that_a_claim_is_released(rig: Rig) -> None:
+    """It knows nothing of what the new leader grants, and its turn saves nothing that could be fenced off."""
+    store = rig.assembly.loop.store
+    epoch = store.lead("another", rig.clock.now())
+    theirs = a_claim(1, owner="user/ann", subject="ann")
+    store.commit(epoch, Changes(claims=[(theirs, NEW)]))
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.release_claim(ANN, theirs.id)
+    assert refused.value.code == "store.fenced"
 
 
 # -- hardware that fails --------------------------------------------------------------------------------------------
@@ -432,6 +492,17 @@ async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> N
     assert len(await rig.hardware()) == 1
     assert (await rig.controller.get_run(view.run.id, wait_s=20)).run.ended
     await rig.nothing_left()
+
+
+async def test_a_claim_that_a_run_holds_is_not_released_by_hand(rig: Rig) -> None:
+    """Law 3: its partition would go from under its processes; whoever may release it may cancel the run."""
+    await rig.claim(16)
+    run = (await rig.controller.create_run(ANN, job("true"))).run
+    for caller in (ANN, ADMIN):
+        with pytest.raises(MooringsError) as refused:
+            await rig.controller.release_claim(caller, run.claim)
+        assert refused.value.code == "claim.held_by_run"
+    await rig.controller.cancel_run(ANN, run.id, wait_s=20)
 
 
 async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:

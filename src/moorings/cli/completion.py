@@ -1,30 +1,125 @@
-"""Live names for the shell's completion: quick, silent, and empty when the controller is away."""
+"""Live names for the shell's completion: quick, silent, and the last known when the controller is away.
+
+A shell asks at every TAB and the person waits, so an answer has a budget and is remembered for some seconds, in a file
+of the cache folder. Refused: a helper in the background that keeps the names; nobody would know that it runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from moorings.cli.configuration import context_servers, home
 from moorings.cli.session import Session
 from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 
-TIMEOUT_S = 0.2
+BUDGET_S = 0.2  # for asking the controller, whatever it does
+FRESH_S = 5.0  # so long nobody asks again; also after no answer, so that not every TAB takes the whole budget
+KNOWN_S = 600.0  # so long names are better than none while the controller is away
 
 _NAMES: dict[str, Callable[[Client], list[str]]] = {
     "pool": lambda client: [pool.name for pool in client.pools()],
+    "device": lambda client: [device.id for device in client.devices()],
     "partition": lambda client: [partition.name for partition in client.partitions()],
     "claim": lambda client: [claim.name for claim in client.claims()],
-    "run": lambda client: [run.id for run in client.runs()],
+    "run": lambda client: [name for run in client.runs() for name in dict.fromkeys((run.id, run.name))],
     "key": lambda client: [key.id for key in client.keys()],
 }
 
 
 def live_names(session: Session, noun: str) -> list[str]:
-    """Names of the things of a noun that exist now."""
-    if noun not in _NAMES:
-        return []
+    """Names of the things of a noun that exist now; ``context`` is one too. Never an error, nor a word on stderr."""
     try:
-        with session.client_of(timeout_s=TIMEOUT_S) as client:
-            return _NAMES[noun](client)
-    except MooringsError:
+        if noun == "context":
+            return list(context_servers(session.environment))
+        return _names(session, noun) if noun in _NAMES else []
+    except MooringsError:  # a configuration that cannot be used: the command itself will say so
         return []
+
+
+def states(noun: str) -> list[str]:
+    """The states that things of a noun may be in."""
+    from moorings.core.claims import ClaimState
+    from moorings.core.devices import DeviceState
+    from moorings.core.partitions import PartitionState
+    from moorings.workloads.runs import RunState
+
+    kinds = {"claim": ClaimState, "device": DeviceState, "partition": PartitionState, "run": RunState}
+    return [str(state) for state in kinds[noun]] if noun in kinds else []
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Names as they were, and when (seconds since 1970) somebody last tried to learn them."""
+
+    at: float
+    names: Sequence[str]
+
+
+def _names(session: Session, noun: str) -> list[str]:
+    file, now = _cache_file(session, noun), time.time()
+    known = _load(file)
+    if known is not None and 0 <= now - known.at < FRESH_S:
+        return list(known.names)
+    names = _ask(session, noun)
+    if names is None:
+        names = list(known.names) if known is not None and 0 <= now - known.at < KNOWN_S else []
+    _save(file, Known(now, names))
+    return names
+
+
+def _ask(session: Session, noun: str) -> list[str] | None:
+    """What the controller says within the budget; None: nothing.
+
+    In a thread, as a limit on each of its waits would not be one on all of them.
+    """
+    found: list[list[str]] = []
+    client = session.client_of(timeout_s=BUDGET_S)
+
+    def ask() -> None:
+        try:
+            with client:
+                found.append(_NAMES[noun](client))
+        except MooringsError:
+            return
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(BUDGET_S)
+    return found[0] if found else None
+
+
+def _cache_file(session: Session, noun: str) -> Path:
+    """One for each noun of each controller as one key sees it."""
+    root = session.environment.get("XDG_CACHE_HOME", "")
+    folder = Path(root) if root.startswith("/") else home(session.environment) / ".cache"
+    values = session.configuration
+    whose = hashlib.sha256(f"{values.text('server')}\0{values.text('access_key')}".encode()).hexdigest()[:16]
+    return folder / "moorings" / "names" / f"{whose}-{noun}.json"
+
+
+def _load(file: Path) -> Known | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Known(float(found["at"]), [str(name) for name in found["names"]])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _save(file: Path, known: Known) -> None:
+    """Replaced whole, so that no other TAB reads half of it; a cache that cannot be written is none."""
+    beside = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+            json.dump({"at": known.at, "names": list(known.names)}, out)
+        beside.replace(file)
+    except OSError:
+        return

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from moorings.cli.session import Session
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
@@ -63,7 +66,12 @@ def global_options(*, hidden: bool) -> list[click.Option]:
 
     return [
         flag("server", "--server", metavar="URL", help="Address of the controller."),
-        flag("context", "--context", metavar="NAME", help="Use this context of the configuration."),
+        flag(
+            *("context", "--context"),
+            metavar="NAME",
+            help="Use this context of the configuration.",
+            shell_complete=live("context"),
+        ),
         flag("config", "--config", metavar="FILE", help="Read this configuration file first."),
         flag("ca_file", "--ca-file", metavar="FILE", help="PEM file of the authority behind the server's certificate."),
         flag("timeout", "--request-timeout", metavar="DURATION", help="How long a call may take; bare: seconds (30s)."),
@@ -94,6 +102,15 @@ class NounGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, singular(cmd_name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        noun, slash, begun = incomplete.partition("/")
+        if not slash:
+            return super().shell_complete(ctx, incomplete)
+        found = live(singular(noun))(ctx, self.params[0], begun)
+        return [CompletionItem(f"{noun}/{name}") for name in found]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -181,18 +198,26 @@ def examples(*lines: str) -> str:
 def names_argument(noun: str, *, required: bool = False) -> Callable[[CommandT], CommandT]:
     """``[NAME]...``, completed with live names."""
     metavar = "NAME..." if required else "[NAME]..."
-    return click.argument("names", metavar=metavar, nargs=-1, required=required, shell_complete=_complete(noun))
+    return click.argument("names", metavar=metavar, nargs=-1, required=required, shell_complete=live(noun))
 
 
 def name_argument(noun: str) -> Callable[[CommandT], CommandT]:
     """``NAME``, completed with live names."""
-    return click.argument("name", metavar=noun.upper(), shell_complete=_complete(noun))
+    return click.argument("name", metavar=noun.upper(), shell_complete=live(noun))
 
 
-def _complete(noun: str) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
+def live(*nouns: str) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
+    """What completes a parameter: names of things of these nouns that exist now; ``state``: of the command's noun."""
+
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> Sequence[str]:
-        from moorings.cli.completion import live_names
+        from moorings.cli.completion import live_names, states
 
-        return [name for name in live_names(ctx.ensure_object(Session), noun) if name.startswith(incomplete)]
+        session = ctx.ensure_object(Session)
+        names = [
+            name
+            for noun in nouns
+            for name in (states(singular(ctx.info_name or "")) if noun == "state" else live_names(session, noun))
+        ]
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
 
     return complete

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, a_partition
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunId
 from moorings.workloads.turn import CreateRun
 
@@ -403,6 +404,107 @@ async def test_who_still_waits_at_the_end_is_told(store):
     ] * 3
 
 
+async def test_who_comes_after_the_end_is_told(store):
+    rig = rig_over(store)
+    rig.loop.close()
+    asking = asyncio.create_task(rig.claim())
+    await asyncio.sleep(0)
+    assert asking.done(), "nobody will ever answer"
+    error = asking.exception()
+    assert isinstance(error, MooringsError)
+    assert (error.code, error.retryable) == ("controller.unreachable", True)
+
+
+async def test_whose_turn_is_under_way_at_the_end_is_told(store):
+    rig = rig_over(store)
+    saving, go_on = asyncio.Event(), threading.Event()
+    here, commit = asyncio.get_running_loop(), store.store.commit
+
+    def slow(epoch: Epoch, changes: Changes) -> Seq:
+        here.call_soon_threadsafe(saving.set)
+        assert go_on.wait(30)
+        return commit(epoch, changes)
+
+    store.commit = slow
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    asking = asyncio.create_task(rig.claim())
+    await saving.wait()
+    rig.serving.cancel()
+    await asyncio.gather(rig.serving, return_exceptions=True)
+    go_on.set()
+    rig.loop.close()
+    await asyncio.sleep(0)
+    assert asking.done(), "nobody will ever answer"
+    error = asking.exception()
+    assert isinstance(error, MooringsError)
+    assert (error.code, error.retryable) == ("controller.unreachable", True)
+
+
+async def test_who_was_replaced_cannot_confirm_that_it_leads(store):
+    rig = rig_over(store)
+    await rig.loop.confirm()
+    store.store.lead("another", rig.clock.now())
+    with pytest.raises(MooringsError) as caught:
+        await rig.loop.confirm()
+    assert caught.value.code == "store.fenced"
+    rig.loop.close()
+
+
+# -- time in which nobody could be heard ---------------------------------------------------------------------------
+
+
+async def leased(rig: Rig) -> Claim:
+    """A claim that is to be renewed every ten seconds; turns are taken by hand, a second apart."""
+    await rig.loop.load()
+    asking = asyncio.create_task(rig.claim(spec=ClaimSpec(kind="ipu", size=4, lease_s=10.0)))
+    await asyncio.sleep(0)
+    await rig.loop.turn()
+    return await asking
+
+
+async def turns(rig: Rig, count: int) -> None:
+    for _ in range(count):
+        await rig.loop.turn()
+
+
+async def test_no_lease_runs_while_the_process_stood_still(store):
+    rig = rig_over(store)
+    claim = await leased(rig)
+    rig.clock.instant += 3600 * SECOND
+    await turns(rig, 8)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
+    await turns(rig, 4)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
+    rig.loop.close()
+
+
+async def test_no_lease_runs_longer_because_the_clock_was_set_back(store):
+    rig = rig_over(store)
+    claim = await leased(rig)
+    rig.clock.instant -= 3600 * SECOND
+    await turns(rig, 8)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
+    await turns(rig, 4)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
+    rig.loop.close()
+
+
+async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
+    rig = rig_over(store)
+    claim = await leased(rig)
+    store.refusals += [unavailable() for _ in range(15)]
+    while store.refusals:
+        rig.loop.tell(PoolAnswers(POD.name, "no listing"))
+        with pytest.raises(MooringsError):
+            await rig.loop.turn()
+    await rig.loop.load()
+    await turns(rig, 8)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED, "whoever wanted to renew it could not"
+    await turns(rig, 4)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
+    rig.loop.close()
+
+
 # -- a fault of ours -----------------------------------------------------------------------------------------------
 
 
@@ -424,6 +526,32 @@ async def test_who_stopped_waiting_does_not_stop_the_turn(rig):
     assert claim.state is ClaimState.GRANTED
 
 
+# -- a run and its claim -------------------------------------------------------------------------------------------
+
+
+def a_job(number: int, size: int = 1) -> CreateRun:
+    job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=size))
+    ident, claim = RunId(f"run-{number}"), ClaimId(f"claim-{number}")
+    return CreateRun(id=ident, claim=claim, job=job, engine="local", subject="ann")
+
+
+async def test_a_run_and_its_claim_are_saved_at_once(rig):
+    commits = rig.store.n_commits
+    await rig.loop.post(a_job(1))
+    assert rig.store.n_commits == commits + 1
+    saved = rig.store.store.load()
+    assert [run.claim for run in saved.runs] == [claim.id for claim in saved.claims] == ["claim-1"]
+
+
+async def test_a_run_whose_claim_is_refused_leaves_nothing(rig):
+    with pytest.raises(MooringsError) as caught:
+        await rig.loop.post(a_job(1, size=128))
+    assert caught.value.code == "claim.too_large"
+    assert rig.store.store.load().runs == ()
+    assert rig.loop.runs.by_id == {}
+    assert rig.told("run.created") == 0
+
+
 # -- idempotency keys ----------------------------------------------------------------------------------------------
 
 
@@ -441,6 +569,7 @@ async def test_the_same_key_many_times_at_once_makes_one_claim(rig):
     claims = await asyncio.gather(*(rig.claim(use(number)) for number in range(1, 11)))
     assert len({claim.id for claim in claims}) == 1
     assert rig.told("claim.created") == 1
+    assert rig.loop.meters.failures == {}, "no commit was tried in vain for it"
 
 
 async def test_the_same_key_with_another_request_is_refused(rig):

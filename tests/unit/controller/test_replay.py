@@ -162,6 +162,14 @@ def test_another_order_of_the_same_inputs_is_another_decision() -> None:
     assert difference.decided != difference.logged
 
 
+def test_a_log_that_was_tampered_with_is_told() -> None:
+    log = Log()
+    log.turn(claim(1, 8))
+    forged = [replace(row, event=replace(row.event, pool="another")) for row in log.rows]
+    assert list(Replay([POOL]).take(log.rows)) == []
+    assert list(Replay([POOL]).take(forged)) != []
+
+
 def test_a_refused_claim_leaves_nothing_to_replay() -> None:
     log = Log()
     log.turn(claim(1, 8))

@@ -333,3 +333,8 @@ def test_the_queue_is_ordered_by_priority_then_arrival_then_id():
     early, late = a_claim(1), a_claim(2)
     twin = replace(early, id=ClaimId("claim-0000"))
     assert sorted([late, early, urgent, twin], key=lambda claim: claim.order) == [urgent, twin, early, late]
+
+
+def test_of_equals_the_earlier_is_first_whatever_their_ids():
+    early, late = replace(a_claim(2), arrival=NOW), replace(a_claim(1), arrival=LATER)
+    assert sorted([late, early], key=lambda claim: claim.order) == [early, late]

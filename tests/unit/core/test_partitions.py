@@ -67,3 +67,8 @@ def test_gcds_share_a_block_equally_and_leave_nothing(start, gcds, share):
     shares = gcd_blocks(block, gcds)
     assert [len(part) for part in shares] == [share] * gcds
     assert [index for part in shares for index in part] == list(block)
+
+
+def test_the_longest_name_makes_room_for_the_number():
+    assert name_for("x" * 36, 12, ()) == "x" * 33 + "-12"
+    assert name_for("x" * 36, 0, {"x" * 36}) == "x" * 34 + "-1"

@@ -210,6 +210,16 @@ async def test_a_run_whose_supervisor_was_killed_is_lost_when_nothing_of_it_is_l
     assert_lost(rig, run, await end_of(engine, run))
 
 
+async def test_the_bindings_of_a_run_whose_supervisor_was_killed_are_gone(rig, engine):
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    folder = rig.of(order.run)
+    assert folder.bindings.exists()
+    os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
+    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    assert not folder.bindings.exists()
+
+
 async def test_a_run_whose_supervisor_was_killed_while_nobody_looked_is_lost_too(rig, engine):
     run = await start_leftovers(rig, engine)
     # The session is no mark any more for one who did not see the supervisor die, and this one has no other.

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from moorings.cli.configuration import NAMES, Configuration, check_context, config_folder, credentials_file
-from moorings.cli.grammar import MoorCommand, NounGroup, examples
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, live
 from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
@@ -46,7 +46,7 @@ def view(session: Session, *, show_origin: bool, output: str | None) -> None:
 
 
 @config.command("use-context", cls=MoorCommand)
-@click.argument("name")
+@click.argument("name", shell_complete=live("context"))
 @click.pass_obj
 def use_context(session: Session, name: str) -> None:
     """Use the context NAME from now on."""

@@ -10,7 +10,7 @@ import click
 
 from moorings.cli.errors import Ended
 from moorings.cli.following import await_claim, patience_of
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, live, options
 from moorings.cli.interrupts import Interrupted, Interrupts
 from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
 from moorings.cli.limits import Limit, parse_seconds
@@ -26,7 +26,7 @@ from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
 _shape = options(
     click.option("--size", type=int, required=True, metavar="N", help="Devices."),
     click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu)."),
-    click.option("--pool", metavar="POOL", help="Only in this pool."),
+    click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool")),
     click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1)."),
     click.option("--replicas-per-gcd", type=int, default=1, metavar="N", help="Model replicas inside each GCD (1)."),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from moorings.cli.following import patience_of
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.grammar import MoorCommand, examples, live
 from moorings.cli.kinds import EVENTS
 from moorings.cli.output import Look, render_line, render_list
 from moorings.cli.progress import Progress
@@ -28,8 +28,8 @@ LAST_SHOWN = 100
     ),
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
-@click.option("--claim", metavar="CLAIM", help="Only of this claim (id or name).")
-@click.option("--run", metavar="RUN", help="Only of this run (id or name).")
+@click.option("--claim", metavar="CLAIM", help="Only of this claim (id or name).", shell_complete=live("claim"))
+@click.option("--run", metavar="RUN", help="Only of this run (id or name).", shell_complete=live("run"))
 @click.option("--name", multiple=True, metavar="NAME", help="Only of this name; claim.* for all of a noun.")
 @click.option("--last", type=click.IntRange(min=0), metavar="N", help=f"So many of the newest ({LAST_SHOWN}).")
 @click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="All after this sequence number.")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from moorings.cli.commands.events import events
-from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
+from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, live, names_argument, options
 from moorings.cli.kinds import KINDS, Kind
 from moorings.cli.session import Session
 from moorings.cli.showing import Showing, output_options, showing
@@ -19,9 +19,13 @@ Load = Callable[[Session, Filters], Sequence[Any]]
 
 _watch = click.option("-w", "--watch", is_flag=True, help="Go on with what changes.")
 _all = click.option("-A", "--all", is_flag=True, help="Also what has ended.")
-_pool = click.option("--pool", metavar="POOL", help="Only of this pool.")
+_pool = click.option("--pool", metavar="POOL", help="Only of this pool.", shell_complete=live("pool"))
 _state = click.option(
-    "--state", metavar="STATE", help="Only in this state.", callback=lambda _c, _p, v: v and v.upper()
+    "--state",
+    metavar="STATE",
+    help="Only in this state.",
+    shell_complete=live("state"),
+    callback=lambda _c, _p, v: v and v.upper(),
 )
 
 

@@ -10,7 +10,7 @@ import click
 
 from moorings.cli.errors import ReaderGone
 from moorings.cli.following import RunFollower, patience_of, run_end_text, run_exit_code
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.grammar import MoorCommand, examples, live
 from moorings.cli.interrupts import Interrupted, Interrupts
 from moorings.cli.jobs import JobFlags, build_job
 from moorings.cli.progress import Progress
@@ -47,11 +47,11 @@ class RunCommand(MoorCommand):
         "moor run --detach job.toml",
     ),
 )
-@click.argument("file", required=False, nargs=-1)
+@click.argument("file", required=False, nargs=-1, type=click.Path())
 @click.option("--ipus", type=int, metavar="N", help="IPUs of the whole job; the same as --kind ipu --size N.")
 @click.option("--size", type=int, metavar="N", help="Devices of the whole job.")
 @click.option("--kind", metavar="KIND", help="Kind of accelerator (ipu).")
-@click.option("--pool", metavar="POOL", help="Only in this pool.")
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
 @click.option("-n", "--ntasks", type=int, metavar="N", help="Processes; each gets one GCD of the partition (1).")
 @click.option("--num-replicas", type=int, metavar="N", help="Model replicas of the whole job (one a task).")
 @click.option(

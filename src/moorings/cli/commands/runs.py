@@ -15,7 +15,7 @@ from moorings.cli.following import (
     run_end_text,
     run_exit_code,
 )
-from moorings.cli.grammar import MoorCommand, bare_names, examples, name_argument, names_argument, singular
+from moorings.cli.grammar import MoorCommand, bare_names, examples, live, name_argument, names_argument, singular
 from moorings.cli.limits import Limit
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
@@ -78,7 +78,7 @@ def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str |
     "Of a run, the exit code is the run's. Of a claim, 0 if it came to what was waited for, else 1.",
     epilog=examples("moor wait digits", "moor wait claim/p64 --for READY --timeout 10m"),
 )
-@click.argument("name", metavar="RUN|CLAIM")
+@click.argument("name", metavar="RUN|CLAIM", shell_complete=live("run", "claim"))
 @click.option(
     "--for",
     "until",
@@ -164,7 +164,7 @@ def _wait_for_claim(session: Session, progress: Progress, ident: str, until: str
     claim = await_claim(session.client, progress, ident, until, name=ident, limit=limit)
     if claim is None:
         raise MooringsError(
-            "wait.timeout", f"claim {ident} is not {until}; the time is up", hint="see 'moor explain claim'"
+            "wait.timeout", f"claim {ident} is not {until}; the time is up", hint=f"see 'moor explain claim {ident}'"
         )
     session.console.line(f"claim/{claim.name} {claim.state}")
     good = claim.state == ClaimState.READY or until == "ENDED" or (until == "GRANTED" and claim.state == "GRANTED")

@@ -73,10 +73,11 @@ class Journal:
             MooringsError: ``driver.unavailable``: the file cannot be read, or is damaged before its end.
         """
         try:
-            anew = self._file < 0 or not self._is_same()
-            if anew:
+            size = self._size()
+            anew = size is None
+            if size is None:
                 self._open()
-            size = os.fstat(self._file).st_size
+                size = os.fstat(self._file).st_size
             if size == self._bytes:
                 return anew, 1, []
             content = os.pread(self._file, size - self._bytes, self._bytes)
@@ -91,14 +92,12 @@ class Journal:
         self.length += len(records)
         return anew, first, records
 
-    def _is_same(self) -> bool:
-        """Whether the file we have open is still the journal: another process may have rewritten it."""
+    def _size(self) -> int | None:
+        """The bytes of the journal; None if what we have open is not it: another process has rewritten it."""
+        if self._file < 0:
+            return None
         mine = os.fstat(self._file)
-        try:
-            there = self.path.stat()
-        except FileNotFoundError:
-            return False
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino) and there.st_size >= self._bytes
+        return mine.st_size if mine.st_nlink and mine.st_size >= self._bytes else None
 
     def _open(self) -> None:
         if self._file >= 0:
