@@ -68,7 +68,10 @@ GUARDS = (
     Guard(
         "one bad listing ends nothing",
         (3,),
-        (("core/reconcile.py", "LISTINGS_NEEDED = 3", "LISTINGS_NEEDED = 1"),),
+        (
+            ("core/reconcile.py", "LISTINGS_NEEDED = 3", "LISTINGS_NEEDED = 1"),
+            ("core/reconcile.py", "BAD_S = 30.0", "BAD_S = 0.0"),
+        ),
     ),
     Guard(
         "a run ends when the engine says that nothing of it runs",

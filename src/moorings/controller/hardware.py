@@ -62,6 +62,7 @@ class _PoolWatch:
     driver: Driver
     memory: Memory = field(default_factory=Memory)
     nudged: asyncio.Event = field(default_factory=asyncio.Event)
+    apart_s: float = POLL_IDLE_S  # between the last two listings, at least; not by a clock, which somebody may set
 
 
 class Hardware:
@@ -214,18 +215,20 @@ class Hardware:
             pause_s = POLL_BUSY_S if self._on_their_way(pool) else POLL_IDLE_S
             if problem:
                 pause_s = min(RETRY_S * 2**failures, RETRY_S_MAX)
-            await self._pause(watch, pause_s)
+            watch.apart_s = await self._pause(watch, pause_s)
 
-    async def _pause(self, watch: _PoolWatch, pause_s: float) -> None:
-        """Sleep, but not past a nudge (which still leaves the driver its ``POLL_BUSY_S``)."""
+    async def _pause(self, watch: _PoolWatch, pause_s: float) -> float:
+        """Sleep, but not past a nudge; how long at least."""
         if pause_s <= POLL_BUSY_S:
             await self._clock.sleep(pause_s)
-            return
+            return pause_s
         nudge = asyncio.create_task(watch.nudged.wait())
         nap = asyncio.create_task(self._clock.sleep(pause_s))
         await asyncio.wait((nudge, nap), return_when=asyncio.FIRST_COMPLETED)
+        slept = nap.done()
         for task in (nudge, nap):
             task.cancel()
+        return pause_s if slept else 0.0
 
     def _on_their_way(self, pool: PoolName) -> bool:
         return any(p.pool == pool and p.state in _ORDERED for p in self._loop.fleet.partitions.values())
@@ -264,7 +267,7 @@ class Hardware:
         moved = {mark_of(self._installation, p.id) for p in self._loop.fleet.partitions.values()}
         moved -= {mark_of(self._installation, p.id) for p in unmoved}
         seen = [sighting for sighting in sightings if sighting.mark not in moved]
-        judged = judge(unmoved, taken, seen, watch.memory, self._installation)
+        judged = judge(unmoved, taken, seen, watch.memory, self._installation, watch.apart_s)
         watch.memory = judged.memory
         for ident, answer in judged.answers:
             self._loop.tell(DriverAnswered(ident, before[ident], "list", answer))

@@ -16,6 +16,9 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import Block
 
 LISTINGS_NEEDED = 3
+# For so long, too, before a job loses its partition: while something is made, listings come ten a second, and a vendor's
+# controller that restarts may show nothing for a while. To be late costs nothing, a job on devices that are gone fails.
+BAD_S = 30.0
 ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent that is down comes back
 
 _TELLING: dict[PartitionState, frozenset[Seen]] = {
@@ -30,20 +33,36 @@ def mark_of(installation: str, partition: PartitionId) -> str:
     return f"moorings/{installation}/{partition}"
 
 
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """The same bad word in ``times`` listings in a row, the first of them ``lasted_s`` seconds ago."""
+
+    times: int = 0
+    lasted_s: float = 0.0
+
+    def longer(self, apart_s: float) -> Streak:
+        """With one more listing, so many seconds after the last."""
+        return Streak(self.times + 1, self.lasted_s + apart_s if self.times else 0.0)
+
+    def is_proof(self, times: int) -> bool:
+        """Whether it is enough to end something by."""
+        return self.times >= times and self.lasted_s >= BAD_S
+
+
 @dataclass(slots=True)
 class Memory:
     """What is remembered from listing to listing of one pool.
 
     Attributes:
-        missing: how many good listings in a row a partition was not in.
+        missing: in how many good listings in a row a partition was not, and for how long.
         strays: how many good listings in a row a partition with our mark, that nobody holds, was in.
-        errors: how many good listings in a row an ACTIVE or RESETTING partition was in ERROR.
+        errors: in how many good listings in a row an ACTIVE or RESETTING partition was in ERROR, and for how long.
         unmoved: how many good listings in a row a partition was there as if its removal had not been ordered.
     """
 
-    missing: dict[PartitionId, int] = field(default_factory=dict)
+    missing: dict[PartitionId, Streak] = field(default_factory=dict)
     strays: dict[str, int] = field(default_factory=dict)
-    errors: dict[PartitionId, int] = field(default_factory=dict)
+    errors: dict[PartitionId, Streak] = field(default_factory=dict)
     unmoved: dict[PartitionId, int] = field(default_factory=dict)
 
 
@@ -72,6 +91,7 @@ def judge(
     sightings: Sequence[Sighting],
     memory: Memory,
     installation: str,
+    apart_s: float,
 ) -> Judgement:
     """What one good listing says.
 
@@ -81,10 +101,11 @@ def judge(
         sightings: the listing, without partitions of ours that changed while it was made.
         memory: of the listing before.
         installation: our id; marks hold it.
+        apart_s: seconds since the listing before, at least.
     """
     ours = mark_of(installation, PartitionId(""))
     by_mark = {sighting.mark: sighting for sighting in sightings if sighting.mark.startswith(ours)}
-    judge_one = _Judge(memory, ordered)
+    judge_one = _Judge(memory, ordered, apart_s)
     held: set[str] = set()
     for partition in partitions:
         mark = mark_of(installation, partition.id)
@@ -106,8 +127,9 @@ def judge(
 class _Judge:
     """One listing's word on one partition after the other; nothing follows from seeing something once."""
 
-    def __init__(self, before: Memory, ordered: frozenset[PartitionId]) -> None:
+    def __init__(self, before: Memory, ordered: frozenset[PartitionId], apart_s: float) -> None:
         self._before = before
+        self._apart_s = apart_s
         self._ordered = ordered
         self.memory = Memory()
         self.answers: list[tuple[PartitionId, Answer]] = []
@@ -124,15 +146,16 @@ class _Judge:
             self._told(partition, sighting)
 
     def _missing(self, partition: Partition) -> None:
-        times = self.memory.missing[partition.id] = self._before.missing.get(partition.id, 0) + 1
+        streak = self._before.missing.get(partition.id, Streak()).longer(self._apart_s)
+        self.memory.missing[partition.id] = streak
         if partition.state is PartitionState.REMOVING and partition.id in self._ordered:
             self.again.append(partition.id)  # the driver's own answer to another removal is what counts
-        elif times >= LISTINGS_NEEDED:
-            if partition.state is PartitionState.PROVISIONING and partition.id in self._ordered:
+        elif partition.state is PartitionState.PROVISIONING:
+            if streak.times >= LISTINGS_NEEDED and partition.id in self._ordered:
                 self.again.append(partition.id)
-            elif partition.state in (PartitionState.ACTIVE, PartitionState.RESETTING):
-                detail = f"it was missing in {times} listings in a row"
-                self.answers.append((partition.id, Answer(Verdict.OK, Seen.ABSENT, detail)))
+        elif streak.is_proof(LISTINGS_NEEDED) and partition.state in (PartitionState.ACTIVE, PartitionState.RESETTING):
+            detail = f"it was missing in {streak.times} listings in a row, for {streak.lasted_s:.0f} s"
+            self.answers.append((partition.id, Answer(Verdict.OK, Seen.ABSENT, detail)))
 
     def _still_there(self, partition: Partition, sighting: Sighting) -> None:
         """Order a removal again that the driver seems to have forgotten."""
@@ -143,8 +166,9 @@ class _Judge:
 
     def _told(self, partition: Partition, sighting: Sighting) -> None:
         if sighting.seen is Seen.ERROR and partition.state is not PartitionState.PROVISIONING:
-            times = self.memory.errors[partition.id] = self._before.errors.get(partition.id, 0) + 1
-            if times < ERRORS_NEEDED:
+            streak = self._before.errors.get(partition.id, Streak()).longer(self._apart_s)
+            self.memory.errors[partition.id] = streak
+            if not streak.is_proof(ERRORS_NEEDED):
                 return
         detail = f"the driver reports {sighting.raw or sighting.seen}"
         self.answers.append((partition.id, Answer(Verdict.OK, sighting.seen, detail)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moorings.core.claims import Claim
 from moorings.core.hardware import Seen, Sighting
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reconcile import LISTINGS_NEEDED, Judgement, Memory, judge, mark_of, orphans
+from moorings.core.reconcile import BAD_S, LISTINGS_NEEDED, Judgement, Memory, judge, mark_of, orphans
 from moorings.core.topology import Block
 from moorings.testing.records import a_claim, a_partition
 
@@ -37,8 +37,9 @@ def look(
     sightings: Sequence[Sighting],
     memory: Memory | None = None,
     ordered: Collection[Partition] = (),
+    apart_s: float = BAD_S / 2,
 ) -> Judgement:
-    return judge(partitions, frozenset(p.id for p in ordered), sightings, memory or Memory(), HERE)
+    return judge(partitions, frozenset(p.id for p in ordered), sightings, memory or Memory(), HERE, apart_s)
 
 
 def looks(
@@ -47,11 +48,12 @@ def looks(
     sightings: Sequence[Sighting],
     ordered: Collection[Partition] = (),
     memory: Memory | None = None,
+    apart_s: float = BAD_S / 2,
 ) -> Judgement:
     """The judgement on the last of so many equal listings."""
-    judged = look(partitions, sightings, memory, ordered)
+    judged = look(partitions, sightings, memory, ordered, apart_s)
     for _ in range(times - 1):
-        judged = look(partitions, sightings, judged.memory, ordered)
+        judged = look(partitions, sightings, judged.memory, ordered, apart_s)
     return judged
 
 
@@ -75,7 +77,21 @@ def test_a_partial_listing_ends_nothing_before_it_came_three_times():
     assert answers(looks(2, [seen, missed], [sighting_of(seen)])) == {}
     judged = looks(3, [seen, missed], [sighting_of(seen)])
     assert answers(judged) == {"part-0001": Seen.ABSENT}
-    assert judged.answers[0][1].detail == "it was missing in 3 listings in a row"
+    assert judged.answers[0][1].detail == f"it was missing in 3 listings in a row, for {BAD_S:.0f} s"
+
+
+def test_many_bad_listings_in_a_moment_are_one_bad_moment():
+    mine = partition()
+    assert answers(looks(40, [mine], [], apart_s=BAD_S / 50)) == {}
+    assert answers(looks(40, [mine], [sighting_of(mine, Seen.ERROR)], apart_s=BAD_S / 50)) == {}
+    assert answers(looks(60, [mine], [], apart_s=BAD_S / 50)) == {"part-0000": Seen.ABSENT}
+    assert answers(looks(60, [mine], [sighting_of(mine, Seen.ERROR)], apart_s=BAD_S / 50)) == {"part-0000": Seen.ERROR}
+
+
+def test_a_long_pause_before_the_first_bad_listing_proves_nothing():
+    mine = partition()
+    judged = looks(3, [mine], [], memory=look([mine], [], apart_s=1000).memory, apart_s=0.1)
+    assert answers(judged) == {}
 
 
 def test_the_count_begins_anew_when_it_is_seen_again():
