@@ -37,7 +37,7 @@ log = logging.getLogger("moorings.controller")
 
 INPUTS_A_TURN_MAX = 256
 IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
-GAP_S = 5.0  # between two turns: longer than that nobody was listening, or the clock was set
+GAP_S = 2.5  # between two good turns: longer than that nobody could be heard, or the clock was set
 TRIES_MAX = 5
 LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
@@ -90,6 +90,7 @@ class Loop:
         self._remembered: Remembered | None = None  # until a turn was saved; from then on a replay has it, too
         self._heard_since = clock.now()
         self._turn_at: Instant | None = None
+        self._gap_told: Instant | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
 
     # -- for those who ask -------------------------------------------------------------------------------------------
@@ -156,7 +157,6 @@ class Loop:
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
         self._remembered = Remembered.of(fleet)
         self._stale = False
-        self._turn_at = None
         self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
 
     async def serve(self) -> None:
@@ -168,9 +168,11 @@ class Loop:
         pause_s = RETRY_S
         while True:
             self.rounds += 1
+            away = self._stale  # until it was read again
             try:
                 if self._stale:
                     await self._recover()
+                away = False
                 await self.turn()
             except MooringsError as error:
                 if error.code == "store.fenced":
@@ -179,16 +181,15 @@ class Loop:
                 self.problem = error.detail
                 self.meters.failures[error.code] += 1
                 log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
-                await self._sit_out(pause_s, error)
+                await self._sit_out(pause_s, error, away=away or error.code == "store.unavailable")
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
                 continue
             self.problem, pause_s = "", RETRY_S
             if not self._mail:
                 await self._wait_for_mail()
 
-    async def _sit_out(self, pause_s: float, error: MooringsError) -> None:
+    async def _sit_out(self, pause_s: float, error: MooringsError, *, away: bool) -> None:
         """Wait before the next try; if the database is away, who asks is told so, at once if the wait is long."""
-        away = error.code == "store.unavailable"
         if away:
             self._refuse_all(error)
         nap = self._nap(pause_s)
@@ -253,6 +254,7 @@ class Loop:
             fault = MooringsError("internal.error", f"a turn failed: {error!r}")
             self._give_up(letters, fault)
             raise fault from error
+        self._turn_at = outcome.at
         self._apply(outcome)
         for letter, reply in zip(letters, outcome.replies, strict=True):
             _answer(letter, reply)
@@ -268,16 +270,17 @@ class Loop:
         return Occasion(now, self._heard_since, self.policy, self._remembered)
 
     def _mind_gaps(self, now: Instant) -> None:
-        """Count no lease over a time in which no turn was taken.
+        """Count no lease over a time in which no turn was taken, and saved.
 
         There was no controller, the clock was set, or this process or its machine stood still: in none of these could
         an owner have renewed. A monotonic clock would not do: it runs on while the process is stopped.
         """
-        before, self._turn_at = self._turn_at, now
+        before = self._turn_at
         if before is not None and 0 <= now - before <= GAP_S * 1_000_000:
             return
         self._heard_since = now
-        if before is not None:
+        if before is not None and before != self._gap_told:
+            self._gap_told = before  # once, however often its turn has to be tried
             log.warning("clock.jumped", extra={"detail": f"{(now - before) / 1e6:.1f} s lie between two turns"})
 
     def _take_mail(self) -> list[_Letter]:

@@ -15,6 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.inputs import CreateClaim
+from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
 from moorings.ports.store import Changes, KeyUse, Save
@@ -36,11 +37,12 @@ class Demanded:
 class Outcome:
     """What a turn decided: ``changes`` go to the database, the rest to memory once they are there.
 
-    ``replies`` answers each input, in order.
+    ``replies`` answers each input, in order; ``at`` is the turn's time.
     """
 
     changes: Changes
     fleet: FleetChanges
+    at: Instant = Instant(0)
     runs: list[Run] = field(default_factory=list)
     replies: list[AnyReply] = field(default_factory=list)
 
@@ -68,6 +70,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
             changes.events.append(build_decided(occasion, [demanded.given for demanded in inputs], turn.decided))
         return Outcome(
             changes=changes,
+            at=now,
             fleet=turn.changes,
             runs=[run for run, _ in run_turn.changed.values()],
             replies=replies,

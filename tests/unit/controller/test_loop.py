@@ -377,6 +377,16 @@ async def test_nobody_arrives_before_somebody_who_was_there(rig):
     assert (await rig.claim()).arrival > first.arrival
 
 
+async def test_nobody_arrives_before_somebody_who_has_gone(rig):
+    await rig.claim(size=64)
+    gone = await rig.claim()
+    await rig.loop.post(ReleaseClaim(gone.id, "changed my mind"))
+    rig.store.refusals = [unavailable()]
+    await rig.refused("store.unavailable")
+    rig.clock.instant = NOW - 1000 * SECOND
+    assert (await rig.claim()).arrival > gone.arrival
+
+
 # -- another controller leads --------------------------------------------------------------------------------------
 
 
@@ -391,6 +401,36 @@ async def test_a_controller_that_no_longer_leads_ends(store):
     assert caught.value.code == "store.fenced"
     assert rig.saved() == {claim.id}
     rig.loop.close()
+
+
+async def test_a_controller_that_was_replaced_reads_nothing_again(store):
+    rig = rig_over(store)
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    await rig.claim()
+    reloaded = asyncio.Event()
+    rig.loop.listen(lambda change: reloaded.set() if change.reloaded else None)
+    store.store.lead("another", rig.clock.now())
+    await rig.refused("store.fenced")
+    goes_on = asyncio.create_task(reloaded.wait())
+    await asyncio.wait([rig.serving, goes_on], return_when=asyncio.FIRST_COMPLETED)
+    assert rig.serving.done(), "it went on after the fence"
+    assert not goes_on.done()
+    for task in (rig.serving, goes_on):
+        task.cancel()
+    await asyncio.gather(rig.serving, goes_on, return_exceptions=True)
+    rig.loop.close()
+
+
+async def test_who_waits_in_vain_is_told_at_the_end(store):
+    rig = rig_over(store)
+    asking = asyncio.create_task(rig.claim())
+    await asyncio.sleep(0)
+    rig.loop.close()
+    await asyncio.sleep(0)
+    assert asking.done(), "nobody will ever answer"
+    error = asking.exception()
+    assert isinstance(error, MooringsError)
+    assert (error.code, error.retryable) == ("controller.unreachable", True)
 
 
 async def test_who_still_waits_at_the_end_is_told(store):
@@ -423,7 +463,7 @@ async def test_whose_turn_is_under_way_at_the_end_is_told(store):
     def slow(epoch: Epoch, changes: Changes) -> Seq:
         here.call_soon_threadsafe(saving.set)
         assert go_on.wait(30)
-        return commit(epoch, changes)
+        return Seq(commit(epoch, changes))
 
     store.commit = slow
     rig.serving = asyncio.create_task(rig.loop.serve())
@@ -503,6 +543,31 @@ async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
     await turns(rig, 4)
     assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
     rig.loop.close()
+
+
+async def test_a_save_that_fails_now_and_then_prolongs_no_lease(store):
+    rig = rig_over(store)
+    claim = await leased(rig)
+    for _ in range(4):
+        store.refusals = [unavailable()]
+        rig.loop.tell(PoolAnswers(POD.name, "no listing"))
+        with pytest.raises(MooringsError):
+            await rig.loop.turn()
+        await rig.loop.load()
+        await turns(rig, 2)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
+    rig.loop.close()
+
+
+async def test_who_asks_while_the_database_cannot_be_read_is_told(store):
+    rig = rig_over(store)
+    rig.clock = rig.loop.clock = clock = WaitingClock()
+    store.unreadable = [MooringsError("store.corrupt", "the disk is broken") for _ in range(5)]
+    async with serving(rig):
+        await clock.begun.wait()
+        await rig.refused("store.corrupt")
+        clock.over.set()
+        await rig.loop.changed(Seq(0), 60)
 
 
 # -- a fault of ours -----------------------------------------------------------------------------------------------

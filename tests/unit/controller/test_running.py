@@ -1,0 +1,192 @@
+"""Acts on engines, step by step: what is seen of a run that is being started, cancelled or forgotten.
+
+The engine is the local one on a folder of its own; here it only ever refuses to start, so no process is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from moorings.controller.hardware import Hardware
+from moorings.controller.running import ORPHANS_S, Running
+from moorings.core.claims import ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import ResetPartition
+from moorings.core.partitions import PartitionState
+from moorings.core.reconcile import LISTINGS_NEEDED
+from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.local.engine import LocalEngine
+from moorings.ports.engine import StartOrder
+from moorings.testing.records import a_run
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.turn import CancelRun, CreateRun
+from tests.unit.controller.stepping import POOL, Stepper
+
+RUN = RunId("run-1")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class HeldEngine(LocalEngine):
+    """The local engine on a machine that takes its time: answers come when ``go_on`` is set, and no start succeeds."""
+
+    def hold(self) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.submitted: list[RunId] = []
+
+    async def submit(self, order: StartOrder) -> str:
+        self.submitted.append(order.run)
+        self.asked.set()
+        await self.go_on.wait()
+        raise MooringsError("engine.unavailable", "the connection was cut", retryable=True)
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+        seen = await super().observe(runs)
+        self.asked.set()
+        await self.go_on.wait()
+        return seen
+
+
+class Rig(Stepper):
+    """One controller's hardware and engine."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
+        self.engine = HeldEngine(folder / "runs", self.clock)
+        self.running = Running(self.loop, {"local": self.engine}, self.hardware, self.clock, self.installation)
+        self.extra: list[asyncio.Task[None]] = []
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [*self.hardware._orders.values(), *self.extra]
+
+    @property
+    def run(self) -> Run:
+        assert RUN in self.loop.runs.by_id, "it has ended"
+        return self.loop.runs.by_id[RUN]
+
+    async def create(self) -> None:
+        """Put a run in, to an engine that answers only when it is told to."""
+        self.engine.hold()
+        await self.engine.fence(self.loop.epoch)
+        self.running._fenced["local"].set()
+        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
+        self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
+
+    async def start(self) -> None:
+        """A run whose partition is ACTIVE, at the moment at which the engine is asked to start it."""
+        await self.create()
+        await self.settle()
+        await self.engine.asked.wait()
+
+    async def end(self) -> None:
+        self.hardware._closing = self.running._closing = True
+        for task in (acts := [*self.running._acts.values()]):
+            task.cancel()
+        await asyncio.gather(*acts, return_exceptions=True)
+        await super().end()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    await rig.end()
+
+
+async def test_a_run_that_is_cancelled_while_it_is_submitted_has_not_ended(rig: Rig) -> None:
+    """Law 3: its processes may be starting; the engine knows nothing of it only because it has not answered yet."""
+    await rig.start()
+    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    await rig.settle()
+    assert rig.run.state is RunState.STOPPING
+    rig.engine.asked.clear()
+    look = asyncio.create_task(rig.running._look(rig.engine))
+    await rig.engine.asked.wait()
+    rig.engine.go_on.set()
+    await look
+    await rig.settle()
+    assert rig.run.state is RunState.STOPPING
+    assert rig.state(rig.run.claim) is ClaimState.READY
+
+
+async def test_a_look_that_is_older_than_a_start_ends_nothing(rig: Rig) -> None:
+    """Law 3: when the look was begun the engine had not heard of the run, which runs by now."""
+    await rig.start()
+    rig.engine.go_on.set()
+    await rig.until(lambda: not rig.running._submitting)
+    rig.engine.hold()
+    look = asyncio.create_task(rig.running._look(rig.engine))
+    await rig.engine.asked.wait()
+    rig.loop.tell(RunSighting(RUN, Phase.RUNNING))
+    await rig.settle()
+    assert rig.run.state is RunState.RUNNING
+    rig.engine.go_on.set()
+    await look
+    await rig.settle()
+    assert rig.run.state is RunState.RUNNING
+
+
+async def test_no_run_starts_on_a_partition_that_is_to_be_reset(rig: Rig) -> None:
+    """Law 4: the driver has not heard of the reset, and would give a binding of what is about to be wiped."""
+    await rig.create()
+    await rig.loop.turn()
+    (partition,) = rig.loop.fleet.partitions
+    await rig.until(lambda: bool(rig.loop._mail))  # the driver's word that it is ACTIVE
+    rig.loop.tell(ResetPartition(partition))
+    await rig.loop.turn()
+    assert rig.loop.fleet.partitions[partition].state is PartitionState.RESETTING
+    assert rig.run.state is RunState.STARTING
+    await rig.until(lambda: bool(rig.engine.submitted or rig.clock.sleepers))  # it submits, or thinks better of it
+    assert rig.engine.submitted == []
+
+
+async def test_no_run_starts_before_the_engine_knows_who_leads(rig: Rig) -> None:
+    """An earlier leader might start it too, in a partition that it believes to be another run's."""
+    await rig.create()
+    rig.running._fenced["local"].clear()
+    await rig.settle()
+    for _ in range(50):  # more than it needs from here to the engine
+        await asyncio.sleep(0)
+    assert rig.run.state is RunState.STARTING
+    assert rig.engine.submitted == []
+    rig.running._fenced["local"].set()
+    await rig.engine.asked.wait()
+    assert rig.engine.submitted == [RUN]
+
+
+async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(rig: Rig) -> None:
+    """Law 4: by the time the driver has answered, its partition may be gone and another's."""
+    rig.driver.faults.add(Fault(kind=FaultKind.HANG, calls=frozenset({Call.BINDING}), seconds=5.0))
+    await rig.create()
+    await rig.settle()
+    await rig.until(lambda: rig.clock.sleepers > 0)  # the driver takes its time over the binding
+    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    await rig.settle()
+    assert rig.run.state is RunState.STOPPING
+    rig.clock.forward(5.0)
+    await rig.until(lambda: bool(rig.engine.submitted or rig.clock.sleepers))  # told to stop, it is asked again later
+    assert rig.engine.submitted == []
+
+
+async def test_a_claim_of_a_run_that_nobody_knows_is_released(rig: Rig) -> None:
+    """Law 2: a net under the transactions that make run and claim together; one look is not enough (law 3)."""
+    claim = await rig.claim(owner="local/run-nobody-knows")
+    kept = await rig.claim(owner="user/ann")
+    rig.extra.append(asyncio.create_task(rig.running._sweep_orphans()))
+    for _ in range(LISTINGS_NEEDED):
+        await rig.settle()
+        assert rig.state(claim) is ClaimState.READY
+        rig.clock.forward(ORPHANS_S)
+    await rig.settle()
+    assert rig.state(claim) is ClaimState.RELEASED
+    assert rig.state(kept) is ClaimState.READY
+    assert len(await rig.names()) == 1
