@@ -106,6 +106,14 @@ class PostgresqlServer:
         """End it as ``pg_ctl stop -m immediate`` does: nothing is finished, the next start recovers."""
         self.stop(signal.SIGQUIT)
 
+    def hang(self, *, on: bool = True) -> None:
+        """Stop all its processes, or let them go on: connections stay, and nothing is answered."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for pid in (self.process.pid, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+
     def remove(self) -> None:
         """End it and leave nothing."""
         if self.up:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,10 @@ import psycopg
 import pytest
 
 from examples.demo import processes_of
+from moorings.store.leading import SILENCE_S
 from tests.e2e.processes import POOLS, ControllerProcess, Twin, until
+
+ENDS_S = 10  # what an admin is promised of SIGTERM
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +46,11 @@ def claim(controller: ControllerProcess, size: int = 1, key: str = "", wait: str
     status, body = controller.ask("POST", f"/v1/claims?wait={wait}", {"size": size}, headers=headers)
     assert status in (200, 201), body
     return dict(body)
+
+
+def ask_in_vain(controller: ControllerProcess) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        controller.ask("POST", "/v1/claims", {"size": 1})
 
 
 def drained(controller: ControllerProcess) -> None:
@@ -172,14 +183,47 @@ def test_back_and_forth_under_load(twins: tuple[Twin, Twin]) -> None:
 def test_the_database_goes_away_for_a_while(twins: tuple[Twin, Twin], postgresql: Any, database_name: str) -> None:
     one, two = twins
     made = claim(one, 4)
-    postgresql.kill()
+    postgresql.crash()
     until(lambda: "leadership.lost" in one.log())
     status, body = one.ask("POST", "/v1/claims", {"size": 1})
-    assert (status, body["code"]) == (503, "controller.no_leader")
+    assert (status, body["retryable"]) == (503, True), body
     postgresql.start()
     until(lambda: one.leads or two.leads)
     assert two.ask("GET", f"/v1/claims/{made['id']}")[1]["state"] == "READY"
     assert claim(one, 4)["state"] == "READY"
+
+
+def test_a_database_that_hangs_keeps_no_controller_from_ending(twins: tuple[Twin, Twin], postgresql: Any) -> None:
+    one, two = twins
+    claim(one, 4)
+    postgresql.hang()
+    try:
+        waiting = threading.Thread(target=ask_in_vain, args=(one,))  # its commit is under way for ever
+        waiting.start()
+        for twin in (two, one):
+            assert twin.process is not None
+            twin.process.terminate()
+        for twin in (two, one):
+            assert twin.process is not None
+            assert twin.process.wait(ENDS_S) == 0
+        waiting.join()
+    finally:
+        postgresql.hang(on=False)
+
+
+def test_one_that_takes_long_to_begin_goes_on_leading(twins: tuple[Twin, Twin], database_url: str) -> None:
+    one, two = twins
+    made = claim(one, 4)
+    with psycopg.connect(database_url) as busy:
+        busy.execute("LOCK TABLE claims IN ACCESS EXCLUSIVE MODE")
+        one.kill()
+        until(lambda: two.ask("GET", "/healthz")[0] == 200)
+        time.sleep(SILENCE_S * 1.6)  # longer than a leader may be silent; what it does meanwhile is the point
+        busy.rollback()
+    until(lambda: two.leads)
+    assert two.ask("GET", f"/v1/claims/{made['id']}")[1]["state"] == "READY"
+    assert "leadership.lost" not in two.log()
+    assert "leadership.failed" not in two.log()
 
 
 def test_the_lock_and_the_fence_are_the_databases(twins: tuple[Twin, Twin], database_url: str) -> None:

@@ -131,6 +131,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     await _Server(replica, make_server_config(replica)).serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
+            store.abort()  # everything was answered, or never will be
             store.close()
     finally:
         folder.close()

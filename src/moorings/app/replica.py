@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
@@ -32,6 +32,7 @@ log = logging.getLogger("moorings.controller")
 
 LOOK_S = 0.3  # how often one that stands by looks up who leads
 AGAIN_S = 1.0
+ANSWER_S = 2.0  # for the database to answer what it was asked, before a controller that ends hangs up
 # With these another attempt would end the same way: an admin must act.
 _FINAL = frozenset({"pools.invalid", "driver.unknown", "config.invalid", "store.too_new", "store.corrupt"})
 
@@ -55,7 +56,7 @@ class Replica:
         leadership: Leadership,
         holder: str,
         url: str,
-        assemble: Callable[[], Awaitable[Assembly]],
+        assemble: Callable[[], Coroutine[Any, Any, Assembly]],
         limits: Limits,
     ) -> None:
         self.limits = limits
@@ -136,37 +137,63 @@ class Replica:
 
     async def _lead(self) -> None:
         """Lead until the leadership is lost, or another controller has fenced this one off."""
+        lost = asyncio.create_task(self._leadership.lost(), name="lost")  # it shows that we live, from now on
         try:
-            assembly = await self._assemble()
+            assembly = await self._assembled(lost)
+            if assembly is not None:
+                await self._lead_with(assembly, lost)
+        finally:
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+        await self._leadership.resign()
+
+    async def _assembled(self, lost: asyncio.Task[str]) -> Assembly | None:
+        """The parts of a controller; None if the leadership was lost before they were there.
+
+        Raises:
+            MooringsError: they cannot be made, and trying again would not help.
+        """
+        making = asyncio.create_task(self._assemble(), name="assemble")
+        try:
+            await asyncio.wait((making, lost), return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                return making.result()
+            log.warning("leadership.lost", extra={"detail": lost.result()})
         except MooringsError as error:
             if error.code in _FINAL or self._leadership.alone:
                 raise
             log.warning("leadership.failed", extra={"code": error.code, "detail": error.detail})
             await self._leadership.resign()
             await asyncio.sleep(AGAIN_S)
-            return
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+        return None
+
+    async def _lead_with(self, assembly: Assembly, lost: asyncio.Task[str]) -> None:
         application = make_application(assembly.controller, limits=self.limits)
         try:
             self.assembly, self._leader = assembly, self._url
             self._serve_by(application)
             log.info("controller.leads", extra={"holder": self._holder})
-            reason = await self._until_lost(assembly)
+            reason = await self._until_lost(assembly, lost)
             log.warning("leadership.lost", extra={"detail": reason})
         finally:
             self.assembly, self._leader = None, ""
             application.close()
+            assembly.loop.hang_up()
+            if not await assembly.loop.settle(ANSWER_S):
+                self._store.abort()  # it hangs: what it was told to save is known when it is read again
             assembly.loop.close()
             await assembly.close()
-        await self._leadership.resign()
 
-    async def _until_lost(self, assembly: Assembly) -> str:
+    async def _until_lost(self, assembly: Assembly, lost: asyncio.Task[str]) -> str:
         """Why it leads no longer.
 
         Raises:
             MooringsError: its loops cannot go on.
         """
         loops = asyncio.create_task(serve_loops(assembly), name="loops")
-        lost = asyncio.create_task(self._leadership.lost(), name="lost")
         try:
             await asyncio.wait((loops, lost), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else await loops
@@ -175,9 +202,8 @@ class Replica:
                 raise
             return error.detail
         finally:
-            for task in (loops, lost):
-                task.cancel()
-            await asyncio.gather(loops, lost, return_exceptions=True)
+            loops.cancel()
+            await asyncio.gather(loops, return_exceptions=True)
 
     def _serve_by(self, application: Application) -> None:
         self._serving = application

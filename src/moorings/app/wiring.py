@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,23 +140,30 @@ async def assemble(
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
     """
-    drivers = make_drivers(entries, data, clock)
-    epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
-    installation = store.installation()
-    loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
-    hardware = Hardware(loop, drivers, clock, installation, lambda name: asyncio.to_thread(_may_be_used, data, name))
-    engines = {engine.name: engine for engine in [LocalEngine(data / "runs", clock)] if local_runs}
-    running = Running(loop, engines, hardware, clock, installation)
-    keys = Keys(store, clock, pepper)
-    controller = Controller(
-        loop=loop,
-        store=store,
-        hardware=hardware,
-        engines=engines,
-        keys=keys,
-        clock=clock,
-        ids=RandomIds(),
-        installation=installation,
-    )
-    await loop.load()
-    return Assembly(loop, hardware, running, keys, controller)
+    async with AsyncExitStack() as undo:
+        drivers = make_drivers(entries, data, clock)
+        for driver in drivers.values():
+            undo.push_async_callback(driver.close)
+        epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
+        loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
+        undo.callback(loop.abandon)
+        installation = store.installation()
+        hardware = Hardware(
+            loop, drivers, clock, installation, lambda name: asyncio.to_thread(_may_be_used, data, name)
+        )
+        engines = {engine.name: engine for engine in [LocalEngine(data / "runs", clock)] if local_runs}
+        running = Running(loop, engines, hardware, clock, installation)
+        keys = Keys(store, clock, pepper)
+        controller = Controller(
+            loop=loop,
+            store=store,
+            hardware=hardware,
+            engines=engines,
+            keys=keys,
+            clock=clock,
+            ids=RandomIds(),
+            installation=installation,
+        )
+        await loop.load()
+        undo.pop_all()
+        return Assembly(loop, hardware, running, keys, controller)

@@ -360,13 +360,32 @@ class Loop:
     async def _in_writer(self, call: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
 
-    def close(self) -> None:
-        """Answer everybody who still waits, and let the writer go."""
+    async def settle(self, timeout_s: float) -> bool:
+        """Whether the database has answered everything it was asked, within that time."""
+        idle = asyncio.get_running_loop().run_in_executor(self._writer, _nothing)
+        done, _ = await asyncio.wait([idle], timeout=timeout_s)
+        return bool(done)
+
+    def abandon(self) -> None:
+        """Let go of a loop that never served: the writer ends when it has its answer."""
+        self._closed = True
+        self._writer.shutdown(wait=False)
+
+    def hang_up(self) -> None:
+        """Answer everybody who still waits, now and from now on."""
         self._closed = True
         for letter in (*self._under_way, *self._mail):
             _answer(letter, _going())
         self._under_way = self._mail = []
+
+    def close(self) -> None:
+        """Answer everybody who still waits, and let the writer go."""
+        self.hang_up()
         self._writer.shutdown(wait=True)
+
+
+def _nothing() -> None:
+    """What a writer does that has nothing to do."""
 
 
 def _going() -> MooringsError:

@@ -244,8 +244,8 @@ class Controller:
             wait = explain(self._loop.fleet, claim, self._clock.now())
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
-            reason = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
-            return Explanation(claim, reason.message, None, (reason,))
+            soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
+            return Explanation(claim, soon.message, None, (soon,))
         reason = self._delay(claim) or claim.reason
         reasons = (reason,) if reason is not None else ()
         return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)

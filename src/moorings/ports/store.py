@@ -234,6 +234,10 @@ class Store(Protocol):
         """
         ...
 
+    def abort(self) -> None:
+        """End the calls that wait for the database now, in whatever threads; they fail with ``store.unavailable``."""
+        ...
+
     def close(self) -> None:
         """Let go of the database."""
         ...

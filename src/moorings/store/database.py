@@ -130,6 +130,9 @@ class Database(ABC):
                 retryable=True,
             ) from error
 
+    def abort(self) -> None:  # noqa: B027 - a file answers by itself, or the system does
+        """End the calls under way, if they can hang."""
+
     def close(self) -> None:
         """Let go of all connections."""
         self.engine.dispose()

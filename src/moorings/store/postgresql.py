@@ -68,6 +68,9 @@ class PostgresqlDatabase(Database):
             raise DisconnectionError
         self._server.forgive(session)
 
+    def abort(self) -> None:
+        self._server.abort()
+
     def begin_write(self, connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 

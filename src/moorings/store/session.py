@@ -8,9 +8,13 @@ server's timeouts are the server's, and a stopped one, or a firewall that forget
 from __future__ import annotations
 
 import logging
+import os
 import select
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -34,6 +38,8 @@ _URL_HINT = (
     "a URL of libpq: postgresql://USER@HOST/DATABASE, or service=NAME; the password belongs into ~/.pgpass "
     "(?passfile=FILE), and special characters are written %XX"
 )
+_SCHEMES: Final = ("postgresql", "postgres")
+_SHOWN: Final = ("host", "hostaddr", "port", "dbname", "service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,11 @@ class Session(psycopg.Connection[Any]):
                 raise psycopg.OperationalError(f"no answer within {within_s:g} s") from error
             raise
 
+    def cut(self) -> None:
+        """Shut its connection, from any thread: whoever waits for an answer on it has an error at once."""
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+
     def has_ended(self) -> bool:
         """Whether the server has closed it while nobody used it, without asking the server.
 
@@ -123,6 +134,8 @@ class Server:
         for name, value in defaults.items():
             self._parameters.setdefault(name, value)
 
+        self._sessions: WeakSet[Session] = WeakSet()
+
     def __str__(self) -> str:
         """For people: the database and where it is; no user, no password."""
         given = self._parameters
@@ -147,10 +160,16 @@ class Server:
             session.answer_s = self._patience.answer_s
             self._check(session)
             self._set_up(session)
+            self._sessions.add(session)
         except BaseException:
             session.close()
             raise
         return session
+
+    def abort(self) -> None:
+        """End what its sessions wait for: a server that hangs must not keep a controller from ending."""
+        for session in list(self._sessions):
+            session.cut()
 
     def forgive(self, session: Session) -> None:
         """Set its patience back to what every session has."""
@@ -203,12 +222,29 @@ class Server:
 
 
 def _read_url(url: str) -> dict[str, Any]:
-    try:
-        return dict(conninfo_to_dict(url))
-    except psycopg.Error:
-        pass
+    parameters: dict[str, Any] | None = None
+    with suppress(psycopg.Error):
+        parameters = dict(conninfo_to_dict(url))
     # Outside of the handler: what libpq says of a URL repeats parts of it, and the password may be among them.
-    raise MooringsError("config.invalid", "the URL of the database cannot be read", hint=_URL_HINT)
+    if parameters is None or _is_cut(url, parameters):
+        raise MooringsError("config.invalid", "the URL of the database cannot be read", hint=_URL_HINT)
+    return parameters
+
+
+def _is_cut(url: str, parameters: dict[str, Any]) -> bool:
+    """Whether libpq took an unescaped ``@`` or ``/`` of the password for its end, and the rest for host or database.
+
+    Both are shown to people, and sent to name servers.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in _SCHEMES:
+        authority, _, behind = rest.partition("/")
+        if authority.count("@") > 1 or "@" in behind.partition("?")[0]:
+            return True
+        if "%40" in url:  # an escaped one is meant
+            return False
+    # Behind the first character: a host that begins with it is a socket in the abstract namespace.
+    return any("@" in str(parameters.get(name) or "")[1:] for name in _SHOWN)
 
 
 # ----------------------------------------------------------------------------------------------------- what errors mean

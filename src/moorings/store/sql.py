@@ -247,6 +247,9 @@ class SqlStore:
         with self._database.write() as connection:
             _number(connection, 0)
 
+    def abort(self) -> None:
+        self._database.abort()
+
     def close(self) -> None:
         self._database.close()
 

@@ -15,7 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody
-from tests.unit.api.pretend import USER, PretendController
+from tests.unit.api.pretend import ADMIN, USER, PretendController
 
 GOOD_JOB = {"name": "n", "command": ["true"], "workdir": "/"}
 
@@ -252,6 +252,23 @@ async def test_too_many_requests_at_once_are_told_to_come_back(controller: Prete
         controller.grant(ident)
         assert (await waiting).status_code == 200
         assert (await client.get("/v1/pools")).status_code == 200
+
+
+async def test_too_many_waits_of_one_key_are_told_to_come_back(controller: PretendController) -> None:
+    limits = Limits(waits_max=3, waits_per_key_max=1)
+    app: Application = make_application(cast("Controller", controller), limits=limits)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://m") as client:
+        user, admin = ({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))
+        ident = (await client.post("/v1/claims", json={"size": 4}, headers=user)).json()["id"]
+        waiting = asyncio.create_task(client.get(f"/v1/claims/{ident}?wait=10m", headers=user))
+        await controller.waits_begun.wait()
+        refused = await client.get(f"/v1/claims/{ident}?wait=1ms", headers=user)
+        assert told(refused, "controller.busy").retryable
+        assert (await client.get(f"/v1/claims/{ident}?wait=1ms", headers=admin)).status_code == 200
+        assert (await client.get(f"/v1/claims/{ident}", headers=user)).status_code == 200
+        controller.grant(ident)
+        assert (await waiting).status_code == 200
+        assert (await client.get(f"/v1/claims/{ident}?wait=1ms", headers=user)).status_code == 200
 
 
 async def test_the_problem_is_json_of_its_own_media_type(api: httpx2.AsyncClient) -> None:

@@ -119,6 +119,18 @@ def test_best_fit_takes_the_smallest_block_that_fits_then_the_lowest_address() -
     assert free_map.find(2) == Block(range(8, 10))
 
 
+def test_of_equal_blocks_the_lowest_is_taken_however_they_became_free() -> None:
+    """Law 9: the same devices are free, so the same are given."""
+    free = free_map_of(PowerOfTwo(4, 4, 4))
+    for start in (0, 4, 8, 12):
+        assert free.find(4) == Block(range(start, start + 4))
+        free.take(Block(range(start, start + 4)))
+    for start in (8, 0, 12):
+        free.release(Block(range(start, start + 4)))
+    assert free.find(4) == Block(range(4))
+    assert free.find(2) == Block(range(2))
+
+
 def test_a_block_that_is_not_free_cannot_be_taken_nor_a_free_one_released() -> None:
     for topology in TOPOLOGIES.values():
         free_map = free_map_of(topology)

@@ -270,6 +270,11 @@ def test_a_command_has_an_end(command):
     assert "script" in refused(command=command).hint
 
 
+def test_a_job_file_may_lie_in_the_root_folder():
+    job = parse_job(COMMAND, source="job.toml", folder="/", submitter={})
+    assert job.workdir == "/"
+
+
 @pytest.mark.parametrize("workdir", ["", ".", "src", "~/x"])
 def test_a_working_folder_is_absolute(workdir):
     refused(workdir=workdir)

@@ -160,6 +160,9 @@ class StoreGate:
         self._arrive("ping")
         self._store.ping()
 
+    def abort(self) -> None:
+        """Nothing here waits in a thread."""
+
     def close(self) -> None:
         """The database stays; this was only the way to it."""
 

@@ -1,0 +1,11 @@
+"""Every guard, law by law."""
+
+from __future__ import annotations
+
+from tests.guards.guard import Guard
+from tests.guards.jobs import JOBS
+from tests.guards.order import ORDER
+from tests.guards.privacy import PRIVACY
+from tests.guards.sharing import SHARING
+
+GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY)

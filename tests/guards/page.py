@@ -1,0 +1,51 @@
+"""The page about the guards, made from the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.guards.guard import FENCING, LAWS, Guard
+from tests.guards.mutants import ROOT
+
+PAGE = ROOT / "docs" / "explanation" / "guards.md"
+
+_HEAD = """\
+# The guards of the laws
+
+A test that has never failed proves nothing. This is the list of the guards: the lines that keep the
+[laws](../../ARCHITECTURE.md#the-laws). `make test` takes each out once, in a copy of the source, runs the tests named
+beside it over that copy, and fails if one of them does not fail. `make guards` does only that.
+
+There are {count} guards. Their words stand in `tests/guards`, so one that moves is told, too; this page is written by
+`python -m tests.guards`. Law 6 (projects) has no code yet. The simulator takes some of them out as well, and must find
+the broken law by chance alone: `tests/simulation/test_guards.py`.
+"""
+
+_TITLES = {
+    "1": "Law 1: a device is in at most one live partition",
+    "2": "Law 2: a partition exists if and only if an unreleased claim holds it",
+    "3": "Law 3: a live job never loses its partition because of us",
+    "4": "Law 4: no process starts before its partition is ACTIVE",
+    "5": "Law 5: the same key gives the same claim; names are unique",
+    "7": "Law 7: nobody starves",
+    "8": "Law 8: every wait and every refusal says why",
+    "9": "Law 9: the same inputs give the same decisions, byte for byte",
+    "10": "Law 10: secrets stay secret, and nobody is who he only says he is",
+    FENCING: "Fencing: of several controllers one decides (laws 1 to 3)",
+}
+
+
+def page(guards: Iterable[Guard]) -> str:
+    """The page, whole."""
+    known = list(guards)
+    parts = [_HEAD.format(count=len(known))]
+    for law in LAWS:
+        lines = [f"## {_TITLES[law]}", "", "| guard | where | without it these fail |", "|---|---|---|"]
+        lines += [_line(guard) for guard in known if guard.law == law]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _line(guard: Guard) -> str:
+    tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in guard.tests)
+    return f"| {guard.what} | `{guard.file}` | {tests} |"

@@ -1,0 +1,33 @@
+"""A plugin of the pytest that ``mutants`` starts: tells which package was tested, and how each test failed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+
+# The first example that fails is enough, and it is to be the same every time.
+settings.register_profile("guards", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+
+_failures: list[dict[str, object]] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.excinfo is not None and call.when != "setup":
+        _failures.append({"test": item.nodeid, "kinds": [kind.__name__ for kind in call.excinfo.type.__mro__]})
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    import moorings  # not above: it is to be imported as the tests import it
+
+    told = {"package": moorings.__file__, "failures": _failures}
+    Path(os.environ["GUARDS_TOLD"]).write_text(json.dumps(told), "utf-8")
