@@ -66,6 +66,10 @@ sim: setup ## a million steps of the simulator on all cores, with what they reac
 fuzz: setup ## hostile input for longer, with chance (FUZZ="--hypothesis-seed=N -k parsers" repeats or narrows it)
 	$(RUN) pytest tests/hostile --hypothesis-profile=fuzz --timeout=3600 $(FUZZ)
 
+.PHONY: guards
+guards: setup ## take each guard of a law out of a copy of the source: its tests must fail (GUARDS="-k law" narrows it)
+	$(RUN) pytest tests/guards -n 2 $(GUARDS)
+
 .PHONY: bench
 bench: setup ## our figures beside the anchors'
 	@$(RUN) python -m benchmarks
@@ -73,7 +77,7 @@ bench: setup ## our figures beside the anchors'
 ##@ Documents
 
 .PHONY: docs
-docs: setup ## write the generated reference pages
+docs: setup ## write the generated reference and manual pages
 	$(RUN) python -m moorings.app.docs
 
 .PHONY: docs-check

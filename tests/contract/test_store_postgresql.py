@@ -22,7 +22,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.store import Changes, Page, Save
 from moorings.store import session as sessions
 from moorings.store.postgresql import SESSIONS_MAX, connect_alone, open_postgresql
-from moorings.store.session import Patience
+from moorings.store.session import Patience, Server
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
@@ -160,11 +160,33 @@ def test_a_session_alone_is_checked_and_set_up_like_every_other(database_url):
         "postgresql://moorings:sesame@127.0.0.1/x?sesame=1",
         "mysql://moorings:sesame@127.0.0.1/x",
         "host=127.0.0.1 password=sesame nonsense",
+        # libpq ends the password at its first "@" or "/": the rest would be shown as host, port or database
+        "postgresql://moorings:open@sesame@127.0.0.1/x",
+        "postgresql://moorings:open@h:sesame@127.0.0.1/x",
+        "postgresql://moorings:open/sesame@127.0.0.1/x",
+        "postgresql://moorings:open?o@sesame@127.0.0.1/x",
+        "postgresql://moorings:5432/sesame@127.0.0.1/x",
+        "postgresql://moorings:open/s?host=sesame@127.0.0.1/x",
+        "postgres://moorings:sesame@@127.0.0.1/x",
+        "dbname=postgresql://moorings:sesame@127.0.0.1/x",
     ],
 )
 def test_a_url_that_cannot_be_read_is_not_repeated(url):
     error = refused(lambda: open_postgresql(url), "config.invalid")
     assert "sesame" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:se%40sa%2Fme@h/x", "the database x on h"),
+        ("postgresql://h/a%40b", "the database a@b on h"),
+        ("host=@moorings dbname=x", "the database x on @moorings"),
+        ("postgresql://ann@h/x?password=ses@me", "the database x on h"),
+    ],
+)
+def test_a_url_with_its_special_characters_in_place_is_taken(url, shown):
+    assert str(Server(url, Patience())) == shown
 
 
 def test_a_password_shows_nowhere(postgresql, database_name, opened, caplog):

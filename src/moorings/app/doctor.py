@@ -35,7 +35,7 @@ from moorings.cli.checks_host import (
     check_runs,
     check_space,
 )
-from moorings.cli.processes import RECORD_NAME, Running
+from moorings.cli.processes import RECORD_NAME, Running, find_holders
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.usage import partitions_in_use
@@ -125,17 +125,7 @@ def _private(check: str, path: Path) -> Finding:
 
 
 def _controller(data: Path, running: Running | None) -> Finding:
-    return check_controller(running, (data / RECORD_NAME).exists(), _lockers(data / "controller.lock"))
-
-
-def _lockers(path: Path) -> list[int]:
-    """Who holds a lock, from /proc/locks: trying it would get in the way of a controller that starts."""
-    try:
-        inode = str(path.stat().st_ino)
-    except FileNotFoundError:
-        return []
-    held = (line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
-    return [int(words[4]) for words in held if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode]
+    return check_controller(running, (data / RECORD_NAME).exists(), find_holders(data))
 
 
 def _pepper(path: Path) -> Finding:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from moorings import __version__
+from moorings.cli.processes import owner_hint
 from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
@@ -153,8 +154,10 @@ def _make_own(path: Path) -> None:
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_uid != os.getuid():
-            raise MooringsError("config.invalid", f"{path} belongs to another user", hint="use a folder of your own")
+        owner = path.stat().st_uid
+        if owner != os.getuid():
+            hint = owner_hint(owner) or "use a folder of your own"
+            raise MooringsError("config.invalid", f"{path} belongs to another user", hint=hint)
         path.chmod(0o700)
     except OSError as error:
         raise MooringsError("config.invalid", f"the folder {path} cannot be used: {error}") from error

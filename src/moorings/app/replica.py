@@ -180,6 +180,8 @@ class Replica:
             log.warning("leadership.lost", extra={"detail": reason})
         finally:
             self.assembly, self._leader = None, ""
+            if self._shell is not None:
+                self._serve_by(self._shell)  # who asks from now on waits for the next leader
             application.close()
             assembly.loop.hang_up()
             if not await assembly.loop.settle(ANSWER_S):

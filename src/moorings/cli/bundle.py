@@ -25,7 +25,7 @@ from moorings import __version__
 from moorings.cli.configuration import NAMES, credentials_file
 from moorings.cli.examination import examine
 from moorings.cli.processes import LOG_NAME, RECORD_NAME
-from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name, password_of
 from moorings.cli.session import Session
 from moorings.client.client import Client
 from moorings.client.requests import ALL_EVENTS
@@ -83,14 +83,16 @@ def gather(session: Session, data: Path) -> Bundle:
     """The bundle of the configured controller, and of the data folder ``data`` on this machine."""
     runs: list[RunBody] = []
     client: Client | None = None
-    bundle = Bundle()
+    bundle, unheard = Bundle(), ""
     with contextlib.ExitStack() as closing:
         try:
             client = closing.enter_context(session.client_of(timeout_s=ANSWER_S))
             runs = list(client.runs()[:ITEMS_MAX])
         except MooringsError as error:
-            bundle.missing["runs.json"] = error.detail
+            unheard = error.detail
         redaction = Redaction(_known_secrets(session, data, runs))
+        if unheard:
+            bundle.missing["controller"] = redaction.text(unheard)
         for name, piece in _pieces(session, data, client, runs):
             _add(bundle, redaction, name, piece)
     return bundle
@@ -153,7 +155,9 @@ def _known_secrets(session: Session, data: Path, runs: Sequence[RunBody]) -> Ite
         yield from (str(context.get("access_key", "")) for context in top.get("contexts", {}).values())
     with contextlib.suppress(MooringsError):
         yield session.configuration.text("access_key")
+        yield password_of(session.configuration.text("server"))
     yield from _secret_values(session.environment)
+    yield from filter(None, map(password_of, session.environment.values()))
     for run in runs:
         yield from _secret_values(run.job.environment)
 

@@ -1,7 +1,7 @@
 """Live names for the shell's completion: quick, silent, and the last known when the controller is away.
 
 A shell asks at every TAB and the person waits, so an answer has a budget and is remembered for some seconds, in a file
-of the cache folder. Refused: a helper in the background that keeps the names; nobody would know that it runs.
+of the cache folder. Refused: a process in the background that keeps the names: nobody would know that it runs.
 """
 
 from __future__ import annotations

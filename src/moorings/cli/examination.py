@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from moorings.cli.checks import (
@@ -29,6 +30,7 @@ from moorings.cli.checks import (
     of_body,
 )
 from moorings.cli.configuration import credentials_file, data_folder
+from moorings.cli.redaction import Redaction
 from moorings.cli.session import Session
 from moorings.client.client import Client
 from moorings.client.transport import parse_server
@@ -38,6 +40,7 @@ from moorings.wire.shapes import FindingBody
 
 ALL_S = 8.0  # everything; the promise is 10
 ANSWER_S = 5.0  # one answer of the controller
+_REDACTION = Redaction()
 
 _NEEDS_CONFIGURATION = ("version", "ready", "clock", "inside", "pools", "devices.service", "devices.foreign")
 
@@ -74,8 +77,8 @@ def _tell(
     name: str, side: Callable[[], Iterator[Finding]], told: queue.SimpleQueue[tuple[str, Finding | None]]
 ) -> None:
     try:
-        for finding in side():
-            told.put((name, finding))
+        for finding in side():  # people paste what is found into tickets; an address may hold a password
+            told.put((name, replace(finding, evidence=_REDACTION.text(finding.evidence))))
     except Exception as error:  # a fault of a check must not take the other checks with it
         told.put((name, Finding(name, Verdict.FAIL, f"moor met a fault of its own: {error!r}", "please report it")))
     finally:

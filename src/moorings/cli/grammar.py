@@ -147,8 +147,22 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        _, command, rest = super().resolve_command(ctx, args)
+        try:
+            _, command, rest = super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise self._did_you_mean(args[0], ctx) or error from None
         return (command.name if command else None), command, rest
+
+    def _did_you_mean(self, word: str, ctx: click.Context) -> click.UsageError | None:
+        from difflib import get_close_matches
+
+        from moorings.cli.errors import WrongUsage
+
+        alike = list(dict.fromkeys(self._names[name] for name in get_close_matches(word, self._names)))
+        if word in self._names or not alike:
+            return None
+        hint = f"did you mean {' or '.join(map(repr, alike))}? See '{ctx.command_path} --help'"
+        return WrongUsage(f"there is no command {word!r}", hint=hint)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

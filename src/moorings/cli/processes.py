@@ -6,9 +6,11 @@ crash another program may have it, so the start ticks of ``/proc/<pid>/stat`` mu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import pwd
 import re
 import signal
 import stat
@@ -27,6 +29,8 @@ from moorings.wire.errors import ERRORS
 
 LOG_NAME = "controller.log"
 RECORD_NAME = "controller.json"
+LOCK_NAME = "controller.lock"
+CONTROLLER_MODULE = "moorings.app.controller"
 LOG_LINES_SHOWN = 12
 RECORD_CHARS_MAX = 65536
 LOOK_AGAIN_S = 0.05  # a process's start and end cannot be awaited from outside
@@ -75,7 +79,7 @@ class Launch:
 
 def build_argv(launch: Launch) -> list[str]:
     """The controller's command line; no secret is on it."""
-    argv = [sys.executable, "-m", "moorings.app.controller", "--data", str(launch.data)]
+    argv = [sys.executable, "-m", CONTROLLER_MODULE, "--data", str(launch.data)]
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
     argv += ["--log-file", str(launch.data / LOG_NAME)]  # who rotates it is the controller itself
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
@@ -136,8 +140,63 @@ def check_own_folder(data: Path) -> None:
         raise MooringsError(
             "config.invalid",
             f"the data folder {data} belongs to user {owner}, not to you",
-            hint="name one of your own with --data or MOORINGS_DATA",
+            hint=owner_hint(owner) or "name one of your own with --data or MOORINGS_DATA",
         )
+
+
+def owner_hint(owner: int) -> str:
+    """What root does with things of the user ``owner``; empty for everybody else, who cannot become that user."""
+    if os.geteuid() != 0:
+        return ""
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"'#{owner}'"
+    return f"work as that user: sudo -u {name} moor ..."
+
+
+def find_holders(data: Path) -> list[int]:
+    """The processes that hold a data folder's lock, from /proc/locks.
+
+    Trying the lock would get in the way of a controller that starts.
+    """
+    lock = data / LOCK_NAME
+    try:
+        inode = str(lock.stat().st_ino)
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    held = (line.split() for line in lines)
+    found = [int(words[4]) for words in held if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode]
+    return [pid for pid in found if _has_open(pid, lock)]  # another file system may have a file of that number
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open; so it is taken where its files cannot be seen."""
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if path.samefile(descriptor):
+                return True
+    return False
+
+
+def holder_of(pid: int) -> Running | None:
+    """The controller that a process which holds a data folder's lock is; None if it is something else, or ended.
+
+    Its address and release are not known: whoever asks has no record of it.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return Running(pid, parse_start_ticks(line), "", "") if CONTROLLER_MODULE.encode() in words else None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _read_record(data: Path) -> Running | None:

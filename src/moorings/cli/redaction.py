@@ -13,26 +13,72 @@ from collections.abc import Collection, Iterable, Mapping
 LEFT_OUT = "[left out]"
 VALUE_CHARS_MIN = 6  # shorter ones stand in too many words
 
+# PWD and OLDPWD are folders; any other name that ends in it is a password.
 _SECRET_NAME = re.compile(
-    r"(?i)(pass(wd|word|phrase)?|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|pepper|auth(?!or)|cookie)"
+    r"(?i)pass(wd|word|phrase)?|secret|token|credential|(api|access|private|signing|account|shared|encryption)[_-]?key"
+    r"|pepper|auth(?!or(?!i[sz]ation))|cookie|(?<=[a-z0-9_-])(?<!old)pwd|(?-i:^pwd$)"
 )
-# What stands before a secret's name is in no pattern: a repetition there would cost the square of a long line.
-_NAME = r"(?:pass(?:wd|word|phrase)?|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
-_VALUE = r"(?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s,;\"'}\]]+)"
-_OPTION = re.compile(r"(?<!\S)(--?[\w-]+)\s+[^\s-]\S*")
+# What stands before a secret's name is in no pattern: a repetition there would cost the square of a long line. For the
+# same reason every repetition either has an end or takes what it read, so that nothing is read again.
+_NAME = (
+    r"(?:pass(?:wd|word|phrase)?|secret|token|credential|cookie"
+    r"|(?:api|access|private|auth|signing|account|shared|encryption)[_-]?key"
+    r"|(?<=[a-z0-9_-])(?<!old)pwd|(?<![a-z0-9_-])pwd(?!\s{0,8}[=:]\s{0,8}[\"']?/))"
+)
+_QUOTE = r"\\{0,4}[\"']"  # escaped, where JSON stands in JSON
+_IS = rf"(?:{_QUOTE})?\s{{0,8}}[=:]\s{{0,8}}"
+_VALUE = (
+    r"(?:\"[^\"\\\r\n]*(?:\\.[^\"\\\r\n]*)*\"?|'[^'\r\n]*'?"
+    r"|\\{1,4}[\"'][^\"'\\\r\n]*|[^\s,;\"'}\]\\]+)"
+)
+_PAIR = rf"(?:[\w-]{{1,64}}=(?=[\"']))?{_VALUE}"
+_USER_OPTION = r"(?<![\w-])(-u|--(?:proxy-)?user)"
+_OPTION = re.compile(r"(?<!\S)(--?[\w-]+)\s+(?:\"[^\"\r\n]*\"?|'[^'\r\n]*'?|[^\s-]\S*)")
+_USER_OPTIONS = ("-u", "--user", "--proxy-user")
 _PATTERNS = (
     (re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+"), rf"\1_{LEFT_OUT}"),
+    (  # a header: a scheme and what follows it, or cookies behind each other
+        re.compile(
+            rf"(?i)((?:authorization|cookie){_IS})(?:[a-z][\w-]{{0,32}}[ \t]{{1,8}})?{_PAIR}"
+            rf"(?:[ \t]{{0,8}}[,;][ \t]{{0,8}}[\w.-]{{1,64}}={_VALUE})*"
+        ),
+        rf"\1{LEFT_OUT}",
+    ),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
-    (re.compile(r"(://[^\s:/@\"']{0,256}):[^\s@/\"']+@"), rf"\1:{LEFT_OUT}@"),
+    # A password in a URL ends at the last @ before the path; then one whose own slashes were not escaped.
+    (re.compile(r"(://[^\s:/\"']{0,256}):[^\s/\"']+@"), rf"\1:{LEFT_OUT}@"),
+    (re.compile(r"(://[^\s:/@\"']{0,256}):(?!\d{0,5}(?:[/?#]|$))[^\s\"']{1,256}@"), rf"\1:{LEFT_OUT}@"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), LEFT_OUT),
     (re.compile(r"\b[0-9a-fA-F]{64,}\b"), LEFT_OUT),  # a pepper, or a digest
-    (re.compile(rf"(?i)({_NAME}[\w.-]{{0,64}}[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_.=-]{8,}"), LEFT_OUT),  # a JSON web token
+    (  # what others give out: GitHub, GitLab, Hugging Face, OpenAI and its likes, AWS, Google, Slack
+        re.compile(
+            r"(?<![A-Za-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|sk-|AKIA|ASIA|AIza|ya29\.|xox[abeoprs]-)"
+            r"(?=[A-Za-z_-]{0,256}[0-9]|[A-Za-z0-9]{16})[A-Za-z0-9_.-]{8,}"
+        ),
+        rf"\1{LEFT_OUT}",
+    ),
+    (re.compile(rf"(?i)({_NAME}[\w.-]{{0,64}}{_IS}){_VALUE}"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"(?i)(?<![a-z0-9])(sig(?:nature)?=)[^\s&\"',;]+"), rf"\1{LEFT_OUT}"),  # of a link that opens by itself
+    (re.compile(rf"(?i)([\"']--?[\w-]{{0,64}}{_NAME}[\w-]{{0,64}}[\"'],\s{{0,8}}){_VALUE}"), rf"\1{LEFT_OUT}"),
+    (
+        re.compile(rf"{_USER_OPTION}([\s=,\"']{{0,8}}[\"'])([^\s:\"']{{0,256}}):(?!//)[^\"'\r\n]+"),
+        rf"\1\2\3:{LEFT_OUT}",
+    ),
+    (re.compile(rf"{_USER_OPTION}([\s=]{{0,8}})([^\s:\"']{{0,256}}):(?!//)[^\s\"']+"), rf"\1\2\3:{LEFT_OUT}"),
 )
 
 
 def is_secret_name(name: str) -> bool:
     """Whether something of that name should not be shown."""
     return _SECRET_NAME.search(name) is not None
+
+
+def password_of(url: str) -> str:
+    """The password in a URL, whatever characters it has; empty if there is none."""
+    _, separator, rest = url.partition("://")
+    user, at, _ = rest.rpartition("@")
+    return user.partition(":")[2] if separator and at else ""
 
 
 def _without_value(option: re.Match[str]) -> str:
@@ -71,6 +117,8 @@ class Redaction:
         """One of a list, which may be a command line: what follows ``--token`` is not shown."""
         if isinstance(before, str) and isinstance(item, str) and before.startswith("-") and is_secret_name(before):
             return self.data(item, hidden=hidden) if "=" in before or item.startswith("-") else LEFT_OUT
+        if before in _USER_OPTIONS and isinstance(item, str) and ":" in item:
+            return f"{self.text(item.partition(':')[0])}:{LEFT_OUT}"
         return self.data(item, hidden=hidden)
 
     def _member(self, key: str, item: object, hidden: Collection[str]) -> object:

@@ -28,9 +28,14 @@ EXITS = {
 }
 
 
+def context_of(commands: Commands) -> click.Context:
+    """The context of a call of ``moor``, with its settings: Click keeps the help option of whichever asks first."""
+    return click.Context(commands, info_name="moor", obj=Session({}), **commands.context_settings)
+
+
 def build_reference(commands: Commands) -> str:
     """The page as Markdown."""
-    with click.Context(commands, info_name="moor", obj=Session({})) as ctx:
+    with context_of(commands) as ctx:
         lines = [
             "# The moor command",
             "",

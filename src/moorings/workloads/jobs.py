@@ -313,4 +313,4 @@ def _duration(table: Table, key: str) -> float:
 
 
 def _absolute(path: str, folder: str) -> str:
-    return path if path.startswith("/") else f"{folder.rstrip('/')}/{path}".removesuffix("/.")
+    return path if path.startswith("/") else f"{folder.rstrip('/')}/{path}".removesuffix("/.") or "/"

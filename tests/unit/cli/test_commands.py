@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -570,6 +571,62 @@ def test_doctor_finds_and_says_what_to_do(server, moor):
     assert moor("doctor", "--only", "version,controller")[0] == 0
     server.on("GET", "/v1/doctor", problem("auth.denied", "no", 403))
     assert "SKIP     inside" in " ".join(moor("doctor", "--only", "inside")[1].split("\n"))
+
+
+@pytest.mark.parametrize("only", ["xyz", "ready,xyz", "", ",", "readyx", "host.xyz"])
+def test_doctor_refuses_to_look_at_what_there_is_not(moor, monkeypatch, only):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    code, out, err = moor("doctor", "--only", only)
+    assert (code, out) == (2, "")
+    assert "the checks are credentials, configuration, " in err
+
+
+def test_doctor_tells_what_could_not_be_looked_at(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://127.0.0.1:1")
+    code, out, _ = moor("doctor", "--only", "laws,pools.pod64")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == [["SKIP", "laws"], ["SKIP", "pools.pod64"]]
+
+
+def test_a_password_in_the_server_s_address_is_not_in_the_bundle(moor, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://ann:tops3/cr@et@127.0.0.1:1")
+    file = tmp_path / "diag.tar.gz"
+    for server in ("http://ann:tops3cret@127.0.0.1:1", "http://ann:tops3/cr@et@127.0.0.1:1"):
+        monkeypatch.setenv("MOORINGS_SERVER", server)
+        code, out, err = moor("diag", str(file), "--data", str(tmp_path / "none"))
+        assert code == 0, err
+        with tarfile.open(file) as tar:
+            pieces = "".join(tar.extractfile(member).read().decode() for member in tar.getmembers())  # type: ignore[union-attr]
+        assert "127.0.0.1" in pieces
+        assert "controller " in out
+        assert [secret for secret in ("tops3", "cr@et", "@et") if secret in out + err + pieces] == []
+        file.unlink()
+
+
+def test_the_doctor_keeps_a_password_in_the_server_s_address_back(moor, monkeypatch):
+    monkeypatch.setenv("MOORINGS_SERVER", "http://ann:tops3cret@127.0.0.1:1")
+    _, out, err = moor("doctor", "--only", "configuration,controller")
+    assert "http://ann:[left out]@127.0.0.1:1" in out
+    assert "tops3cret" not in out + err
+
+
+def test_a_bundle_that_cannot_be_written_is_refused_before_anything_is_gathered(server, moor, tmp_path):
+    there = tmp_path / "there"
+    there.write_text("mine")
+    for file in (tmp_path / "nope" / "x", there):
+        code, out, err = moor("diag", str(file))
+        assert (code, out) == (2, "")
+        assert f"{file} cannot be written" in err
+    assert server.seen == []
+    assert there.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("gte", "'get'"), ("lst", "'get'"), ("statsu", "'status'")])
+def test_a_command_that_does_not_exist_is_refused_with_what_may_be_meant(moor, word, meant):
+    code, out, err = moor(word)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: there is no command '{word}'\nhint: did you mean {meant}")
+    assert "did you mean" not in moor("xqzw")[2]
 
 
 def test_doctor_without_a_controller(moor, monkeypatch):

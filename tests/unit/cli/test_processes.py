@@ -1,6 +1,7 @@
 """The controller as a process: known by its start time, told by its last words."""
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_a_folder_of_another_user_is_not_believed_nor_through_a_link(tmp_path):
         with pytest.raises(MooringsError, match="not to you") as caught:
             ask()
         assert caught.value.code == "config.invalid"
+
+
+def test_root_is_told_to_work_as_the_owner(tmp_path):
+    hint = processes.owner_hint(1)
+    assert hint == (f"work as that user: sudo -u {pwd.getpwuid(1).pw_name} moor ..." if os.geteuid() == 0 else "")
+    if os.geteuid() == 0:
+        assert "sudo -u '#4242' moor" in processes.owner_hint(4242)
+        os.chown(tmp_path, 4242, -1)
+        with pytest.raises(MooringsError) as caught:
+            processes.find_running(tmp_path)
+        assert caught.value.hint == processes.owner_hint(4242)
 
 
 @pytest.mark.parametrize("what", ["link", "fifo"])

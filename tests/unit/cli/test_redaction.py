@@ -60,6 +60,7 @@ KEY = "moor_abcdefghij_" + "0f" * 32
         ("postgresql://ann:p@tops3cret@db/x", "tops3cret"),
         ("postgresql://ann:p@@tops3cret@db:5432/x", "tops3cret"),
         ("postgresql://ann:p/tops3cret@db/x", "tops3cret"),
+        ("postgresql://ann:p/a@tops3cret@db/x", "tops3cret"),
         ("postgresql://ann@example.org:tops3cret@db/x", "tops3cret"),
     ],
 )

@@ -1,5 +1,6 @@
 """``moor up`` and ``moor down`` with a real controller process."""
 
+import fcntl
 import json
 import os
 import signal
@@ -46,6 +47,31 @@ def test_a_controller_comes_up_once_and_goes_down(data):
     assert "Runs go on" in err
     assert processes.find_running(data) is None
     assert moor("down") == (0, f"no controller runs on {data}\n", "")
+
+
+@pytest.mark.parametrize("record", ["junk", None])
+def test_one_whose_record_was_damaged_is_known_by_its_lock_and_goes_down(data, record):
+    assert moor("up", "--port", "0")[0] == 0
+    running = processes.find_running(data)
+    assert running is not None
+    (data / "controller.json").unlink()
+    if record is not None:
+        (data / "controller.json").write_text(record)
+    code, _, err = moor("up", "--port", "0")
+    assert (code, "'moor down' stops it" in err) == (5, True)
+    assert moor("down")[:2] == (0, f"controller stopped (process {running.pid})\n")
+    assert not processes.is_alive(running)
+    assert moor("down") == (0, f"no controller runs on {data}\n", "")
+
+
+def test_what_holds_the_lock_and_is_no_controller_is_told_and_left_alone(data):
+    data.mkdir()
+    with (data / "controller.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = moor("down")
+    assert (code, out) == (5, "")
+    assert f"process {os.getpid()} uses {data} and is no controller (controller.running)" in err
+    assert f"ps -fp {os.getpid()}" in err
 
 
 def test_a_controller_that_dies_at_its_start_tells_why(data, tmp_path):

@@ -81,7 +81,7 @@ def up(session: Session, *, data: str | None, pools: str | None, host: str, port
 def down(session: Session, *, data: str | None, timeout: str) -> int:
     """Stop the controller on this machine."""
     folder = Path(data).absolute() if data else data_folder(session.environment)
-    running = processes.find_running(folder)
+    running = processes.find_running(folder) or _unannounced(folder)
     if running is None:
         session.console.line(f"no controller runs on {folder}")
         return 0
@@ -95,6 +95,24 @@ def down(session: Session, *, data: str | None, timeout: str) -> int:
     session.console.line(f"controller stopped (process {running.pid})")
     session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
     return 0
+
+
+def _unannounced(folder: Path) -> processes.Running | None:
+    """The controller that holds a folder's lock and of which no record tells: it starts, or the record was damaged.
+
+    Raises:
+        MooringsError: ``controller.running``: what holds the lock is no controller, but a restore for instance.
+    """
+    for pid in processes.find_holders(folder):
+        running = processes.holder_of(pid)
+        if running is None:
+            raise MooringsError(
+                "controller.running",
+                f"process {pid} uses {folder} and is no controller",
+                hint=f"a restore ends by itself; else see what it is with 'ps -fp {pid}', and stop that",
+            )
+        return running
+    return None
 
 
 def _started(session: Session, launch: processes.Launch, limit_s: float) -> processes.Running:

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from moorings.cli.checks import Finding, Verdict
+from moorings.cli.errors import WrongUsage
 from moorings.cli.examination import examine
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
-from moorings.wire.checks import docs_of
+from moorings.wire.checks import CHECKS, docs_of, family
 from moorings.wire.codec import encode
 from moorings.wire.errors import Exit
 from moorings.wire.shapes import API_VERSION
@@ -31,11 +32,38 @@ from moorings.wire.shapes import API_VERSION
 @click.pass_obj
 def doctor(session: Session, *, only: str | None, data: str | None, output: str | None) -> int:
     """Check the installation, and say what to mend."""
-    wanted = tuple(part.strip() for part in only.split(",")) if only else ("",)
+    wanted = _wanted(only) if only is not None else ("",)
     everything = examine(session, Path(data).absolute() if data else None)
     found = [finding for finding in everything if finding.id.startswith(wanted)]
+    found += [_missing(part) for part in wanted if not any(finding.id.startswith(part) for finding in found)]
     _show(session, found, output)
     return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+
+
+def _wanted(only: str) -> tuple[str, ...]:
+    """What the ids begin with that were asked for.
+
+    Raises:
+        WrongUsage: no check's id does.
+    """
+    wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
+    unknown = [part for part in wanted if not _may_be_of_a_check(part)]
+    if unknown or not wanted:
+        told = f"no check's id begins with {' or '.join(map(repr, unknown))}" if unknown else "--only names no check"
+        raise WrongUsage(told, hint=f"the checks are {', '.join(CHECKS)}")
+    return wanted
+
+
+def _may_be_of_a_check(part: str) -> bool:
+    """Whether an id may begin so: a check's own, or that of one pool's, whose name stands behind it."""
+    check = family(part)
+    own = any(name.startswith(part) for name in CHECKS)
+    return own or (check in CHECKS and not any(name.startswith(f"{check}.") for name in CHECKS))
+
+
+def _missing(part: str) -> Finding:
+    """What was asked for and could not be looked at, for it depends on something that failed."""
+    return Finding(part, Verdict.SKIP, "it was not looked at", "'moor doctor' without --only shows why")
 
 
 def _show(session: Session, found: list[Finding], output: str | None) -> None:
