@@ -1,0 +1,118 @@
+"""What the fields of a request mean, and what the controller accepts: beside the shapes' own bounds, those of ``core``.
+
+The shapes only keep hostile sizes away (``api.bodies``); what makes sense is decided behind them, so the OpenAPI page
+does not know it. The numbers come from the constants that decide.
+"""
+
+from __future__ import annotations
+
+from moorings.core.access import Role
+from moorings.core.claims import (
+    LEASE_S_MAX,
+    LEASE_S_MIN,
+    NAME_CHARS_MAX,
+    OWNER_CHARS_MAX,
+    PRIORITY_MAX,
+    SIZE_MAX,
+    TIME_LIMIT_S_MAX,
+    WARN_SIGNALS,
+)
+from moorings.workloads.jobs import (
+    COMMAND_ARGS_MAX,
+    COMMAND_CHARS_MAX,
+    ENVIRONMENT_CHARS_MAX,
+    JOB_NAME_CHARS_MAX,
+    TASKS_MAX,
+)
+
+_SIZE = f"1 to {SIZE_MAX:,}"
+_NAME = f"1 to {NAME_CHARS_MAX} lower-case letters, digits, `-`, `.`, `_`"
+_GCDS = "1 or more; must divide `size` into powers of two in a pool of that topology"
+_LIMIT = f"1 to {TIME_LIMIT_S_MAX:,} s"
+_PRIORITY = f"-{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
+_PROJECT = "1 to 64 letters, digits, `.`, `_`, `-`, `/`"
+_ANY_POOL = "a pool's name"
+_POOL = "Only in this pool; else any of its kind."
+_KIND = "a pool's kind"
+_CONTRACT = "[CheckpointShape](#checkpointshape)"
+
+# By shape and field: what it may be, and what it means.
+FIELDS: dict[tuple[str, str], tuple[str, str]] = {
+    ("ClaimRequest", "size"): (f"{_SIZE}; 0 with `resources` alone", "Devices."),
+    ("ClaimRequest", "accelerator"): (_KIND, "Kind of accelerator."),
+    ("ClaimRequest", "name"): (_NAME, "Name of the claim and its partition; one is made if it is left out."),
+    ("ClaimRequest", "gcds"): (_GCDS, "Graph compilation domains."),
+    ("ClaimRequest", "replicasPerGcd"): ("1 or more", "Model replicas inside each GCD."),
+    ("ClaimRequest", "pool"): (_ANY_POOL, _POOL),
+    ("ClaimRequest", "owner"): (
+        f"at most {OWNER_CHARS_MAX} characters, as `user/ann`",
+        "Whose it is; the caller's own if it is left out.",
+    ),
+    ("ClaimRequest", "resources"): ("at most 64 names with whole numbers", "Secondary resources, in base units."),
+    ("ClaimRequest", "project"): (_PROJECT, "Who pays."),
+    ("ClaimRequest", "priority"): (_PRIORITY, "Higher is first in the queue."),
+    ("ClaimRequest", "timeLimitS"): (_LIMIT, "How long it wants to hold its partition; told to those who wait."),
+    ("ClaimRequest", "preemptible"): (
+        "true or false",
+        "Whether it may be asked to yield; nobody asks in this release.",
+    ),
+    ("ClaimRequest", "checkpoint"): (_CONTRACT, "What its job promises about stopping."),
+    ("ClaimRequest", "leaseS"): (
+        f"{LEASE_S_MIN} to {LEASE_S_MAX:,} s",
+        "It is released unless it is renewed within this time; no lease if it is left out.",
+    ),
+    ("ClaimRequest", "queue"): ("`wait`, `never`", "Whether it waits for room, or is refused (`claim.no_room`)."),
+    ("PartitionRequest", "name"): (_NAME, "Name of the partition and of its claim."),
+    ("PartitionRequest", "size"): (_SIZE, "Devices."),
+    ("PartitionRequest", "accelerator"): (_KIND, "Kind of accelerator."),
+    ("PartitionRequest", "gcds"): (_GCDS, "Graph compilation domains."),
+    ("PartitionRequest", "replicasPerGcd"): ("1 or more", "Model replicas inside each GCD."),
+    ("PartitionRequest", "pool"): (_ANY_POOL, _POOL),
+    ("RunRequest", "job"): ("[JobShape](#jobshape)", "The job, whole."),
+    ("RunRequest", "engine"): ("`local`", "What runs its processes."),
+    ("JobShape", "name"): (f"1 to {JOB_NAME_CHARS_MAX} letters, digits, `-`, `.`, `_`", "Name of the job."),
+    ("JobShape", "command"): (
+        f"1 to {COMMAND_ARGS_MAX:,} texts, {COMMAND_CHARS_MAX:,} characters in all",
+        "Program and arguments; no shell is put in between.",
+    ),
+    ("JobShape", "workdir"): ("an absolute path", "Working folder of every task."),
+    ("JobShape", "environment"): (
+        f"{ENVIRONMENT_CHARS_MAX:,} characters in all",
+        "Variables of every task. Those that [Moorings sets](environment.md#variables-of-a-job) are refused.",
+    ),
+    ("JobShape", "tasks"): (f"1 to {TASKS_MAX:,}", "Processes; one GCD each."),
+    ("JobShape", "accelerators"): ("[AcceleratorsShape](#acceleratorsshape)", "Devices of the whole job."),
+    ("JobShape", "resources"): ("[ResourcesShape](#resourcesshape)", "What a task needs of its host."),
+    ("JobShape", "project"): (_PROJECT, "Who pays."),
+    ("JobShape", "priority"): (_PRIORITY, "Higher is first in the queue."),
+    ("JobShape", "timeLimitS"): (_LIMIT, "Time limit of the run; endless if it is left out."),
+    ("JobShape", "checkpoint"): (_CONTRACT, "What it promises about stopping."),
+    ("JobShape", "checkpointDirectory"): ("an absolute path", "Told to the tasks as `MOORINGS_CHECKPOINT_DIR`."),
+    ("JobShape", "image"): ("text", "Container image; nothing uses it on one machine."),
+    ("AcceleratorsShape", "kind"): (_KIND, "Kind of accelerator."),
+    ("AcceleratorsShape", "size"): (_SIZE, "Devices of the whole job."),
+    ("AcceleratorsShape", "replicas"): (
+        "a multiple of `tasks`",
+        "Model replicas of the whole job; one a task if left out.",
+    ),
+    ("AcceleratorsShape", "pool"): (_ANY_POOL, _POOL),
+    ("ResourcesShape", "cpus"): ("1 or more", "Processors of a task; not enforced on one machine."),
+    ("ResourcesShape", "memoryBytes"): ("1 or more", "Memory of a task; not enforced on one machine."),
+    ("ResourcesShape", "nodes"): ("1 on one machine", "Hosts of the job."),
+    ("CheckpointShape", "resumable"): ("true or false", "Whether the job goes on from its checkpoint."),
+    ("CheckpointShape", "warnSignal"): (", ".join(f"`{name}`" for name in WARN_SIGNALS), "Signal before the limit."),
+    ("CheckpointShape", "warnS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "How long before the limit it is sent."),
+    ("CheckpointShape", "graceS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "Time between TERM and KILL."),
+    ("DrainRequest", "reason"): ("1 to 500 characters", "Why, for the people after you."),
+    ("KeyRequest", "subject"): ("a name without `/`", "Who the key speaks for."),
+    ("KeyRequest", "role"): (", ".join(f"`{role}`" for role in Role), "What its holder may do."),
+    ("KeyRequest", "ownerPrefix"): (
+        f"at most {OWNER_CHARS_MAX} characters, as `slurm/cluster1`",
+        "Of an agent, which must have one: the owners it acts for.",
+    ),
+    ("TopologyShape", "type"): ("`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are."),
+    ("TopologyShape", "domains"): ("1 or more", "How many domains."),
+    ("TopologyShape", "domainSize"): ("1 or more", "Devices of each."),
+    ("TopologyShape", "maxBlock"): ("1 or more", "Devices of the largest partition."),
+    ("TopologyShape", "blocks"): ("lists of devices", "Of a catalogue: every block there is."),
+}

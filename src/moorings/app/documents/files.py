@@ -1,0 +1,239 @@
+"""``pools-file.md`` and ``job-file.md``: every key of the two files people write, with type, default and bounds.
+
+The parsers are code, not tables, so the keys are told here; ``tests/docs/test_reference.py`` listens to the parsers and
+fails on a key, a type or a default that is told otherwise. Numbers come from the code's own constants.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from moorings.app.documents.markdown import MADE, code, table
+from moorings.core import pools
+from moorings.core.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX, WARN_SIGNALS, CheckpointContract
+from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
+from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.workloads import jobs
+
+_DAYS = TIME_LIMIT_S_MAX // 86_400
+_CONTRACT = CheckpointContract()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a file.
+
+    Attributes:
+        table: the table it stands in; empty: the top, or that of ``[[pool]]``.
+        name: as it is written.
+        kind: its type, as a reader of TOML calls it.
+        default: as it would be written; empty: none.
+        bounds: what it may be.
+        meaning: one sentence.
+        required: whether the file is refused without it.
+    """
+
+    table: str
+    name: str
+    kind: str
+    default: str
+    bounds: str
+    meaning: str
+    required: bool = False
+
+
+POOLS: tuple[Key, ...] = (
+    Key("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "What the pool is called.", True),
+    Key("", "kind", "string", "", "1 to 32 lower-case letters, digits, `-`", "Kind of its accelerators: `ipu`.", True),
+    Key("", "driver", "string", "", "`simulated`", "What talks to the hardware.", True),
+    Key("topology", "type", "string", "", "`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are.", True),
+    Key("topology", "domains", "integer", "1", f"1 to {DEVICES_MAX:,} devices in all", "How many domains."),
+    Key(
+        *("topology", "domain_size", "integer", "", f"1 to {DEVICES_MAX:,} devices in all"),
+        "Devices of each domain; a power of two where the topology is one.",
+        required=True,
+    ),
+    Key(
+        *("topology", "max_block", "integer", "", "1 to all devices"),
+        "Devices of the largest partition. Default: a domain (`power-of-two`), or all (`any-subset`).",
+    ),
+    Key(
+        *("topology", "blocks", "list of strings", "", f"1 to {CATALOGUE_BLOCKS_MAX:,}"),
+        'Of a `catalogue`, which alone has and needs it: every block there is, as `"0-3"` or `"0-3,8"`.',
+    ),
+    Key(
+        *("resources", "NAME", "size or integer", "", "0 or more"),
+        'Secondary resources that claims may ask for, under names of your choice: `memory = "256G"`.',
+    ),
+)
+
+JOB: tuple[Key, ...] = (
+    Key(
+        "",
+        "name",
+        "string",
+        "",
+        f"1 to {jobs.JOB_NAME_CHARS_MAX} letters, digits, `-`, `.`, `_`",
+        "Name of the job. Default: the file's.",
+    ),
+    Key(
+        *(
+            "",
+            "command",
+            "string or list",
+            "",
+            f"{jobs.COMMAND_ARGS_MAX:,} words, {jobs.COMMAND_CHARS_MAX:,} characters",
+        ),
+        "Program and arguments of every task. No shell is put in between; a string is split as a shell splits words.",
+        required=True,
+    ),
+    Key("", "tasks", "integer", "1", f"1 to {jobs.TASKS_MAX:,}", "Processes; each has one GCD of the partition."),
+    Key("", "time", "duration", "", f"1 s to {_DAYS} days", "Time limit of the run. Without it: endless."),
+    Key("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
+    Key("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "Who pays."),
+    Key("", "priority", "integer", "0", f"±{PRIORITY_MAX:,}", "Higher is first in the queue."),
+    Key("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
+    Key("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
+    Key(
+        "accelerators",
+        "replicas",
+        "integer",
+        "",
+        "a multiple of `tasks`",
+        "Model replicas of the whole job. Default: one a task.",
+    ),
+    Key("accelerators", "pool", "string", "", "a pool's name", "Only there. Default: any pool of the kind."),
+    Key("resources", "cpus", "integer", "1", "1 or more", "Processors of a task; told, not enforced on one machine."),
+    Key("resources", "memory", "size", "", "1 byte or more", "Memory of a task; told, not enforced on one machine."),
+    Key("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
+    Key("environment", "pass", "list of strings", '["PATH"]', "names", "Variables taken from whoever submits the job."),
+    Key(
+        *("environment", "set", "table of strings", "", f"{jobs.ENVIRONMENT_CHARS_MAX:,} characters in all"),
+        "Further variables. Names that [Moorings sets](environment.md#variables-of-a-job) are refused.",
+    ),
+    Key(
+        "checkpoint",
+        "directory",
+        "string",
+        "",
+        "a folder",
+        "Where the job keeps checkpoints; told as `MOORINGS_CHECKPOINT_DIR`.",
+    ),
+    Key(
+        "checkpoint",
+        "resumable",
+        "boolean",
+        str(_CONTRACT.resumable).lower(),
+        "",
+        "Whether the job goes on from its checkpoint.",
+    ),
+    Key(
+        *(
+            "checkpoint",
+            "warn_signal",
+            "string",
+            f'"{_CONTRACT.warn_signal}"',
+            ", ".join(f"`{name}`" for name in sorted(WARN_SIGNALS)),
+        ),
+        "Signal that warns of the time limit.",
+    ),
+    Key(
+        "checkpoint",
+        "warn",
+        "duration",
+        f"{_CONTRACT.warn_s:g}",
+        f"0 s to {_DAYS} days",
+        "How long before the limit it is sent.",
+    ),
+    Key(
+        "checkpoint",
+        "grace",
+        "duration",
+        f"{_CONTRACT.grace_s:g}",
+        f"0 s to {_DAYS} days",
+        "Time between TERM and KILL.",
+    ),
+    Key("kubernetes", "image", "string", "", "", "Container image; nothing uses it on one machine."),
+)
+
+
+def pools_page() -> str:
+    """The page of the pools file."""
+    text = MADE + "# The pools file\n\n" + POOLS_ABOUT + _HOW.format("pools") + f"\n```toml\n{example_of(pools)}\n```\n"
+    text += f"\nA file has at least one pool and at most {pools.POOLS_MAX}.\n"
+    text += _tables(POOLS, {"": "[[pool]]", "topology": "topology", "resources": "resources"})
+    text += "\n## `[pool.simulated]`\n\n"
+    text += "The settings of the driver `simulated`, all of them optional. [Simulated accelerators](simulated.md)"
+    text += " tells more, faults included.\n\n"
+    return text + table(("key", "default", "meaning"), simulated_rows())
+
+
+def job_page() -> str:
+    """The page of the job file."""
+    text = MADE + "# The job file\n\n" + JOB_ABOUT + _HOW.format("job") + f"\n```toml\n{example_of(jobs)}\n```\n"
+    titles = {"": "The top", **{name: f"[{name}]" for name in dict.fromkeys(key.table for key in JOB) if name}}
+    return text + _tables(JOB, titles) + "\n" + FORMS
+
+
+POOLS_ABOUT = """\
+Which devices there are, how they are wired, and which driver talks to them. The controller reads it at its start;
+[`moor doctor`](cli.md#moor-doctor) checks it. It is TOML and read strictly: a key that is not known is refused, with
+file and line.
+"""
+JOB_ABOUT = """\
+One job, as [`moor run`](cli.md#moor-run) takes it; every key but `command` may be left out, and flags win over the
+file. It is TOML and read strictly: a key that is not known is refused, with file and line.
+"""
+_HOW = "[Write a {0} file](../how-to/write-a-{0}-file.md) shows how.\n"
+FORMS = """\
+## How durations and sizes are written
+
+A duration is `"90s"`, `"30m"`, `"2h"`, `"1d"`, as Slurm has it (`"10:00"` is ten minutes, `"2:00:00"` two hours,
+`"1-12:00:00"` a day and a half, `"30"` thirty minutes), or a plain number of seconds without quotes. A size is
+`"512M"`, `"4G"`, or a number of bytes in quotes.
+"""
+
+
+def example_of(module: object) -> str:
+    """The example in a module's docstring."""
+    text = inspect.cleandoc((inspect.getdoc(module) or "").partition("::\n")[2])
+    return text.strip()
+
+
+def simulated_rows() -> list[tuple[str, str, str]]:
+    """Key, default and meaning of every setting of the simulated driver, from its docstring."""
+    said = attributes(SimulatedSettings)
+    shown = {
+        item.name: f'"{item.default}"' if isinstance(item.default, str) else item.default
+        for item in fields(SimulatedSettings)
+    }
+    return [(code(name), code(default), said[name]) for name, default in shown.items()]
+
+
+def attributes(cls: type) -> dict[str, str]:
+    """What a docstring's ``Attributes:`` say, by name."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2].splitlines():
+        if line.startswith("    ") and not line.startswith("     "):
+            name, _, said = line.strip().partition(": ")
+            found[name] = said
+        elif name:
+            found[name] += f" {line.strip()}"
+    return {name: said.replace("``", "`").strip() for name, said in found.items()}
+
+
+def _tables(keys: Sequence[Key], titles: dict[str, str]) -> str:
+    text = ""
+    for name, title in titles.items():
+        rows = [_row(key) for key in keys if key.table == name]
+        text += f"\n## {code(title) if '[' in title or name else title}\n\n"
+        text += table(("key", "type", "default", "may be", "meaning"), rows)
+    return text
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    default = "required" if key.required else code(key.default) or "none"
+    return code(key.name), key.kind, default, key.bounds, key.meaning

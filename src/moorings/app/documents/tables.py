@@ -1,0 +1,168 @@
+"""``metrics.md``, ``environment.md``, ``limits.md``: numbers given out, variables read and set, and what is bounded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+from moorings.api.metrics import families
+from moorings.app.documents.markdown import MADE, code, table
+from moorings.cli.configuration import NAMES, flag_of
+from moorings.core.bindings import Binding, GcdBinding, Rendezvous, task_environment
+
+# Variables that are read. Those of settings come from the settings themselves.
+READ: dict[str, tuple[str, str]] = {
+    "MOORINGS_ACCESS_KEY_FILE": ("moor", "a file (0600) with the access key, instead of the key itself"),
+    "MOORINGS_CONFIG": ("moor", "a configuration file that is read first"),
+    "MOORINGS_CREDENTIALS": ("moor", "the credentials file, instead of `~/.config/moorings/credentials.toml`"),
+    "MOORINGS_NO_COLOR": ("moor", "set: no colours"),
+    "NO_COLOR": ("moor", "set: no colours, as in every other program"),
+    "TERM": ("moor", "`dumb`: no colours"),
+    "HOME": ("both", "where `~` is"),
+    "XDG_CONFIG_HOME": ("moor", "instead of `~/.config`"),
+    "XDG_CACHE_HOME": ("moor", "instead of `~/.cache`, for names that the shell completes"),
+    "XDG_STATE_HOME": ("both", "instead of `~/.local/state`"),
+    "MOORINGS_DATA": ("both", "the controller's data folder"),
+    "MOORINGS_DATABASE": ("controller", "a `postgresql://` URL, password included"),
+    "MOORINGS_LOG_LEVEL": ("controller", "`debug`, `info`, `warning` or `error`"),
+    "STATE_DIRECTORY": ("controller", "its data folder; set by systemd"),
+    "NOTIFY_SOCKET": ("controller", "where systemd wants to be told how it stands"),
+    "WATCHDOG_USEC": ("controller", "how often systemd wants a sign of life, in microseconds"),
+    "WATCHDOG_PID": ("controller", "for which process `WATCHDOG_USEC` was meant"),
+}
+# Variables that are set into jobs.
+SET: dict[str, str] = {
+    "RANK": "the task's number, from 0",
+    "LOCAL_RANK": "its number on this host; on one machine the same",
+    "WORLD_SIZE": "how many tasks the job has",
+    "MASTER_ADDR": "address where task 0 may listen for the others",
+    "MASTER_PORT": "a port there that was free when the run started",
+    "MOORINGS_RUN_ID": "the run's id",
+    "MOORINGS_JOB_ID": "the same, for programs that also run under other schedulers",
+    "MOORINGS_PARTITION_ID": "the partition's name",
+    "MOORINGS_DEVICES": "the task's devices, as `pod64:0,pod64:1`",
+    "IPUOF_CONFIG_PATH": "file form: the task's IPUoF file, readable by its user alone, gone at the end",
+    "IPUOF_VIPU_API_HOST": "API form: address of the vendor's controller",
+    "IPUOF_VIPU_API_PORT": "API form: its port",
+    "IPUOF_VIPU_API_PARTITION_ID": "API form: the partition's name there",
+    "IPUOF_VIPU_API_GCD_ID": "API form: the task's GCD",
+    "IPUOF_VIPU_API_TIMEOUT": "API form: how long the vendor's runtime may wait for it, in seconds",
+    "CUDA_VISIBLE_DEVICES": "of GPUs: the devices' numbers",
+    "MOORINGS_CHECKPOINT_DIR": "the job file's `checkpoint.directory`, if it has one",
+    "MOORINGS_RESUME_FROM": "the checkpoint to go on from, if there is one",
+}
+
+_Row = tuple[str, str, str]  # what, unit, where in the code
+
+LIMITS: dict[str, tuple[_Row, ...]] = {
+    "Names and numbers": (
+        ("characters of the name of a claim or partition", "", "core.claims:NAME_CHARS_MAX"),
+        ("characters of an owner", "", "core.claims:OWNER_CHARS_MAX"),
+        ("characters of an idempotency key", "", "core.claims:KEY_CHARS_MAX"),
+        ("devices of a claim", "", "core.claims:SIZE_MAX"),
+        ("a priority, up and down", "", "core.claims:PRIORITY_MAX"),
+        ("a time limit", "s", "core.claims:TIME_LIMIT_S_MAX"),
+        ("the shortest lease", "s", "core.claims:LEASE_S_MIN"),
+        ("the longest lease", "s", "core.claims:LEASE_S_MAX"),
+        ("blocks that may break under a claim before it fails", "", "core.claims:BROKEN_BLOCKS_MAX"),
+    ),
+    "Jobs": (
+        ("characters of a job's name", "", "workloads.jobs:JOB_NAME_CHARS_MAX"),
+        ("tasks", "", "workloads.jobs:TASKS_MAX"),
+        ("words of a command", "", "workloads.jobs:COMMAND_ARGS_MAX"),
+        ("characters of a command", "", "workloads.jobs:COMMAND_CHARS_MAX"),
+        ("characters of an environment", "", "workloads.jobs:ENVIRONMENT_CHARS_MAX"),
+    ),
+    "Pools": (
+        ("pools", "", "core.pools:POOLS_MAX"),
+        ("devices of a pool", "", "core.topology:DEVICES_MAX"),
+        ("blocks of a catalogue", "", "core.topology:CATALOGUE_BLOCKS_MAX"),
+        ("characters of a TOML file", "", "core.tables:TEXT_CHARS_MAX"),
+    ),
+    "The API": (
+        ("a body", "bytes", "api.limits:BODY_BYTES_MAX"),
+        ("a wait", "s", "api.limits:WAIT_S_MAX"),
+        ("items of a page", "", "api.parameters:LIMIT_MAX"),
+        ("runs of a page", "", "api.routes.runs:RUNS_A_PAGE_MAX"),
+        ("characters of a query value", "", "api.parameters:VALUE_CHARS_MAX"),
+        ("open connections", "", "api.limits:DEFAULT_LIMITS.connections_max"),
+        ("of them from one address", "", "api.limits:DEFAULT_LIMITS.connections_per_address_max"),
+        ("requests served or waiting at once", "", "api.limits:DEFAULT_LIMITS.requests_max"),
+        ("of them of one access key", "", "api.limits:DEFAULT_LIMITS.requests_per_key_max"),
+        ("answers that are held for a `wait`", "", "api.limits:DEFAULT_LIMITS.waits_max"),
+        ("of them for one access key", "", "api.limits:DEFAULT_LIMITS.waits_per_key_max"),
+        ("open event streams", "", "api.limits:DEFAULT_LIMITS.watches_max"),
+        ("of them for one access key", "", "api.limits:DEFAULT_LIMITS.watches_per_key_max"),
+        ("open streams of a run's output", "", "api.limits:DEFAULT_LIMITS.follows_max"),
+        ("of them for one access key", "", "api.limits:DEFAULT_LIMITS.follows_per_key_max"),
+    ),
+}
+
+
+def metrics_page() -> str:
+    """The page of the metrics."""
+    text = MADE + "# Metrics\n\n"
+    text += (
+        "`GET /metrics` gives them in Prometheus' text form, without a key. Labels are pools, states, sizes, results\n"
+    )
+    text += "and routes: never a user or a claim. [Monitor](../how-to/monitor.md) tells how to use them.\n\n"
+    rows = []
+    for family in sorted(families(), key=lambda each: each.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(map(code, family._labelnames))  # type: ignore[attr-defined] # noqa: SLF001 - it is told nowhere else
+        rows.append((code(name), family.type, labels, family.documentation))
+    text += table(("metric", "type", "labels", "meaning"), rows)
+    return text + "\nBesides these, `process_*`: processor time, memory and open files of the controller's process.\n"
+
+
+def environment_page() -> str:
+    """The page of the environment variables."""
+    text = MADE + "# Environment variables\n\n## Variables that are read\n\nAn empty variable counts as none.\n\n"
+    settings = [(f"MOORINGS_{name.upper()}", "moor", _setting(name)) for name in NAMES]
+    rows = sorted([*settings, *((name, who, said) for name, (who, said) in READ.items())])
+    text += table(("variable", "by", "meaning"), [(code(name), who, said) for name, who, said in rows])
+    text += "\n`both`: by `moor` and by the controller. PostgreSQL's library reads its own, as `PGPASSFILE`.\n"
+    text += "\n## Variables of a job\n\n"
+    text += "A task gets the variables its job file names, and these; nothing else is passed on.\n"
+    text += "File form is what the embedded engine uses; API form is given by `GET /v1/claims/{id}/binding`.\n\n"
+    text += table(("variable", "what"), [(code(name), said) for name, said in SET.items()])
+    return text + "\nA job file cannot set them, nor any other that begins with `MOORINGS_` or `IPUOF_`.\n"
+
+
+def _setting(name: str) -> str:
+    flag = flag_of(name)
+    return f"the [setting](cli.md#configuration) `{name}`" + (f"; the flag is `{flag}`" if flag else "; it has no flag")
+
+
+def task_variables() -> set[str]:
+    """The variables a binding gives a task, whatever its form."""
+    gcd = GcdBinding(0, (), "file", "text")
+    binding = Binding("p", {"IPUOF_VIPU_API_HOST": ""}, (gcd,))
+    meeting = Rendezvous("127.0.0.1", 1)
+    forms = [task_environment(binding, 0, meeting, run="r", folder=folder) for folder in ("/f", None)]
+    return {name for form in forms for name in form}
+
+
+def limits_page() -> str:
+    """The page of the limits."""
+    text = (
+        MADE
+        + "# Limits\n\nWhat is refused beyond, and where it stands in the code. Connections, bodies and parsers have\n"
+    )
+    text += "more, which only a hostile client meets: [hostile input](../explanation/hostile-input.md).\n"
+    for title, rows in LIMITS.items():
+        text += f"\n## {title}\n\n" + table(("what", "at most", "in the code"), _limits(rows))
+    return text
+
+
+def _limits(rows: Iterable[_Row]) -> list[tuple[str, str, str]]:
+    return [(what, f"{_value(place):,.0f} {unit}".strip(), code(place)) for what, unit, place in rows]
+
+
+def _value(place: str) -> float:
+    module, _, names = place.partition(":")
+    found: object = importlib.import_module(f"moorings.{module}")
+    for name in names.split("."):
+        found = getattr(found, name)
+    assert isinstance(found, int | float), place
+    return found

@@ -1,0 +1,111 @@
+"""What the API page says of who may, asked of a real controller with a key of every role."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from moorings.api.operations import Operation
+from moorings.api.routes import OPERATIONS
+from moorings.app.documents.api import ADMINS, EVERYBODY, HOLDERS, READERS, STARTERS, WHO
+from tests.e2e.processes import ControllerProcess
+
+DENIED = (401, 403)
+NUMBERS = count()
+JOB = {"name": "j", "command": ["true"], "workdir": "/"}
+
+# Who may, of those who call about things of bob's. The agent's key acts for user/bob, the stranger's for user/carol.
+CALLERS = ("admin", "bob", "ann", "agent", "stranger", "viewer")
+MAY = {
+    READERS: set(CALLERS),
+    ADMINS: {"admin"},
+    HOLDERS: {"admin", "bob", "agent"},
+    STARTERS: {"admin", "bob"},
+    WHO["create_claim"][0]: {"admin", "bob", "agent"},
+    WHO["create_run"][0]: {"admin", "bob", "ann"},
+    WHO["create_partition"][0]: {"admin", "bob", "ann"},
+}
+
+
+@pytest.fixture(scope="module")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    process = ControllerProcess(tmp_path_factory.mktemp("controller"))
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def keys(controller: ControllerProcess) -> dict[str, str]:
+    made = {"admin": controller.key}
+    wanted = {
+        "bob": {"role": "user"},
+        "ann": {"role": "user"},
+        "viewer": {"role": "viewer"},
+        "agent": {"role": "agent", "ownerPrefix": "user/bob"},
+        "stranger": {"role": "agent", "ownerPrefix": "user/carol"},
+    }
+    for subject, body in wanted.items():
+        status, key = controller.ask("POST", "/v1/keys", {"subject": subject, **body})
+        assert status == 201
+        made[subject] = key["secret"]
+    return made
+
+
+def address_of(operation: Operation, controller: ControllerProcess, bob: str) -> str:
+    """The operation's address, about a new thing of bob's where it is about one."""
+    about = operation.path.split("/")[2] if operation.path.startswith("/v1/") else ""
+    if "{" not in operation.path:
+        return operation.path + ("?size=1" if operation.serve.__name__ == "get_capacity" else "")
+    if about in ("claims", "partitions"):
+        name = f"held-{next(NUMBERS)}"
+        status, _ = controller.ask("POST", "/v1/claims?wait=20s", {"name": name, "size": 1}, key=bob)
+        assert status == 201
+        return operation.path.format(id=name)
+    if about == "runs":
+        status, run = controller.ask("POST", "/v1/runs", {"job": JOB}, key=bob)
+        assert status == 201
+        return operation.path.format(id=run["id"])
+    suffix = "?size=1" if operation.path.endswith("capacity") else ""
+    return operation.path.format(id={"devices": "pod16:15", "keys": "nobody"}.get(about, ""), pool="pod16") + suffix
+
+
+def body_of(operation: Operation) -> Any:
+    return {
+        "create_claim": {"size": 1, "owner": "user/bob", "queue": "wait"},
+        "create_partition": {"name": f"mine-{next(NUMBERS)}", "size": 1},
+        "create_run": {"job": JOB},
+        "drain_device": {"reason": "a test"},
+        "create_key": {"subject": f"s{next(NUMBERS)}", "role": "viewer"},
+    }.get(operation.serve.__name__)
+
+
+def status_of(controller: ControllerProcess, operation: Operation, address: str, key: str | None) -> int:
+    """The status of an answer, whatever its body."""
+    sent = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    body = body_of(operation)
+    connection = http.client.HTTPConnection("127.0.0.1", controller.port, timeout=30)
+    try:
+        connection.request(operation.method, address, None if body is None else json.dumps(body), sent)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.serve.__name__)
+def test_who_may(operation: Operation, controller: ControllerProcess, keys: dict[str, str]) -> None:
+    who, _ = WHO[operation.serve.__name__]
+    address = address_of(operation, controller, keys["bob"])
+    stranger = status_of(controller, operation, address, None)
+    assert (stranger == 401) is (who != EVERYBODY)
+    if who == EVERYBODY:
+        return
+    may = MAY[who]
+    callers = sorted(CALLERS, key=lambda caller: caller in may)  # the refused first: the others change things
+    answered = {caller: status_of(controller, operation, address, keys[caller]) for caller in callers}
+    assert {caller for caller, status in answered.items() if status not in DENIED} == may, answered
