@@ -58,18 +58,21 @@ class Remembered:
         problems: of pools whose driver does not answer.
         reservations: of the last turn.
         last_arrival: nobody arrives before it.
+        pools: as the pools file had them, each as a text that tells two apart.
     """
 
     foreign: Mapping[PoolName, Mapping[str, Block]]
     problems: Mapping[PoolName, str]
     reservations: tuple[Reservation, ...]
     last_arrival: Instant
+    pools: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fleet: Fleet) -> Remembered:
         """What a fleet holds beside the records."""
         known = fleet.beside_the_records()
-        return cls(known.foreign, known.problems, known.reservations or (), fleet.last_arrival)
+        pools = (state.pool for state in fleet.pools.values())
+        return cls(known.foreign, known.problems, known.reservations or (), fleet.last_arrival, tuple(map(str, pools)))
 
     def recall(self, fleet: Fleet) -> None:
         """Let a fleet that was made from records alone know it, too."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from moorings.controller.record import Remembered, parse_decided
 from moorings.controller.turns import Demanded, decide
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
 from moorings.core.topology import Pool
@@ -73,6 +74,12 @@ class Replay:
 
     def _load(self, remembered: Remembered) -> None:
         """What a controller does when it reads the database."""
+        if remembered.pools and remembered.pools != tuple(map(str, self.pools)):
+            raise MooringsError(
+                "log.unreadable",
+                f"the pools were others then: {'; '.join(remembered.pools)[:500]}",
+                hint="replay each stretch of the log with the pools file of its time",
+            )
         before = self.fleet
         devices = [device for state in before.pools.values() for device in state.out.values()]
         unended = sorted(before.claims.values(), key=lambda claim: (claim.arrival, claim.id))

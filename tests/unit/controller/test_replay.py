@@ -185,6 +185,15 @@ def test_what_no_turn_wrote_is_passed_over() -> None:
     assert list(Replay([POOL]).take([row, *log.rows, row])) == []
 
 
+def test_a_log_of_other_pools_is_not_replayed_as_if_it_were_of_these() -> None:
+    log = Log()
+    log.turn(claim(1))
+    other = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 4))
+    with pytest.raises(MooringsError, match="the pools were others then") as caught:
+        list(Replay([other]).take(log.rows))
+    assert caught.value.code == "log.unreadable"
+
+
 def test_every_input_has_a_name_in_the_log() -> None:
     assert set(INPUTS.values()) == {kind for union in get_args(AnyInput) for kind in (get_args(union) or (union,))}
 
