@@ -16,8 +16,8 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import Block
 
 LISTINGS_NEEDED = 3
-# For so long, too, before a job loses its partition: while something is made, listings come ten a second, and a vendor's
-# controller that restarts may show nothing for a while. To be late costs nothing, a job on devices that are gone fails.
+# For so long, too, before a job loses its partition: while something is made, listings come ten a second, and the
+# controller of the hardware may restart and show nothing for a while. Late costs nothing: a job without devices fails.
 BAD_S = 30.0
 ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent that is down comes back
 
