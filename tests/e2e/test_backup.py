@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from examples.demo import processes_of
-from tests.e2e.processes import ControllerProcess
+from tests.e2e.processes import LEADS, POOLS, ControllerProcess, Twin
+from tests.postgresql import PostgresqlServer
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +145,152 @@ def test_a_job_of_after_the_backup_keeps_its_partition_through_a_restore(
     # The devices of the claim that was lost were set aside; everything else is free again.
     pool = controller.ask("GET", "/v1/pools/pod16")[1]
     assert (pool["free"], pool["outOfService"]) == (16, 0), pool
+
+
+def wait_for_room(controller: ControllerProcess, gate: Path, size: int = 4) -> str:
+    """A run that has no room now."""
+    job = {
+        "name": gate.name,
+        "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done; echo through"],
+        "workdir": "/tmp",
+        "environment": {"PATH": "/usr/bin:/bin"},
+        "tasks": 1,
+        "accelerators": {"size": size},
+        "timeLimitS": 110,
+    }
+    run = controller.ask("POST", "/v1/runs", {"job": job})[1]
+    assert run["state"] == "WAITING", run
+    return str(run["id"])
+
+
+def test_a_run_that_waited_then_and_runs_now_is_not_started_again_and_keeps_its_devices(
+    controller: ControllerProcess, tmp_path: Path
+) -> None:
+    """Its claim's next partition must not be taken for the one its job computes on (laws 1 and 3)."""
+    file, gate = tmp_path / "b.tar.gz", tmp_path / "gate"
+    first, second = claim(controller, "first", 8), claim(controller, "second", 8)
+    run = wait_for_room(controller, gate)
+    assert tool("save", controller.data, file)[0] == 0
+    assert controller.ask("DELETE", f"/v1/claims/{first}?wait=20s")[0] == 200
+    until(lambda: controller.ask("GET", f"/v1/runs/{run}")[1]["state"] == "RUNNING")
+    before = processes_of(run)
+    assert controller.stop() == 0
+    code, told, err = tool("restore", controller.data, file)
+    assert (code, err) == (0, "")
+    assert f"{run} waited then and started since" in told
+    controller.start()
+
+    assert controller.ask("GET", f"/v1/runs/{run}")[1]["state"] == "RUNNING", "at once, and the truth"
+    until(lambda: controller.ask("GET", f"/v1/claims/{first}")[1]["state"] == "LOST")
+    for ident in (first, second):
+        assert controller.ask("DELETE", f"/v1/claims/{ident}?wait=20s")[0] == 200
+    # Everything else is free: whoever asks for half gets it beside the job, and never under it.
+    half = claim(controller, "half", 8)
+    partition = controller.ask("GET", f"/v1/partitions/{controller.ask('GET', f'/v1/claims/{half}')[1]['partition']}")
+    devices = {
+        item["index"]: item["partition"]
+        for item in controller.ask("GET", "/v1/devices?limit=100")[1]["items"]
+        if "partition" in item
+    }
+    assert sorted(devices.values()).count(run) == 4, devices
+    assert partition[1]["size"] == 8
+    assert set(before) & set(processes_of(run)), "the job goes on"
+    gate.touch()
+    ended = controller.ask("GET", f"/v1/runs/{run}?wait=20s")[1]
+    assert (ended["state"], ended["exitCode"]) == ("SUCCEEDED", 0)
+    logs = list((controller.data / "runs" / run / "logs").rglob("*.log"))
+    assert [path.read_text() for path in logs] == ["through\n"], "nothing was started again"
+    assert tool("finish", controller.data)[0] == 0
+    until(lambda: run not in in_hardware(controller))
+
+
+def test_what_was_reset_then_is_not_reset_under_the_job_that_came_since(tmp_path: Path) -> None:
+    controller = ControllerProcess(tmp_path, pools=f"{POOLS}reset_s = 1.5\n")
+    controller.start()
+    try:
+        held = claim(controller, "held", 8)
+        partition = controller.ask("GET", f"/v1/claims/{held}")[1]["partition"]
+        assert controller.ask("POST", f"/v1/partitions/{partition}/reset")[1]["state"] == "RESETTING"
+        file = tmp_path / "b.tar.gz"
+        assert tool("save", controller.data, file)[0] == 0
+        until(lambda: controller.ask("GET", f"/v1/partitions/{partition}")[1]["state"] == "ACTIVE")
+        assert controller.stop() == 0
+        assert tool("restore", controller.data, file)[0] == 0
+        controller.start()
+        assert controller.ask("GET", f"/v1/partitions/{partition}")[1]["state"] == "ACTIVE"
+        resets = [
+            item
+            for item in controller.ask("GET", "/v1/events?limit=1000")[1]["items"]
+            if item["name"] == "partition.reset"
+        ]
+        assert len(resets) == 1, "by whoever asked"
+    finally:
+        assert controller.stop() == 0
+
+
+def test_a_postgresql_database_that_its_own_tools_restored(
+    tmp_path: Path, postgresql: PostgresqlServer, database_name: str
+) -> None:
+    """``pg_dump``, a claim and its job, ``pg_restore``: the job keeps its partition."""
+    twin = Twin(tmp_path, POOLS, database=postgresql.url(database_name), shared=tmp_path / "shared")
+    restored = f"{database_name}_restored"
+    start_leading(twin)
+    assert twin.stop() == 0
+    postgresql.execute(f"CREATE DATABASE {restored} TEMPLATE {database_name} OWNER moorings")
+    try:
+        start_leading(twin)
+        claim(twin, "since", 4)
+        epoch = twin.ask("GET", "/v1/events?limit=1000")[1]["items"][-1]["seq"]
+        code, _, err = external(twin)
+        assert (code, "another controller uses" in err) == (5, True)
+        assert twin.stop() == 0
+
+        twin.database = postgresql.url(restored)
+        code, told, err = external(twin)
+        assert (code, err) == (0, "")
+        assert "events go on at" in told
+        assert (tmp_path / "shared" / "restored.json").exists()
+        start_leading(twin)
+        until(lambda: "msg=partition.stray_spared" in twin.log())
+        assert in_hardware(twin) == {"since": False}
+        assert twin.ask("GET", "/v1/events?limit=1000")[1]["items"][-1]["seq"] > epoch
+        assert start_run(twin, tmp_path / "gate"), "the fence lets the new leader pass"
+        (tmp_path / "gate").touch()
+        finished = subprocess.run(
+            [sys.executable, "-m", "moorings.app.backup", "finish", "--data", str(twin.data)],
+            env=twin.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert "are removed from now on" in finished.stdout, finished.stderr
+        until(lambda: "since" not in in_hardware(twin))
+    finally:
+        if twin.process is not None and twin.process.poll() is None:
+            assert twin.stop() == 0
+        postgresql.execute(f"DROP DATABASE {restored}")
+
+
+def start_leading(twin: Twin) -> None:
+    """Start it and wait until it leads this time."""
+    led = twin.log().count(LEADS)
+    twin.start()
+    until(lambda: twin.log().count(LEADS) > led)
+
+
+def external(twin: Twin) -> tuple[int, str, str]:
+    """``moor restore --external`` with the controller's own settings."""
+    words = ["external", "--data", str(twin.data), "--shared", str(twin.shared)]
+    done = subprocess.run(
+        [sys.executable, "-m", "moorings.app.backup", *words],
+        env=twin.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_key_revoked_since_the_backup_stays_revoked(controller: ControllerProcess, tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
-"""Backups: ``python -m moorings.app.backup save|restore|finish``, what ``moor backup`` and ``moor restore`` run.
+"""Backups: ``python -m moorings.app.backup save|restore|external|finish``, for ``moor backup`` and ``moor restore``.
 
 A backup is one tar file: the database as it stood at one moment (SQLite's own online copy, so the controller may go
 on), the pepper without which every access key is void, the pools file, and a manifest with sizes, checksums and the
 revision of the tables. Runs' folders and the hardware are not in it: they are not records but the world.
 
-Restoring turns the records back; the world stays as it is. What was made since is recognised by our mark, and nobody
-holds it: to the controller that would be a stray, and strays are removed. So a restore leaves a note (``RESTORED``),
-and while it is there such partitions are left alone and their devices are given to nobody, for jobs may run on them
-(law 3). ``finish`` takes the note away when an admin has seen to it; a partition under a run that still lives on this
-machine is left alone even then. Adopting them as claims was refused: who owns them stood only in the records that are
-gone.
+Restoring turns the records back; the world stays as it is. What the records must know of it before a controller leads
+from them is told to them in ``turned_back``; a database that its own tools restored is made ready by ``external``. What
+was made since is recognised by our mark, and nobody holds it: to the controller that would be a stray, and strays are
+removed. So a restore leaves a note (``RESTORED``), and while it is there such partitions are left alone and their
+devices are given to nobody, for jobs may run on them (law 3). ``finish`` takes the note away when an admin has seen to
+it; a partition under a run that still lives on this machine is left alone even then. Adopting them as claims was
+refused: who owns them stood only in the records that are gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -32,22 +34,35 @@ from pathlib import Path
 from typing import IO, Any
 
 from moorings import __version__
-from moorings.app.folders import RESTORED, RESTORING, DataFolder, write_private
+from moorings.app.clock import SystemClock
+from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, write_private
+from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
+from moorings.app.turned_back import Last, make_ready
 from moorings.core.errors import MooringsError
+from moorings.local.records import UnreadableError
 from moorings.local.usage import partitions_in_use
+from moorings.ports.leadership import Alone, Leadership
+from moorings.ports.store import Epoch, Seq
+from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
+from moorings.workloads.runs import RunId
 
 FORMAT = 1
 DATABASE, PEPPER, POOLS, MANIFEST = "moorings.db", "pepper", "pools.toml", "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 20
-SEQ_GAP = 1000  # event numbers told by the database that is replaced are not given again
+LEAD_S = 5.0  # whoever leads keeps the lock for longer
 _CHUNK = 1 << 20
 _WORK = ".restore-"
 _OLD = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", PEPPER, POOLS)
 _USE_ANOTHER = "use another backup; nothing was changed"
+_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_SPARED = (
+    "partitions that the records do not know are left alone, and their devices given to nobody, "
+    "until 'moor restore --finish'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +78,36 @@ class Standing:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save or restore; the exit code. What was done goes to standard output."""
     parser = ArgumentParser(prog="moorings-backup")
-    parser.add_argument("what", choices=["save", "restore", "finish"])
+    parser.add_argument("what", choices=["save", "restore", "external", "finish"])
     parser.add_argument("--file", type=Path)
+    parser.add_argument("--other-installation", action="store_true")
+    parser.add_argument("--shared")
+    parser.add_argument("--config")
     parser.add_argument("--data", type=Path, required=True)
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     data = given.data.absolute()
+    flags = [word for name in ("shared", "config") if vars(given)[name] for word in (f"--{name}", vars(given)[name])]
     try:
         if given.what == "finish":
-            told = finish(data)
+            told = finish(data, flags)
+        elif given.what == "external":
+            told = external(data, flags)
         elif given.what == "save":
             told = save(data, given.file.absolute())
         else:
-            told = restore(data, given.file.absolute())
+            told = restore(data, given.file.absolute(), other_installation=given.other_installation)
     except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        sys.stderr.write(f"error: {_plain(error.detail)} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
         return kind_of(error.code).exit
-    sys.stdout.write("".join(f"{line}\n" for line in told))
+    sys.stdout.write("".join(f"{_plain(line)}\n" for line in told))
     return Exit.OK
+
+
+def _plain(line: str) -> str:
+    """A line without control characters: parts of it stood in a file that somebody else may have written."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
 
 def check_whole(data: Path) -> None:
@@ -116,7 +142,7 @@ def save(data: Path, file: Path) -> list[str]:
         raise MooringsError("backup.invalid", f"{file} is there already", hint="name another file")
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
-            parts = _gather(source, data / PEPPER, settings.pools or data / POOLS, Path(work))
+            parts = _gather(source, data / PEPPER, settings.pools, data / POOLS, Path(work))
             standing = look_at(parts[DATABASE])
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings.pools))
@@ -147,7 +173,12 @@ def _settings(data: Path) -> Settings:
     return settings
 
 
-def _gather(database: Path, pepper: Path, pools: Path, work: Path) -> dict[str, Path]:
+def _gather(database: Path, pepper: Path, pools: Path | None, own_pools: Path, work: Path) -> dict[str, Path]:
+    """The parts of a backup, as files in ``work``; ``pools`` is the file that the controller was told to use.
+
+    Raises:
+        MooringsError: ``store.corrupt``, ``store.unavailable``, ``backup.invalid``.
+    """
     parts = {DATABASE: work / DATABASE}
     parts[DATABASE].touch(mode=0o600)
     try:
@@ -159,14 +190,28 @@ def _gather(database: Path, pepper: Path, pools: Path, work: Path) -> dict[str, 
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a write-ahead log beside it
             answer = copy.execute("PRAGMA quick_check").fetchone()[0]
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+            raise _damaged(database, str(error)) from error
         raise MooringsError("store.unavailable", f"{database} cannot be copied: {error}", retryable=True) from error
     if answer != "ok":
-        raise MooringsError("store.corrupt", f"{database} is damaged: {answer}", hint="restore an earlier backup")
-    for name, origin in ((PEPPER, pepper), (POOLS, pools)):
+        raise _damaged(database, answer)
+    if pools is not None and not os.access(pools, os.R_OK):
+        raise MooringsError(
+            "backup.invalid",
+            f"{pools}, the pools file that the controller uses, cannot be read",
+            hint="put it back, or let this user read it: without it the backup would not be whole",
+        )
+    for name, origin in ((PEPPER, pepper), (POOLS, pools or own_pools)):
         if origin.exists():
             parts[name] = work / name
             shutil.copyfile(origin, parts[name])
     return parts
+
+
+def _damaged(database: Path, how: str) -> MooringsError:
+    return MooringsError(
+        "store.corrupt", f"{database} is damaged: {how}", hint="leave it where it is: moor restore FILE, an earlier one"
+    )
 
 
 def look_at(database: Path) -> Standing:
@@ -223,8 +268,13 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 # -- restoring ---------------------------------------------------------------------------------------------------------
 
 
-def restore(data: Path, file: Path) -> list[str]:
+def restore(data: Path, file: Path, *, other_installation: bool = False) -> list[str]:
     """Put the records of a backup in place of those in a data folder whose controller is down; what to tell.
+
+    Args:
+        data: the folder.
+        file: the backup.
+        other_installation: also if it is of another installation than the records there.
 
     Raises:
         MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; nothing was
@@ -236,27 +286,92 @@ def restore(data: Path, file: Path) -> list[str]:
     try:
         for left in data.glob(f"{_WORK}*"):  # by one that was killed; a pepper may be in it
             shutil.rmtree(left)
+        aside = _resume(data) or data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         with tempfile.TemporaryDirectory(dir=data, prefix=_WORK) as name:
             work = Path(name)
             manifest = _unpack(file, work)
-            standing = _prepare(work / DATABASE, data / DATABASE)
-            aside = data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+            old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
+            prepared = _prepare(work / DATABASE, old, data / "runs", other_installation=other_installation)
             _replace(data, work, aside, file)
-    except OSError as error:
+    except (OSError, UnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
         folder.close()
-    living = sorted(partitions_in_use(data / "runs"))
+    return _told(data, aside, manifest, prepared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The backup's database, made ready.
+
+    Attributes:
+        standing: where it stands now.
+        joined: it goes on where the replaced one was; else nobody could ask that one.
+        replaced: the installation of the replaced one; empty: nobody could ask it.
+        started: runs that waited in the backup and have started since.
+    """
+
+    standing: Standing
+    joined: bool
+    replaced: str
+    started: Sequence[RunId]
+
+
+def _told(data: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared) -> list[str]:
+    standing = prepared.standing
     told = [
-        f"restored: installation {standing.installation} as of {manifest['at']}; events go on at {standing.seq + 1}",
-        f"what was there before is in {aside}",
+        f"restored: installation {standing.installation} as of {manifest['at']}; events go on at {standing.seq + 1}"
     ]
+    if aside.is_dir() and any(aside.iterdir()):
+        told.append(f"what was there before is in {aside}")
     if manifest.get("poolsFile"):
         told.append(f"the pools file was {manifest['poolsFile']} then; its copy is {data / POOLS}: compare them")
+    if prepared.replaced not in ("", standing.installation):
+        told.append(
+            f"partitions of installation {prepared.replaced} are strangers' from now on: they are never removed, and "
+            "their devices given to nobody; end their jobs, and remove them with the vendor's own tool"
+        )
+    if not prepared.joined:
+        told.append("access keys that were revoked since the backup are valid again: moor get keys")
+    return [*told, *_told_of_runs(data, prepared.started), _SPARED]
+
+
+def _told_of_runs(folder: Path, started: Sequence[RunId]) -> list[str]:
+    told = []
+    if started:
+        told.append(f"{', '.join(started)} waited then and started since: they are not started again")
+    try:
+        living = sorted(partitions_in_use(folder / "runs"))
+    except (OSError, UnreadableError) as error:
+        return [*told, f"what jobs run here cannot be told: {error}"]
     if living:
-        told.append(f"jobs run on {', '.join(living)}; those that the backup does not know keep their partitions")
-    spared = "partitions that the backup does not know are left alone, and their devices given to nobody"
-    return [*told, f"{spared}, until 'moor restore --finish'"]
+        told.append(f"jobs run on {', '.join(living)}; those that the records do not know keep their partitions")
+    return told
+
+
+def _resume(data: Path) -> Path | None:
+    """Where an interrupted restore put the old records aside: all of them, from now on; None: none was interrupted."""
+    try:
+        begun = json.loads((data / RESTORING).read_text(encoding="utf-8"))
+        aside = data / Path(begun["aside"]).name
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):  # of a release that did not say
+        aside = data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        begun = {"emptied": False}
+    if not begun.get("emptied"):
+        _put_aside(data, aside)
+    return aside
+
+
+def _put_aside(data: Path, aside: Path) -> None:
+    """Move the old records, as often as it takes: the database, its log and the rest belong together."""
+    aside.mkdir(mode=0o700, exist_ok=True)
+    for name in _OLD:
+        if (data / name).exists():
+            (data / name).rename(aside / name)
+    _sync(aside)
+    _sync(data)
 
 
 def _unpack(file: Path, work: Path) -> dict[str, str]:
@@ -266,8 +381,10 @@ def _unpack(file: Path, work: Path) -> dict[str, str]:
         MooringsError: ``backup.invalid``.
     """
     try:
-        with tarfile.open(file, mode="r:gz") as tar:
+        with file.open("rb") as content, tarfile.open(fileobj=content, mode="r:gz") as tar:
+            _check_owner(file, os.fstat(content.fileno()).st_uid)
             manifest = _read_manifest(tar)
+            _check_room(work, sum(int(about["bytes"]) for about in manifest["files"].values()))
             for name, about in manifest["files"].items():
                 _extract(tar, name, about, work / name)
     except FileNotFoundError as error:
@@ -281,6 +398,20 @@ def _unpack(file: Path, work: Path) -> dict[str, str]:
     return {key: str(manifest[key]) for key in ("at", "revision", "installation", "poolsFile")}
 
 
+def _check_owner(file: Path, owner: int) -> None:
+    """Refuse a file that somebody else could write: there are access keys in it, an admin's among them."""
+    if owner not in (os.getuid(), 0):
+        raise MooringsError(
+            "backup.invalid", f"{file} belongs to another user", hint="make a copy of your own, if you trust it"
+        )
+
+
+def _check_room(work: Path, n_bytes: int) -> None:
+    free = shutil.disk_usage(work).free
+    if n_bytes < 0 or n_bytes > free:
+        raise ValueError(f"its {n_bytes} bytes do not fit on the disk, which has {free} free")
+
+
 def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
     with _open_member(tar, MANIFEST) as content:
         manifest: dict[str, Any] = json.loads(content.read(MANIFEST_BYTES_MAX))
@@ -292,7 +423,10 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
 
 
 def _extract(tar: tarfile.TarFile, name: str, about: Mapping[str, object], to: Path) -> None:
-    """One member, to a private file; never by the archive's own idea of paths and modes."""
+    """One member, to a private file; never by the archive's own idea of paths and modes, never more than was told."""
+    member = tar.getmember(name)
+    if member.isreg() and member.size != about["bytes"]:
+        raise ValueError(f"{name} is not what the manifest says")
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file, _open_member(tar, name) as content:
@@ -316,46 +450,67 @@ def _open_member(tar: tarfile.TarFile, name: str) -> Iterator[IO[bytes]]:
         yield content
 
 
-def _prepare(database: Path, old: Path) -> Standing:
-    """Make the backup's database fit to follow the one it replaces; where it stands then.
+def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool) -> _Prepared:
+    """Make the backup's database fit to follow the one it replaces.
 
-    Event numbers and the fencing epoch only ever rise, also across a restore: whoever watches would otherwise take new
-    events for old ones. Access keys that were revoked since stay revoked.
+    Raises:
+        MooringsError: ``backup.invalid`` (it is another installation's), ``store.*``.
     """
-    open_sqlite(database).close()  # refuses tables of a newer release, and brings older ones up to date
-    standing = look_at(database)
-    before: Standing | None = None
-    with contextlib.suppress(MooringsError):
-        before = look_at(old) if old.exists() else None
-    if before is None or before.installation != standing.installation:
-        return standing
+    with contextlib.closing(open_sqlite(database)) as store:  # refuses tables of a newer release, upgrades older ones
+        before = _look_at_old(old)
+        if before is not None and before.installation != store.installation() and not other_installation:
+            raise MooringsError(
+                "backup.invalid",
+                f"the backup is of installation {store.installation()}, and the records here of {before.installation}",
+                hint="partitions of the present one would be nobody's: end its jobs, or choose another --data folder; "
+                "if it is meant: --other-installation",
+            )
+        joined = before is not None and before.installation == store.installation()
+        joined = joined and _revoke_again(database, old)
+        last = Last(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
+        started = make_ready(store, runs, last, SystemClock().now())
+    return _Prepared(look_at(database), joined, before.installation if before is not None else "", started)
+
+
+def _look_at_old(old: Path) -> Standing | None:
+    """Where the replaced database stands; None: there is none, or it cannot be read."""
     try:
-        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        return look_at(old) if old.exists() else None
+    except MooringsError:
+        return None
+
+
+def _revoke_again(database: Path, old: Path) -> bool:
+    """Let access keys that were revoked since stay revoked; whether the replaced database could tell which."""
+    try:
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as connection:
             connection.execute("ATTACH DATABASE ? AS old", (str(old),))
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(
-                "UPDATE main.installation SET seq = max(seq, ?), epoch = max(epoch, ?)",
-                (before.seq + SEQ_GAP, before.epoch),
-            )
             connection.execute(
                 "UPDATE main.access_keys SET revoked_at = (SELECT o.revoked_at FROM old.access_keys o WHERE o.id = "
                 "main.access_keys.id) WHERE revoked_at IS NULL AND id IN "
                 "(SELECT id FROM old.access_keys WHERE revoked_at IS NOT NULL)"
             )
             connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise MooringsError("store.corrupt", f"{old} and the backup cannot be joined: {error}") from error
-    return look_at(database)
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _replace(data: Path, work: Path, aside: Path, file: Path) -> None:
-    """The step that must not be left half done: it is marked while it lasts, and done again after a crash."""
-    write_private(data / RESTORING, json.dumps({"from": str(file)}) + "\n")
+    """The step that must not be left half done: it is marked while it lasts, and done again after a crash.
+
+    The mark tells where the old records are, for whoever does it again must ask them too.
+    """
+    begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists()}
+    write_private(data / RESTORING, json.dumps(begun) + "\n")
     _sync(data)
-    aside.mkdir(mode=0o700)
-    for name in _OLD:
-        if (data / name).exists():
-            (data / name).rename(aside / name)
+    if not begun["emptied"]:
+        _put_aside(data, aside)
+        write_private(data / RESTORING, json.dumps(begun | {"emptied": True}) + "\n")
+        _sync(data)
+    for name in _OLD:  # of a restore that was interrupted here: no controller has used them
+        (data / name).unlink(missing_ok=True)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
     write_private(data / RESTORED, json.dumps({"from": str(file), "aside": str(aside)}) + "\n")
@@ -363,12 +518,108 @@ def _replace(data: Path, work: Path, aside: Path, file: Path) -> None:
     _sync(data)
 
 
-def finish(data: Path) -> list[str]:
-    """Let go what was left alone since a restore; what to tell."""
-    if not (data / RESTORED).exists():
-        return [f"no restore into {data} is unfinished"]
-    (data / RESTORED).unlink()
-    living = sorted(partitions_in_use(data / "runs"))
+# -- a database that its own tools restored ----------------------------------------------------------------------------
+
+
+def external(data: Path, flags: Sequence[str] = ()) -> list[str]:
+    """Make a database ready that was restored by its own tools (``pg_restore``), before any controller uses it.
+
+    Args:
+        data: the data folder of one of its controllers.
+        flags: with which that one is started, beside ``--data``.
+
+    Raises:
+        MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``,
+            ``store.*``.
+    """
+    settings, _ = settings_of(data, flags)
+    folder = DataFolder(data)
+    try:
+        check_whole(data)
+        told = asyncio.run(_make_ready_alone(settings))
+    except (OSError, UnreadableError) as error:
+        raise MooringsError("backup.invalid", f"a run's folder cannot be read: {error}", hint="see the disk") from error
+    finally:
+        folder.close()
+    return told
+
+
+async def _make_ready_alone(settings: Settings) -> list[str]:
+    """Make it ready while nobody else can lead: whoever stands by waits for the same lock."""
+    store, leadership = await asyncio.to_thread(_open, settings)
+    try:
+        try:
+            await asyncio.wait_for(leadership.gain(), LEAD_S)
+        except TimeoutError:
+            raise MooringsError(
+                "controller.running",
+                "a controller leads from this database, or the server cannot be reached",
+                hint="stop every controller of the installation first, restore the database again, then say this",
+            ) from None
+        beats = asyncio.create_task(leadership.lost(), name="beats")  # the lock goes with who shows no sign of life
+        try:
+            return await asyncio.to_thread(_make_ready, store, settings)
+        finally:
+            beats.cancel()
+    finally:
+        await leadership.resign()
+        store.close()
+
+
+def _open(settings: Settings) -> tuple[SqlStore, Leadership]:
+    if not settings.database:
+        if not (settings.data / DATABASE).exists():
+            raise MooringsError(
+                "backup.invalid",
+                f"no PostgreSQL database is set, and there is no {settings.data / DATABASE}",
+                hint="say it with the controller's own settings: MOORINGS_DATABASE, and --data; see the manual",
+            )
+        return open_sqlite(settings.data / DATABASE), Alone()
+    from moorings.store.leading import SessionLock  # psycopg is an extra
+    from moorings.store.postgresql import open_postgresql
+
+    return open_postgresql(settings.database), SessionLock(settings.database)
+
+
+def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
+    shared = SharedFolder(settings.shared or settings.data)
+    if settings.database:
+        led = bool(store.leader().epoch)
+        shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
+    # First: should this be killed, nothing is removed, and it can be done again.
+    write_private(shared.path / RESTORED, json.dumps({"from": "the database's own tools"}) + "\n")
+    _sync(shared.path)
+    started = make_ready(store, shared.path / "runs", None, SystemClock().now())
+    where = without_secrets(settings.database) or str(settings.data / DATABASE)
+    return [
+        f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
+        "access keys that were revoked since that moment are valid again: moor get keys",
+        *_told_of_runs(shared.path, started),
+        _SPARED,
+    ]
+
+
+def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
+    """Let go what was left alone since a restore; what to tell.
+
+    Args:
+        data: the data folder of the controller.
+        flags: with which it is started, beside ``--data``; one that runs is asked.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    settings, _ = settings_of(data, flags)
+    folder = settings.shared or data
+    if not (folder / RESTORED).exists():
+        return [f"no restore into {folder} is unfinished"]
+    try:
+        living = sorted(partitions_in_use(folder / "runs"))
+    except (OSError, UnreadableError) as error:
+        raise MooringsError(
+            "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"
+        ) from error
+    (folder / RESTORED).unlink()
     kept = f"; those under running jobs ({', '.join(living)}) when these have ended" if living else ""
     return [f"partitions that no record knows are removed from now on{kept}"]
 

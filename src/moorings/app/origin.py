@@ -24,8 +24,12 @@ _MODULE = "moorings.app.controller"
 _TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
 
 
-def settings_of(data: Path) -> tuple[Settings, Running | None]:
+def settings_of(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, Running | None]:
     """The settings of the controller of a folder, and the controller, if one runs.
+
+    Args:
+        data: the folder.
+        flags: further flags with which it would be started; one that runs has its own.
 
     Raises:
         MooringsError: ``config.invalid``: they cannot be used, or the folder is another user's.
@@ -33,22 +37,23 @@ def settings_of(data: Path) -> tuple[Settings, Running | None]:
     running = find_running(data)
     found = _started_with(running.pid) if running is not None else None
     if found is None:
-        return read_settings(["--data", str(data)], os.environ), running
-    arguments, environment = found
-    return read_settings(arguments, environment), running
+        return read_settings(["--data", str(data), *flags], os.environ), running
+    arguments, environment, at = found
+    return read_settings(arguments, environment, at), running
 
 
-def _started_with(pid: int) -> tuple[list[str], Mapping[str, str]] | None:
-    """Arguments and variables of a controller's process; None if they cannot be read."""
+def _started_with(pid: int) -> tuple[list[str], Mapping[str, str], Path] | None:
+    """Arguments, variables and working folder of a controller's process; None if they cannot be read."""
     try:
         words = _parts(pid, "cmdline")
         variables = dict(part.split("=", 1) for part in _parts(pid, "environ") if "=" in part)
+        at = Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
     if _MODULE not in words:
         return None
     taken = {name: value for name, value in variables.items() if name.startswith(_TAKEN)}
-    return words[words.index(_MODULE) + 1 :], taken
+    return words[words.index(_MODULE) + 1 :], taken, at
 
 
 def _parts(pid: int, name: str) -> list[str]:

@@ -16,6 +16,7 @@ from moorings.cli.configuration import closing_hint
 from moorings.cli.kinds import fold_devices, span
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, seconds_between
+from moorings.wire.checks import MADE_OUTSIDE
 from moorings.wire.shapes import API_VERSION, DeviceBody, FindingBody, PoolBody, VersionBody
 
 SHOWN_MAX = 8
@@ -129,11 +130,23 @@ def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
     else:
         yield Finding("devices.service", Verdict.PASS, f"all {len(found)} are in service")
     if foreign:
-        names = sorted({device.partition or "" for device in foreign})
-        evidence = f"{len(foreign)} are in partitions made outside Moorings: {', '.join(names[:SHOWN_MAX])}"
-        yield Finding("devices.foreign", Verdict.WARN, evidence, "remove those partitions with the vendor's own tool")
+        outside = [device for device in foreign if MADE_OUTSIDE in device.reason]
+        told, fixes = [], []
+        if outside:
+            told.append(f"{len(outside)} are in partitions {MADE_OUTSIDE}: {_partitions(outside)}")
+            fixes.append(f"remove {_partitions(outside)} with the vendor's own tool, if nobody wants them")
+        if len(outside) < len(foreign):
+            rest = [device for device in foreign if device not in outside]
+            told.append(f"{len(rest)} are in partitions that no record knows: {_partitions(rest)}")
+            fixes.append(f"leave {_partitions(rest)}, jobs may run on them: see 'moor doctor --only partitions'")
+        yield Finding("devices.foreign", Verdict.WARN, "; ".join(told), "; ".join(fixes))
     else:
         yield Finding("devices.foreign", Verdict.PASS, "no partition was made outside Moorings")
+
+
+def _partitions(devices: Iterable[DeviceBody]) -> str:
+    names = sorted({device.partition or "" for device in devices})
+    return ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
 
 
 def _named(devices: Sequence[DeviceBody]) -> str:

@@ -110,12 +110,12 @@ def check_strangers(states: Iterable[PoolState], strays: Sequence[str], spared: 
     foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign]
     strangers = [name for name in foreign if name.partition("/")[2] not in {*strays, *spared}]
     if strays:
-        fix = "they are being removed; if they stay, look at the driver's log"
+        fix = "nothing: they are removed unless jobs run on them; if they stay, look at the driver's log"
         yield found("partitions.stray", WARN, f"nobody holds {_listed(strays)}, which carry our mark", fix)
     else:
         yield found("partitions.stray", PASS, "every partition with our mark is held by a claim")
     if spared:
-        fix = "wait until their jobs have ended; if a backup was restored: 'moor restore --finish'"
+        fix = "leave them until their jobs have ended; then, if a backup was restored: 'moor restore --finish'"
         yield found("partitions.spared", WARN, f"no record knows {_listed(spared)}, which may be in use", fix)
     if strangers:
         fix = "nothing, if that is wanted; else remove them with the vendor's own tool"

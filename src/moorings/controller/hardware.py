@@ -59,8 +59,21 @@ def order_of(partition: Partition, installation: str) -> PartitionOrder:
 
 @dataclass(slots=True)
 class _PoolWatch:
+    """What is known of a pool from its listings.
+
+    Attributes:
+        driver: gives them.
+        memory: what ``judge`` remembers.
+        unheld: names of partitions with our mark that no record holds, by mark, as in the last listing.
+        found: marks of those that the log has told of.
+        spared: marks of those that are left alone, because somebody may be using them.
+    """
+
     driver: Driver
     memory: Memory = field(default_factory=Memory)
+    unheld: dict[str, str] = field(default_factory=dict)
+    found: set[str] = field(default_factory=set)
+    spared: set[str] = field(default_factory=set)
     nudged: asyncio.Event = field(default_factory=asyncio.Event)
     apart_s: float = POLL_IDLE_S  # between the last two listings, at least; not by a clock, which somebody may set
 
@@ -92,7 +105,6 @@ class Hardware:
         self._orders: dict[PartitionId, asyncio.Task[None]] = {}
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
-        self._spared: set[str] = set()
         self._in_use = in_use
         self._closing = False
         self.delays: dict[PartitionId, str] = {}
@@ -100,10 +112,16 @@ class Hardware:
         loop.listen(self._follow)
 
     def strays(self) -> tuple[list[str], list[str]]:
-        """Names of partitions with our mark that nobody holds: those being removed, and those that are spared."""
-        there = {name for state in self._loop.fleet.pools.values() for name in state.foreign}
-        found = {task.get_name().removeprefix(_STRAY) for task in self._strays.values()} & there
-        return sorted(found - self._spared), sorted(found & self._spared)
+        """Names of partitions with our mark that no record holds: those that are to be removed, and the spared."""
+        known = [
+            (mark in watch.spared, name) for watch in self._watches.values() for mark, name in watch.unheld.items()
+        ]
+        return sorted(name for spared, name in known if not spared), sorted(name for spared, name in known if spared)
+
+    def unheld(self, pool: PoolName) -> frozenset[str]:
+        """Names of a pool's partitions that carry our mark and that no record holds."""
+        watch = self._watches.get(pool)
+        return frozenset(watch.unheld.values()) if watch is not None else frozenset()
 
     async def serve(self) -> None:
         """Watch every pool until cancelled."""
@@ -266,9 +284,13 @@ class Hardware:
         taken = frozenset(p.id for p in unmoved if ordered.get(p.id) == p.version)
         moved = {mark_of(self._installation, p.id) for p in self._loop.fleet.partitions.values()}
         moved -= {mark_of(self._installation, p.id) for p in unmoved}
+        moved |= {mark_of(self._installation, ident) for ident in before.keys() - self._loop.fleet.partitions.keys()}
         seen = [sighting for sighting in sightings if sighting.mark not in moved]
         judged = judge(unmoved, taken, seen, watch.memory, self._installation, watch.apart_s)
         watch.memory = judged.memory
+        watch.unheld = {sighting.mark: sighting.name for sighting in seen if sighting.mark in judged.memory.strays}
+        watch.found &= watch.unheld.keys()
+        watch.spared &= watch.unheld.keys()
         for ident, answer in judged.answers:
             self._loop.tell(DriverAnswered(ident, before[ident], "list", answer))
         for ident in judged.again:
@@ -286,7 +308,9 @@ class Hardware:
 
         A controller that was replaced while it slept would take the new leader's partitions for strays.
         """
-        log.warning("partition.stray_found", extra={"pool": pool, "partition": stray.name})
+        if stray.mark not in self._watches[pool].found:
+            self._watches[pool].found.add(stray.mark)
+            log.warning("partition.stray_found", extra={"pool": pool, "partition": stray.name})
         try:
             if await self._spare(pool, stray):
                 await self._clock.sleep(SPARED_S)
@@ -303,11 +327,12 @@ class Hardware:
 
     async def _spare(self, pool: PoolName, stray: Sighting) -> bool:
         """Whether somebody may be using it: then it stays, and its devices are given to nobody."""
+        spared = self._watches[pool].spared
         if self._in_use is None or not await self._in_use(stray.name):
-            self._spared.discard(stray.name)
+            spared.discard(stray.mark)
             return False
-        if stray.name not in self._spared:
-            self._spared.add(stray.name)
+        if stray.mark not in spared:
+            spared.add(stray.mark)
             log.warning("partition.stray_spared", extra={"pool": pool, "partition": stray.name})
         return True
 

@@ -422,7 +422,8 @@ class Controller:
         for state in states:
             held = holders(self._loop.fleet, state)
             last = min(state.pool.topology.n_devices, first + page.limit - len(found))
-            found += [device_view(self._loop.fleet, state, index, held.get(index)) for index in range(first, last)]
+            unheld = self._hardware.unheld(state.pool.name)
+            found += [device_view(self._loop.fleet, state, at, held.get(at), unheld) for at in range(first, last)]
             first = 0
             if len(found) >= page.limit:
                 break
@@ -435,7 +436,8 @@ class Controller:
             MooringsError: ``device.unknown``.
         """
         state, index = self._find_device(ident)
-        return device_view(self._loop.fleet, state, index, holders(self._loop.fleet, state).get(index))
+        held, unheld = holders(self._loop.fleet, state), self._hardware.unheld(state.pool.name)
+        return device_view(self._loop.fleet, state, index, held.get(index), unheld)
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
         """The device, out of service once the partition it is in (if any) has gone.

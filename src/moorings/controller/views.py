@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from moorings.core.claims import Claim
@@ -12,6 +12,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Pool
+from moorings.wire.checks import MADE_OUTSIDE
 from moorings.workloads.runs import Run
 
 ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -121,14 +122,17 @@ def holders(fleet: Fleet, state: PoolState) -> dict[int, Partition]:
     }
 
 
-def device_view(fleet: Fleet, state: PoolState, index: int, partition: Partition | None) -> DeviceView:
-    """A device of a pool, and the partition that holds it."""
+def device_view(
+    fleet: Fleet, state: PoolState, index: int, partition: Partition | None, unheld: Container[str] = ()
+) -> DeviceView:
+    """A device of a pool, and the partition that holds it; ``unheld``: names of those with our mark and no record."""
     pool = state.pool
     device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Instant(0))
     claim = fleet.claims.get(partition.claim) if partition is not None else None
     foreign = next((name for name, block in state.foreign.items() if index in block), None)
     if foreign is not None and device.state is DeviceState.IN_SERVICE:
-        device = replace(device, reason=f"used by partition {foreign!r}, made outside Moorings")
+        whose = "which no record knows" if foreign in unheld else MADE_OUTSIDE
+        device = replace(device, reason=f"used by partition {foreign!r}, {whose}")
     return DeviceView(
         device=device,
         kind=pool.kind,

@@ -74,7 +74,8 @@ class Judgement:
         answers: what it says of partitions, where that matters.
         again: partitions whose order the driver must be given again (it does not know them any more).
         strays: partitions with our mark that nobody holds: to be removed.
-        foreign: blocks that are used and not by our claims (of strangers, and of strays), by name.
+        foreign: blocks that are used and not by our claims (of strangers, and of strays), by name. A stray's too, from
+            its first sighting: to end something takes several listings, to give nothing away takes one.
         memory: for the next listing.
     """
 
@@ -114,12 +115,12 @@ def judge(
     strays = {mark: memory.strays.get(mark, 0) + 1 for mark in by_mark if mark not in held}
     judge_one.memory.strays = strays
     sure = [by_mark[mark] for mark, seen in sorted(strays.items()) if seen >= LISTINGS_NEEDED]
-    others = [sighting for sighting in sightings if not sighting.mark.startswith(ours)]
+    others = [sighting for sighting in sightings if sighting.mark not in held]
     return Judgement(
         answers=tuple(judge_one.answers),
         again=tuple(judge_one.again),
         strays=tuple(stray for stray in sure if stray.seen is not Seen.REMOVING),
-        foreign={sighting.name: sighting.block for sighting in (*others, *sure)},
+        foreign={sighting.name: sighting.block for sighting in sorted(others, key=lambda other: other.name)},
         memory=judge_one.memory,
     )
 

@@ -19,6 +19,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.store import Epoch
 
 LOCK_POLL_S = 0.01
+EPOCH_FILE = ".epoch"
 _DIGITS_MAX = 19
 
 
@@ -26,7 +27,7 @@ class Fence:
     """The fence around the runs in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / ".epoch"
+        self._path = folder / EPOCH_FILE
 
     def set(self, epoch: Epoch, wait_s: float) -> None:
         """From now on nothing is started under an earlier epoch.
@@ -74,6 +75,19 @@ class Fence:
             yield file
         finally:
             os.close(file)
+
+
+def read_epoch(folder: Path) -> Epoch:
+    """The epoch of the last leader that fenced the runs in ``folder``; 0: there was none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        text = (folder / EPOCH_FILE).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return Epoch(0)
+    return Epoch(int(text) if text.isdigit() else 0)
 
 
 def _epoch_in(file: int) -> int:

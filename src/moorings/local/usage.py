@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from moorings.local.records import DamagedError, UnreadableError
-from moorings.local.rundir import RunFolder
+from moorings.local.rundir import RunFolder, Survey
 from moorings.local.settle import remains
 from moorings.workloads.runs import RunId
 
@@ -29,6 +29,20 @@ def partitions_in_use(runs: Path) -> frozenset[str]:
             if folder is not None and folder.path.is_dir() and not folder.path.is_symlink():
                 used.add(_used_by(folder, RunId(name)))
     return frozenset(used) - {""}
+
+
+def find_started(runs: Path, run: RunId) -> Survey | None:
+    """What the folder of a run says that was started here; None: it was not.
+
+    Raises:
+        OSError, UnreadableError: it cannot be told.
+    """
+    folder = RunFolder.of(runs, run)
+    found = folder.survey() if folder is not None and folder.path.is_dir() else None
+    if folder is None or found is None:
+        return None
+    started = found.status is not None or found.end is not None or found.damage or _lives(folder, run)
+    return found if started else None
 
 
 def _used_by(folder: RunFolder, run: RunId) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     false,
     insert,
     or_,
@@ -106,6 +107,16 @@ class SqlStore:
             data = canonical({"epoch": epoch, "holder": holder})
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
+
+    def rise(self, seq: Seq, epoch: Epoch) -> None:
+        """Number events above ``seq`` and leaders above ``epoch`` from now on: for a database that was turned back."""
+        at_least = {installation.c.seq: seq, installation.c.epoch: epoch}
+        with self._database.write() as connection:
+            connection.execute(
+                update(installation).values(
+                    {column.name: case((column < least, least), else_=column) for column, least in at_least.items()}
+                )
+            )
 
     def leader(self) -> Leader:
         with self._database.read() as connection:

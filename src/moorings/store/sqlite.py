@@ -101,7 +101,7 @@ class SqliteDatabase(Database):
             return MooringsError(
                 "store.corrupt",
                 f"{self._path} cannot be read as a database: {error.orig}",
-                hint="move it away with its -wal and -shm files and restore a backup; nothing was changed",
+                hint="leave it where it is, and its -wal file: 'moor restore FILE' takes from it what can be read",
             )
         why = str(error.orig)
         if code != sqlite3.SQLITE_FULL and _has_no_room(self._path.parent):  # which SQLite often calls an I/O error

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 MANUAL = "docs/how-to/find-out-what-is-wrong.md"
 
+MADE_OUTSIDE = "made outside Moorings"  # in a device's reason; what does not say so may be ours, and a job's
+
 CHECKS: dict[str, str] = {
     # what a client sees
     "credentials": "only you can read the file with your access keys",

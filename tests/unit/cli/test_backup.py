@@ -1,12 +1,21 @@
 """``moor backup`` and ``moor restore``: who is asked, what is run, which exit code comes back."""
 
+import io
+import json
+import os
 import tarfile
+from pathlib import Path
 
 import pytest
 
+from moorings.app.backup import look_at, restore, save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.cli.main import main
+from moorings.cli.processes import Running
+from moorings.core.errors import MooringsError
+from moorings.core.events import Event
 from moorings.store.sqlite import open_sqlite
+from moorings.testing.records import NOW, an_access_key
 
 
 @pytest.fixture
@@ -58,7 +67,15 @@ def test_what_a_killed_restore_left_is_removed(moor, data, tmp_path):
     assert not list(data.glob(".restore-*"))
 
 
-@pytest.mark.parametrize("words", [("restore",), ("restore", "b.tar.gz", "--finish", "-y"), ("backup",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("restore",),
+        ("restore", "b.tar.gz", "--finish", "-y"),
+        ("backup",),
+        ("restore", "--external", "--other-installation", "-y"),
+    ],
+)
 def test_wrong_usage(moor, words):
     assert moor(*words)[0] == 2
 
@@ -90,3 +107,190 @@ def test_postgresql_is_told_its_own_way(moor, data, tmp_path, monkeypatch):
     assert code == 2
     assert "pg_dump" in err
     assert "hunter2" not in err
+
+
+# -- what replaces what --------------------------------------------------------------------------------------------
+
+
+def raise_numbers(data, times=5):
+    """As many leaders, and an access key that is revoked: what a restored database must not forget."""
+    store = open_sqlite(data / "moorings.db")
+    for _ in range(times):
+        store.lead("x", NOW)
+    store.revoke_access_key("k1", Event(name="key.revoked", at=NOW))
+    store.close()
+    return look_at(data / "moorings.db")
+
+
+def add_key(data):
+    store = open_sqlite(data / "moorings.db")
+    store.add_access_key(an_access_key(id="k1", revoked_at=None), Event(name="key.created", at=NOW))
+    store.close()
+
+
+def is_revoked(data):
+    store = open_sqlite(data / "moorings.db")
+    try:
+        key = store.access_key("k1")
+        assert key is not None
+        return key.revoked_at is not None
+    finally:
+        store.close()
+
+
+class KilledError(BaseException):
+    """As by SIGKILL: nothing catches it."""
+
+
+@pytest.mark.parametrize("renames", range(7))
+def test_a_restore_killed_at_any_rename_and_done_again_forgets_nothing(moor, data, tmp_path, monkeypatch, renames):
+    add_key(data)
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    before = raise_numbers(data)
+    left, rename = [renames], Path.rename
+
+    def dying(path, to):
+        if not left[0]:
+            raise KilledError
+        left[0] -= 1
+        return rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", dying)
+        try:
+            restore(data, file)
+        except KilledError:
+            assert (data / "restoring.json").exists()
+    told = restore(data, file)
+    assert is_revoked(data)
+    assert not any("valid again" in line for line in told)
+    now = look_at(data / "moorings.db")
+    assert (now.seq > before.seq + 1000, now.epoch > before.epoch) == (True, True)
+    assert now.seq < 1_000_000, "it was known how far numbers had come"
+    assert not (data / "restoring.json").exists()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_where_the_old_records_are_gone_numbers_leap_and_keys_are_told_of(moor, data, tmp_path, how):
+    add_key(data)
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    before = raise_numbers(data)
+    if how == "missing":
+        (data / "moorings.db").unlink()
+    else:
+        (data / "moorings.db").write_bytes(b"no database" * 500)
+    code, out, _ = moor("restore", str(file), "-y")
+    assert (code, "valid again: moor get keys" in out) == (0, True)
+    now = look_at(data / "moorings.db")
+    assert (now.seq > before.seq + 10**6, now.epoch > before.epoch + 10**6) == (True, True)
+
+
+def test_into_an_empty_folder_nothing_was_there_before(moor, data, tmp_path):
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    code, out, _ = moor("restore", str(file), "-y", "--data", str(tmp_path / "new"))
+    assert (code, "what was there before" in out) == (0, False)
+
+
+def test_another_installation_s_backup_is_refused_unless_it_is_meant(moor, data, tmp_path):
+    other = tmp_path / "other"
+    DataFolder(other).close()
+    open_sqlite(other / "moorings.db", installation="other").close()
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file), "--data", str(other))[0] == 0
+    mine = look_at(data / "moorings.db")
+    code, _, err = moor("restore", str(file), "-y")
+    assert (code, "is of installation other" in err, "--other-installation" in err) == (2, True, True)
+    assert look_at(data / "moorings.db") == mine
+    code, out, _ = moor("restore", str(file), "-y", "--other-installation")
+    assert (code, f"partitions of installation {mine.installation} are strangers'" in out) == (0, True)
+    assert look_at(data / "moorings.db").installation == "other"
+
+
+def test_a_database_restored_by_its_own_tools_is_made_ready(moor, data):
+    before = look_at(data / "moorings.db")
+    code, out, _ = moor("restore", "--external", "-y")
+    assert (code, f"ready: installation {before.installation}" in out) == (0, True)
+    assert (data / "restored.json").exists(), "what was made since is left alone"
+    now = look_at(data / "moorings.db")
+    assert (now.seq > before.seq + 10**6, now.epoch > before.epoch + 10**6) == (True, True)
+
+
+def test_not_under_a_controller_that_runs(moor, data):
+    folder = DataFolder(data)
+    try:
+        code, _, err = moor("restore", "--external", "-y")
+    finally:
+        folder.close()
+    assert (code, "another controller uses" in err) == (5, True)
+
+
+# -- what is in the file -------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_database_is_told_as_damaged(moor, data, tmp_path):
+    (data / "moorings.db").write_bytes(b"no database" * 500)
+    code, _, err = moor("backup", str(tmp_path / "b.tar.gz"))
+    assert (code != 0, "(store.corrupt)" in err, "leave it where it is" in err) == (True, True, True)
+
+
+def test_a_pools_file_that_cannot_be_read_fails_the_backup(moor, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("moorings.app.origin.find_running", lambda _: Running(1, 1, "", ""))
+    monkeypatch.setattr("moorings.app.origin._started_with", lambda _: (["--pools", "no.toml"], {}, tmp_path))
+    with pytest.raises(MooringsError, match=r"no\.toml, the pools file") as raised:
+        save(data, tmp_path / "b.tar.gz")
+    assert raised.value.code == "backup.invalid"
+    assert not (tmp_path / "b.tar.gz").exists()
+    (tmp_path / "no.toml").write_text("# mine\n")
+    save(data, tmp_path / "b.tar.gz")
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        pools = tar.extractfile("pools.toml")
+        assert pools is not None
+        assert pools.read() == b"# mine\n", "relative to the controller's folder"
+
+
+def with_manifest(file, to, change):
+    """The backup with a manifest that somebody has changed."""
+    with tarfile.open(file) as tar, tarfile.open(to, "w:gz") as out:
+        for member in tar.getmembers():
+            opened = tar.extractfile(member)
+            assert opened is not None
+            content = opened.read()
+            if member.name == "manifest.json":
+                manifest = json.loads(content)
+                change(manifest)
+                content = json.dumps(manifest).encode()
+                member.size = len(content)
+            out.addfile(member, io.BytesIO(content))
+    return to
+
+
+def test_what_does_not_fit_on_the_disk_is_not_written_out(moor, data, tmp_path):
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    bomb = with_manifest(file, tmp_path / "bomb", lambda told: told["files"]["pepper"].update(bytes=1 << 60))
+    code, _, err = moor("restore", str(bomb), "-y")
+    assert (code, "do not fit on the disk" in err) == (2, True)
+    more = with_manifest(file, tmp_path / "more", lambda told: told["files"]["moorings.db"].update(bytes=1))
+    code, _, err = moor("restore", str(more), "-y")
+    assert (code, "is not what the manifest says" in err) == (2, True)
+
+
+def test_control_characters_of_a_manifest_reach_no_terminal(moor, data, tmp_path):
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    evil = with_manifest(file, tmp_path / "evil", lambda told: told.update(at="\x1b[2J", poolsFile="a\nb"))
+    code, out, _ = moor("restore", str(evil), "-y")
+    assert (code, "\x1b" in out, "as of \\x1b[2J" in out, "a\\nb" in out) == (0, False, True, True)
+
+
+def test_a_file_of_somebody_else_is_refused(moor, data, tmp_path):
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    file = tmp_path / "b.tar.gz"
+    assert moor("backup", str(file))[0] == 0
+    os.chown(file, 12345, 12345)
+    code, _, err = moor("restore", str(file), "-y")
+    assert (code, "belongs to another user" in err) == (2, True)

@@ -49,10 +49,20 @@ def test_pools():
 
 
 def test_devices():
-    foreign = samples.device(40, partition="theirs")
+    foreign = samples.device(40, partition="theirs", reason="used by partition 'theirs', made outside Moorings")
     service, strangers = checks.check_devices([*samples.DEVICES, foreign])
     assert service.verdict is Verdict.WARN
     assert "pod64:8 (link errors (root))" in service.evidence
     assert strangers.verdict is Verdict.WARN
-    assert "theirs" in strangers.evidence
+    assert "1 are in partitions made outside Moorings: theirs" in strangers.evidence
+    assert "vendor" in strangers.fix
     assert [finding.verdict for finding in checks.check_devices(samples.DEVICES[:4])] == [Verdict.PASS, Verdict.PASS]
+
+
+def test_nobody_is_told_to_remove_what_carries_our_mark():
+    """A job of after a restored backup may run on it."""
+    spared = samples.device(41, partition="spared", reason="used by partition 'spared', which no record knows")
+    _, strangers = checks.check_devices([spared])
+    assert "1 are in partitions that no record knows: spared" in strangers.evidence
+    assert "leave spared" in strangers.fix
+    assert "vendor" not in strangers.fix

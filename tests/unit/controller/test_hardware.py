@@ -144,6 +144,40 @@ async def test_a_stray_that_is_in_use_is_spared_until_it_is_not(rig: Rig) -> Non
     assert await rig.names() == set()
 
 
+async def test_a_spared_stray_stays_told_as_spared_and_is_told_to_the_log_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.in_use.add("forgotten")
+    await rig.leave_behind("forgotten")
+    await rig.look(LISTINGS_NEEDED)
+    for _ in range(3):
+        assert rig.hardware.strays() == ([], ["forgotten"])
+        rig.clock.forward(SPARED_S)
+        await rig.settle()
+        assert rig.hardware.strays() == ([], ["forgotten"]), "also between two questions whether it is in use"
+        await rig.look()
+    told = [record.getMessage() for record in caplog.records if "stray" in record.getMessage()]
+    assert sorted(told) == ["partition.stray_found", "partition.stray_spared"]
+
+
+async def test_the_devices_of_a_stray_are_given_to_nobody_from_the_first_look(rig: Rig) -> None:
+    await rig.leave_behind("forgotten")
+    await rig.look()
+    assert not rig.loop.fleet.pools[POOL.name].free.is_free(made_of("x", "0-3", "").block)
+    assert rig.hardware.unheld(POOL.name) == {"forgotten"}
+
+
+async def test_a_partition_removed_while_a_listing_was_taken_is_no_stray(rig: Rig) -> None:
+    claim = await rig.claim()
+    before = {ident: partition.version for ident, partition in rig.loop.fleet.partitions.items()}
+    sightings = list(await rig.driver.list_partitions())
+    await rig.release(claim)
+    assert rig.loop.fleet.partitions == {}
+    rig.hardware._judge(POOL.name, rig.hardware._watches[POOL.name], before, {}, sightings)
+    await rig.settle()
+    assert rig.loop.fleet.pools[POOL.name].foreign == {}
+
+
 async def test_a_partition_made_while_a_listing_was_taken_is_no_stray(rig: Rig) -> None:
     """A listing that was begun before a partition was saved knows more than the records of its beginning."""
     claim = await rig.claim()

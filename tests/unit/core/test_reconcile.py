@@ -237,7 +237,13 @@ def test_what_does_not_carry_our_mark_is_never_removed(mark):
 
 
 def test_what_is_ours_is_not_foreign():
-    assert look([partition()], [sighting_of(partition()), stray()]).foreign == {}
+    assert look([partition()], [sighting_of(partition())]).foreign == {}
+
+
+def test_the_devices_of_a_stray_are_given_to_nobody_from_its_first_sighting():
+    """After a restore a job may run on it, and the first claims are granted before it was seen three times."""
+    judged = look([partition()], [sighting_of(partition()), stray()])
+    assert (judged.strays, judged.foreign) == ((), {"forgotten": BLOCK})
 
 
 marks = st.sampled_from(

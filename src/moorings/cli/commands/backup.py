@@ -44,25 +44,57 @@ def backup(session: Session, *, file: Path, data: str | None) -> int:
     cls=MoorCommand,
     help="Put a backup's records in place of a controller's.\n\n"
     "The controller must be down. What was there is kept aside. Partitions made since the backup are left alone, for "
-    "jobs may run on them, until 'moor restore --finish'.",
-    epilog=examples("moor down && moor restore moorings-2026-11-21.tar.gz && moor up", "moor restore --finish"),
+    "jobs may run on them, until 'moor restore --finish'.\n\n"
+    "A PostgreSQL database is restored by its own tools; then, before any controller starts, 'moor restore --external' "
+    "makes it ready, with the controller's own settings (MOORINGS_DATABASE, --data, --shared, --controller-config).",
+    epilog=examples(
+        "moor down && moor restore moorings-2026-11-21.tar.gz && moor up",
+        "moor restore --external",
+        "moor restore --finish",
+    ),
 )
 @click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
+@click.option("--external", is_flag=True, help="Make a database ready that its own tools restored (pg_restore).")
 @click.option("--finish", is_flag=True, help="Have partitions removed that the restored records do not know.")
+@click.option("--other-installation", is_flag=True, help="Also if FILE is of another installation than the records.")
+@click.option("--shared", metavar="DIR", help="The controller's shared folder, if it is started with one.")
+@click.option(
+    "--controller-config", metavar="FILE", help="The controller's settings file, if it is started with one (--config)."
+)
 @_data
 @yes_option
 @click.pass_obj
-def restore(session: Session, *, file: Path | None, finish: bool, data: str | None, yes: bool) -> int:
+def restore(
+    session: Session,
+    *,
+    file: Path | None,
+    external: bool,
+    finish: bool,
+    other_installation: bool,
+    shared: str | None,
+    controller_config: str | None,
+    data: str | None,
+    yes: bool,
+) -> int:
     """Put a backup's records in place of a controller's."""
     folder = _folder(session, data)
-    if finish == (file is not None):
-        raise WrongUsage("name a backup, or say --finish", hint="moor restore FILE")
+    if [finish, external, file is not None].count(True) != 1 or (other_installation and file is None):
+        raise WrongUsage("name a backup, or say --external or --finish", hint="moor restore FILE")
+    if file is not None and (shared or controller_config):
+        raise WrongUsage(
+            "--shared and --controller-config are for --external and --finish", hint="moor restore FILE --data DIR"
+        )
+    named = {"--shared": shared, "--config": controller_config}
+    flags = [word for name, value in named.items() if value for word in (name, str(Path(value).absolute()))]
     if finish:
         confirm(session, f"Remove the partitions that no record in {folder} knows?", lambda: None, yes=yes)
-        return _run(session, data, "finish")
-    assert file is not None
+        return _run(session, data, "finish", *flags)
+    if external:
+        confirm(session, "Has its own tool restored the database, and is every controller down?", lambda: None, yes=yes)
+        return _run(session, data, "external", *flags)
     confirm(session, f"Replace the records in {folder} by those in {file}?", lambda: None, yes=yes)
-    return _run(session, data, "restore", "--file", str(file.absolute()))
+    other = ["--other-installation"] if other_installation else []
+    return _run(session, data, "restore", "--file", str(Path(str(file)).absolute()), *other)
 
 
 def _folder(session: Session, data: str | None) -> Path:
