@@ -319,8 +319,8 @@ PRIVACY = (
         law="10",
         what="one key cannot take all seats of a kind",
         file="api/limits.py",
-        old="        if self._held[key] >= self._per_key or self._taken >= self.total:\n",
-        new="        if self._taken >= self.total:\n",
+        old="        if self._held.get(key, 0) + count > self._per_key or self._taken + count > self.total:\n",
+        new="        if self._taken + count > self.total:\n",
         tests=(f"{LIMITS}test_seats_are_bounded_in_all_and_for_each_key",),
     ),
     Guard(

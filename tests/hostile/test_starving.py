@@ -6,13 +6,16 @@ is counted is what is held (connections, seats, bytes), never how quick an answe
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import httpx2
 
 from moorings.api.limits import Limits
 from moorings.api.routes.runs import RUNS_A_PAGE_MAX
+from moorings.controller.views import ClaimView
 from moorings.core.access import Role
+from moorings.ports.store import Page
 from tests.hostile.harbour import Harbour
 from tests.unit.api.pretend import ADMIN, USER, PretendController
 from tests.unit.api.sockets import Answer, Client, Served, connected, serving
@@ -110,13 +113,101 @@ async def test_connections_from_one_address_are_a_part_of_all(controller: Preten
     async with serving(controller, limits) as served:
         async with crowd(served, 40):
             await gone(served, 5)
+            await health_seen_from_elsewhere(served)
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port, local_addr=("127.0.0.2", 0))
-            other = Client(reader, writer)
-            other.ask("GET", "/healthz")
-            assert (await other.answer()).status == 200
-            await other.close()
+            assert await reader.read() == b"", "all of 127.0.0.0/8 is one machine's"
+            writer.close()
         await gone(served, 0)
         await answered(served)
+
+
+async def health_seen_from_elsewhere(served: Served) -> None:
+    """A machine without IPv6 fails here, and says so: there is no second address on it that is not this machine's."""
+    other = Client(*await asyncio.open_connection("::1", served.port))
+    other.ask("GET", "/healthz")
+    assert (await other.answer()).status == 200
+    await other.close()
+
+
+async def test_the_last_connections_are_for_addresses_that_have_few(controller: PretendController) -> None:
+    limits = Limits(connections_max=40, connections_per_address_max=40, connections_reserved=8, head_timeout_s=3600)
+    async with serving(controller, limits) as served:
+        async with crowd(served, 60):
+            await gone(served, 32)
+            await health_seen_from_elsewhere(served)
+        await gone(served, 0)
+
+
+async def test_strangers_that_never_read_take_no_seats_of_requests(controller: PretendController) -> None:
+    """Answers to anybody, asked for ahead and never read."""
+    limits = Limits(requests_max=4, opens_max=20, opens_per_address_max=10)
+    async with serving(controller, limits) as served, crowd(served, 30) as strangers:
+        for stranger in strangers:
+            reading(stranger).pause_reading()
+            for _ in range(50):
+                stranger.ask("GET", "/openapi.json", authorization="")
+        await answered(served)
+        async with connected(served) as client:
+            client.ask("GET", "/healthz", authorization="")
+            assert (await client.answer()).status == 200
+
+
+class BusyController(PretendController):
+    """Each list takes until ``done``; ``asked`` tells who is at work on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = asyncio.Event()
+        self.at_work = 0
+        self.most_at_work = 0
+        self.full = asyncio.Event()
+
+    async def list_claims(self, page: Page, **wanted: Any) -> Sequence[ClaimView]:
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        if self.at_work == Limits().working_per_key_max:
+            self.full.set()
+        await self.done.wait()
+        self.at_work -= 1
+        return await super().list_claims(page, **wanted)
+
+
+async def test_a_few_requests_of_one_key_are_worked_on_at_once() -> None:
+    """The others of that key wait for their turn, and nobody else does."""
+    controller = BusyController()
+    async with serving(controller) as served, crowd(served, 60) as clients:
+        for client in clients:
+            client.ask("GET", "/v1/claims?limit=1000")
+        await controller.full.wait()
+        async with connected(served) as other:
+            other.ask("POST", "/v1/claims", CLAIM, authorization=f"Bearer {ADMIN}")
+            ident = (await other.answer()).json()["id"]
+            other.ask("GET", f"/v1/claims/{ident}", authorization=f"Bearer {ADMIN}")
+            assert (await other.answer()).status == 200
+        controller.done.set()
+        assert {await first_answer(client) for client in clients} == {200}
+        assert controller.most_at_work == Limits().working_per_key_max
+
+
+async def test_waits_streams_and_slow_bodies_are_not_work(controller: PretendController) -> None:
+    """What a key's clients are waited for, or wait for, leaves that key itself room to work."""
+    limits = Limits(working_per_key_max=2, body_timeout_s=3600, shutdown_s=0)
+    async with serving(controller, limits) as served, crowd(served, 30) as clients:
+        async with connected(served) as client:
+            client.ask("POST", "/v1/claims", CLAIM)
+            ident = (await client.answer()).json()["id"]
+        for index, client in enumerate(clients):
+            match index % 3:
+                case 0:
+                    client.ask("GET", f"/v1/claims/{ident}?wait=10m")
+                case 1:
+                    client.ask("GET", "/v1/events?watch=1")
+                case _:
+                    client.ask("POST", "/v1/claims", content_length="1000")
+        while len(controller.waiting) < 20:
+            controller.waits_begun.clear()
+            await controller.waits_begun.wait()
+        await answered(served, USER)
 
 
 async def test_strangers_that_only_connect_are_let_go(controller: PretendController) -> None:
@@ -241,11 +332,11 @@ def test_a_page_of_large_runs_is_small(port_of_call: Harbour) -> None:
     with httpx2.Client(base_url=port_of_call.url, headers=port_of_call.bearer(Role.USER), timeout=60) as client:
         for _ in range(120):
             assert client.post("/v1/runs", json=body).status_code == 201
-        seen, address = 0, "/v1/runs?limit=1000"
+        seen, address = 0, "/v1/runs?all=true&limit=1000"
         while address:
             page = client.get(address)
             assert len(page.json()["items"]) <= RUNS_A_PAGE_MAX
             seen += len(page.json()["items"])
             after = page.json().get("continue")
-            address = f"/v1/runs?limit=1000&continue={after}" if after else ""
+            address = f"/v1/runs?all=true&limit=1000&continue={after}" if after else ""
         assert seen >= 120

@@ -10,21 +10,22 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorings.api import openapi
 from moorings.api.calls import REQUEST_ID, Call, Closing, Service
-from moorings.api.limits import DEFAULT_LIMITS, Limits, Seats
+from moorings.api.events_stream import Stream
+from moorings.api.limits import DEFAULT_LIMITS, Desks, Limits, Seats
 from moorings.api.metrics import Metrics, Requests
 from moorings.api.operations import Operation
 from moorings.api.problems import fault, problem
 from moorings.api.routes import OPERATIONS
 from moorings.api.routing import Endpoint, Router
+from moorings.api.server import address_of
 from moorings.core.errors import MooringsError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ log = logging.getLogger("moorings.api")
 
 ROUTE = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
 USER = "moorings.user"  # and who asks, once that is known
+HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
@@ -85,11 +87,7 @@ class Application:
                 self._answered(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
-        # Not the health checks: a busy controller is not a dead one.
-        if self._requests.open >= self.limits.requests_max and scope["path"].startswith("/v1/"):
-            await problem(_busy(self.limits.requests_max), request_id)(scope, receive, send_marked)
-            return
-        self._requests.open += 1
+        self._requests.open += 1  # a number to look at: seats are for those who are known, else strangers take them
         try:
             await self._inner(scope, receive, send_marked)
         finally:
@@ -109,12 +107,6 @@ class Application:
         return self._new_request_id()
 
 
-def _busy(most: int) -> MooringsError:
-    return MooringsError(
-        "controller.busy", f"{most} requests are being served or wait", hint="try again in a moment", retryable=True
-    )
-
-
 def make_application(
     controller: Controller,
     *,
@@ -129,9 +121,12 @@ def make_application(
     service = Service(
         controller,
         limits,
-        document=_document,
+        document=openapi.served,
         metrics=Metrics(controller, requests, {"waits": waits, "watches": watches, "follows": follows}),
         requests=Seats("requests", limits.requests_max, limits.requests_per_key_max),
+        desks=Desks(limits.working_per_key_max),
+        opens=Seats("answers under way", limits.opens_max, limits.opens_per_address_max),
+        bodies=Seats("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max),
         waits=waits,
         watches=watches,
         follows=follows,
@@ -140,25 +135,66 @@ def make_application(
     return Application(router, service.closing, limits, new_request_id, requests)
 
 
-@cache
-def _document() -> bytes:
-    return openapi.text().encode()
+class _Seated:
+    """An answer that keeps its seat until it is sent: one that nobody reads is held, too."""
+
+    def __init__(self, answer: ASGIApp, leave: Callable[[], None]) -> None:
+        self._answer = answer
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def _open_answer(call: Call, address: str) -> ASGIApp:
+    """The answer of an operation that needs no key.
+
+    Raises:
+        MooringsError: ``controller.busy``.
+    """
+    answer = await call.operation.serve(call)
+    if call.operation.path in HEALTH:  # a busy controller is not a dead one
+        return answer
+    call.service.opens.take(address)
+    return _Seated(answer, partial(call.service.opens.leave, address))
+
+
+async def _seated_answer(call: Call) -> ASGIApp:
+    """The answer to somebody who is known.
+
+    Raises:
+        MooringsError: it is refused.
+    """
+    seats, key = call.service.requests, call.caller.key_id
+    seats.take(key)
+    leave = partial(seats.leave, key)
+    try:
+        answer = await call.serve()
+    except BaseException:
+        leave()
+        raise
+    if isinstance(answer, Stream):  # it has a seat of its own
+        leave()
+        return answer
+    return _Seated(answer, leave)
 
 
 def _endpoint(service: Service, operation: Operation) -> Endpoint:
     """What serves ``operation``; whatever fails in it becomes a problem, never an exception."""
 
-    async def endpoint(request: Request) -> Response:
+    async def endpoint(request: Request) -> ASGIApp:
         request_id: str = request.scope[REQUEST_ID]
         request.scope[ROUTE] = operation.path
         try:
             call = Call(service, operation, request)
             if operation.open:
-                return await operation.serve(call)
+                return await _open_answer(call, address_of(request.scope.get("client")))
             await call.identify()
             request.scope[USER] = call.caller.subject
-            with service.requests.held(call.caller.key_id):
-                return await operation.serve(call)
+            return await _seated_answer(call)
         except MooringsError as error:
             answer = problem(error, request_id)
             if answer.status_code >= 500:

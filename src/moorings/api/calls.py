@@ -7,8 +7,7 @@ route that wants no body reads none.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from moorings.api.bodies import parse_body
-from moorings.api.limits import Limits, Seats
+from moorings.api.limits import Desks, Kept, Limits, Seats
 from moorings.api.operations import KEY_HEADER, Operation
-from moorings.api.pages import Wanted, parse_token
+from moorings.api.pages import Wanted, dumps, parse_token, written
 from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
-from moorings.api.receiving import read_body
+from moorings.api.receiving import headers_by_name, read_body
 from moorings.api.security import bearer
 from moorings.core.access import Caller
 from moorings.core.claims import KEY_CHARS_MAX
@@ -37,8 +36,6 @@ T = TypeVar("T")
 
 REQUEST_ID = "moorings.request_id"  # where the application leaves it in the ASGI scope
 PATH_VALUE_CHARS_MAX = 200
-_SINGLE = frozenset({b"authorization", b"host", b"idempotency-key", b"last-event-id"})
-_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Closing:
@@ -93,21 +90,42 @@ class Closing:
         return future
 
 
-def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers by name.
+async def first_of(*works: Awaitable[None]) -> None:
+    """Returns when one of ``works`` has ended; the others are given up.
 
     Raises:
-        MooringsError: ``request.invalid``: a proxy before us and we might each read another one of two.
+        MooringsError: what that one raises.
     """
-    found = dict(headers)
-    if len(found) < len(headers):
-        names = [name for name, _ in headers]
-        twice = next((name for name in sorted(_SINGLE) if names.count(name) > 1), None)
-        if twice is not None:
-            raise MooringsError(
-                "request.invalid", f"the header {twice.decode()} is there twice", hint="send one of each"
-            )
-    return found
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Bell:
+    """Wakes everybody who waits for it at that moment; unlike an ``asyncio.Event`` it is never left set."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def ring(self) -> None:
+        """Wake them."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def rung(self) -> None:
+        """Returns at the next ring."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +137,16 @@ class Service:
         limits: how much is taken on.
         document: gives the OpenAPI document.
         metrics: gives the text of ``/metrics``.
-        requests: seats for requests that are served, or wait; streams sit on their own.
+        requests: seats for requests until they are answered; streams sit on their own.
+        desks: where requests are worked on.
+        opens: seats for answers that need no access key, by address.
+        bodies: bytes of bodies that are kept.
         waits: seats for answers that are held.
         watches: seats for event streams.
         follows: seats for streams of a run's output.
         closing: whether the server stops.
+        revoked: rung when an access key is revoked.
+        pen: held while a part of a list is written: one part in each round of the loop, whoever asks for how many.
     """
 
     controller: Controller
@@ -131,10 +154,15 @@ class Service:
     document: Callable[[], bytes]
     metrics: Metrics
     requests: Seats
+    desks: Desks
+    opens: Seats
+    bodies: Seats
     waits: Seats
     watches: Seats
     follows: Seats
     closing: Closing = field(default_factory=Closing)
+    revoked: Bell = field(default_factory=Bell)
+    pen: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Call:
@@ -152,6 +180,8 @@ class Call:
 
     __slots__ = (
         "_caller",
+        "_content",
+        "_kept",
         "_receive",
         "_values",
         "headers",
@@ -166,11 +196,13 @@ class Call:
         scope = request.scope
         self.service = service
         self.operation = operation
-        self.headers: dict[bytes, bytes] = _once(scope["headers"])
+        self.headers: dict[bytes, bytes] = headers_by_name(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
         self.request_id: str = scope[REQUEST_ID]
         self.secret = ""
         self._caller: Caller | None = None
+        self._content = b""
+        self._kept: Kept | None = None
         self._receive: Receive = request.receive
         query = scope["query_string"]
         self._values = read_query(query, operation.query) if query else {}
@@ -191,6 +223,32 @@ class Call:
         secret = bearer(self.headers)
         self._caller = await self.service.controller.authenticate(secret)
         self.secret = secret
+
+    async def serve(self) -> Response:
+        """The answer of the operation, once its body is there and the caller has a desk for it.
+
+        The body first: a desk is for work, and a slow sender's others would wait for its body.
+
+        Raises:
+            MooringsError: it is refused.
+        """
+        key, desks = self.caller.key_id, self.service.desks
+        try:
+            if self.operation.body is not None:
+                self._kept = Kept(self.service.bodies, key)
+                self._content = await read_body(self._receive, self.headers, self.service.limits, self._kept)
+            await desks.take(key)
+            try:
+                return await self.operation.serve(self)
+            finally:
+                desks.leave(key)
+        finally:
+            self._let_go_of_body()
+
+    def _let_go_of_body(self) -> None:
+        self._content = b""
+        if self._kept is not None:
+            self._kept.leave()
 
     @property
     def caller(self) -> Caller:
@@ -247,14 +305,16 @@ class Call:
             )
         return key
 
-    async def body(self, shape: type[T]) -> T:
-        """The body, checked.
+    def body(self, shape: type[T]) -> T:
+        """The body, checked; to be asked for once.
 
         Raises:
-            MooringsError: ``body.too_large``, ``body.not_utf8``, ``body.not_json``, ``body.invalid``,
-                ``request.invalid`` (it did not arrive in time).
+            MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
         """
-        return parse_body(shape, await read_body(self._receive, self.headers, self.service.limits))
+        try:
+            return parse_body(shape, self._content)
+        finally:
+            self._let_go_of_body()
 
     async def hold(self, work: Awaitable[T], wait_s: float) -> T:
         """The result of ``work``, which may wait; it is given up when the client has gone or the server stops.
@@ -271,7 +331,8 @@ class Call:
             asyncio.ensure_future(work).cancel()
             raise
         try:
-            return await self.service.closing.race(work, gone=self._gone())
+            async with self.service.desks.left(key):
+                return await self.service.closing.race(work, gone=self._gone())
         finally:
             seats.leave(key)
 
@@ -286,11 +347,16 @@ class Call:
         kind = self.operation.answer.kind
         return self._respond({"apiVersion": API_VERSION, "kind": kind, **encode(body)}, location)
 
-    def answer_list(self, bodies: Sequence[object], after: str | None) -> Response:
-        """The answer that is one page of a list; ``after`` continues it."""
-        kind = self.operation.answer.kind
-        page = {"apiVersion": API_VERSION, "kind": kind, "items": [encode(body) for body in bodies]}
-        return self._respond(page if after is None else {**page, "continue": after})
+    async def answer_list(self, bodies: Iterable[object], after: str | None) -> Response:
+        """The answer that is one page of a list; ``after`` continues it.
+
+        A thousand claims take 50 ms to write. They are written in parts, and everybody else is served in between:
+        ``bodies`` should make each item when it is asked for.
+        """
+        head = dumps({"apiVersion": API_VERSION, "kind": self.operation.answer.kind})[:-1]
+        tail = "]}" if after is None else f'],"continue":{dumps(after)}}}'
+        text = f'{head},"items":[{",".join(await written(bodies, self.service.pen))}{tail}'
+        return Response(text.encode(), self.operation.answer.status, None, "application/json")
 
     def answer_nothing(self) -> Response:
         """The answer that says only that it was done."""
@@ -298,4 +364,4 @@ class Call:
 
     def _respond(self, content: object, location: str | None = None) -> Response:
         headers = None if location is None else {"Location": location}
-        return Response(_dumps(content).encode(), self.operation.answer.status, headers, "application/json")
+        return Response(dumps(content).encode(), self.operation.answer.status, headers, "application/json")

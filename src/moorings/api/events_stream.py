@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from moorings.api.calls import Service
+from moorings.api.calls import Service, first_of
 from moorings.api.render import event_body
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Row, Seq
@@ -95,7 +95,8 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
             yield b": heartbeat\n\n"
             beat = time() + beat_s
         try:
-            await service.closing.race(service.controller.wait_events(after, max(0.0, beat - time())))
+            waiting = service.controller.wait_events(after, max(0.0, beat - time()))
+            await service.closing.race(first_of(waiting, service.revoked.rung()))
         except MooringsError:
             if not service.closing.begun:
                 raise

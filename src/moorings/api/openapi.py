@@ -112,3 +112,9 @@ def _describe_answer(schema: dict[str, Any]) -> None:
 def text() -> str:
     """The document as it is committed and served."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+@cache
+def served() -> bytes:
+    """The document's bytes; made once, at the first request for it."""
+    return text().encode()

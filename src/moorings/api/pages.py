@@ -6,17 +6,24 @@ else came or went in between. One item more than wanted is asked for: that is ho
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Page
+from moorings.wire.codec import encode
 
 T = TypeVar("T")
+
+PIECE = 100  # items that are read at once: what is looked up for each holds up everybody else
+PART_S = 0.002  # how long items are written before others are served
+
+dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,18 @@ class Wanted:
         """What is asked of the store: one more than wanted."""
         return Page(self.limit + 1, self.after)
 
+    async def gather(self, read: Callable[[Page], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
+        """What ``page`` asks for, read in pieces, so that others are served in between."""
+        found: list[T] = []
+        after, missing = self.after, self.limit + 1
+        while missing:
+            piece = await read(Page(min(missing, PIECE), after))
+            found.extend(piece)
+            if len(piece) < min(missing, PIECE):
+                break
+            after, missing = key(piece[-1]), missing - len(piece)
+        return found
+
     def cut(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
         """The items of this page, of what ``page`` gave, and the token of the next page."""
         if len(items) <= self.limit:
@@ -49,6 +68,22 @@ class Wanted:
         ordered = sorted(items, key=key)
         after = self.after
         return self.cut([item for item in ordered if after is None or key(item) > after], key)
+
+
+async def written(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]:
+    """Each of ``bodies`` as JSON; who writes a part has ``pen`` for one round of the loop."""
+    clock, rest = asyncio.get_running_loop().time, iter(bodies)
+    items: list[str] = []
+    while True:
+        async with pen:
+            until = clock() + PART_S
+            for body in rest:
+                items.append(dumps(encode(body)))
+                if clock() >= until:
+                    break
+            else:
+                return items
+            await asyncio.sleep(0)  # with the pen in hand: the next part, of whichever page, is for the next round
 
 
 def build_token(kind: str, key: str) -> str:

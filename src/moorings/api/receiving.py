@@ -1,30 +1,52 @@
-"""How a request's body is taken in: bounded in size and time, whoever serves it afterwards."""
+"""How a request is taken in, whoever serves it: headers that mean one thing, a body bounded in size and time.
+
+The leader and one that stands by both read it here, so that what one refuses the other does not let through.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Receive
 
-from moorings.api.limits import Limits
+from moorings.api.limits import Kept, Limits
 from moorings.core.errors import MooringsError
 
 _DIGITS_MAX = 18
+_SINGLE = frozenset({b"authorization", b"host", b"idempotency-key", b"last-event-id"})
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
-    """The whole body.
+def headers_by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers by name.
 
     Raises:
-        MooringsError: ``body.too_large``, ``request.invalid`` (it did not arrive in time, or its sender has gone).
+        MooringsError: ``request.invalid``: a proxy before us and we might each read another one of two.
+    """
+    found = dict(headers)
+    if len(found) < len(headers):
+        names = [name for name, _ in headers]
+        twice = next((name for name in sorted(_SINGLE) if names.count(name) > 1), None)
+        if twice is not None:
+            raise MooringsError(
+                "request.invalid", f"the header {twice.decode()} is there twice", hint="send one of each"
+            )
+    return found
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, kept: Kept) -> bytes:
+    """The whole body; its bytes count in ``kept``, for the caller to give back once they are no longer needed.
+
+    Raises:
+        MooringsError: ``body.too_large``, ``controller.busy`` (too much is kept already), ``request.invalid`` (it did
+            not arrive in time, or its sender has gone).
     """
     declared = headers.get(b"content-length", b"0")
     if not declared.isdigit() or len(declared) > _DIGITS_MAX or int(declared) > limits.drained_bytes_max:
         raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            return await _gather(receive, limits)
+            return await _gather(receive, limits, kept)
     except TimeoutError:
         raise MooringsError(
             "request.invalid",
@@ -34,7 +56,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
         ) from None
 
 
-async def _gather(receive: Receive, limits: Limits) -> bytes:
+async def _gather(receive: Receive, limits: Limits, kept: Kept) -> bytes:
     """The body's bytes; one that is too large is read away for a while, so that its sender sees the answer."""
     size, parts = 0, []
     more = True
@@ -45,6 +67,7 @@ async def _gather(receive: Receive, limits: Limits) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size <= limits.body_bytes_max:
+            kept.add(len(part))
             parts.append(part)
         elif size > limits.drained_bytes_max:
             break

@@ -12,16 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import compile_path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorings.api.calls import REQUEST_ID
 from moorings.api.operations import Operation
 from moorings.api.problems import problem
 from moorings.core.errors import MooringsError
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Router:
@@ -56,7 +55,7 @@ class Router:
                 return methods
         return {}
 
-    def _not_routed(self, request: Request, methods: dict[str, Any]) -> Response:
+    def _not_routed(self, request: Request, methods: dict[str, Any]) -> ASGIApp:
         """The answer to an address, or a method, that no operation has."""
         request_id: str = request.scope[REQUEST_ID]
         path = request.scope["path"][:200]

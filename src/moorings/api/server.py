@@ -9,13 +9,15 @@ safe to start with one command.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import socket
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.problems import MEDIA_TYPE, problem_body
@@ -23,13 +25,33 @@ from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 PORT = 8090
 
 
 READ_BYTES_MIN = 16 * 1024  # whoever reads less than this within ``unread_s`` does not read
 LOOK_TICKS = 10  # uvicorn's ticks, ten a second, between two looks for clients that do not read
+FEW = 8  # connections of an address that may have one of those that are reserved
+RESERVED_PART = 1 / 4  # of all connections, where the process may have few
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """Whose connection it is: a machine, or the smallest network that anybody is given to choose addresses from."""
+    return _counted_as(client[0]) if client else ""
+
+
+@lru_cache(maxsize=4096)
+def _counted_as(host: str) -> str:
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:  # the transport's word for something without an address
+        return host
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return "127.0.0.0/8" if found.is_loopback else str(found)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -39,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
     addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
 
     _address = ""
+    _running: RequestResponseCycle | None = None
     _unsent_bytes = 0
     _unsent_since_s = 0.0
     _in_head = False
@@ -48,19 +71,32 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
+        self._address = address_of(self.client)
         self.addresses[self._address] += 1
-        limits = self.limits
-        if (
-            len(self.connections) > limits.connections_max
-            or self.addresses[self._address] > limits.connections_per_address_max
-        ):
+        if not self._has_room():
             transport.close()
             return
         # uvicorn waits for ever for the first byte; for later requests it uses the same timer.
         self.timeout_keep_alive_task = self.loop.call_later(self.limits.head_timeout_s, self.timeout_keep_alive_handler)
 
+    def _has_room(self) -> bool:
+        """Whether this connection is within the limits; it counts already."""
+        limits, of_address, in_all = self.limits, self.addresses[self._address], len(self.connections)
+        reserved = min(limits.connections_reserved, int(limits.connections_max * RESERVED_PART))
+        most = limits.connections_max - (reserved if of_address > FEW else 0)
+        return in_all <= most and of_address <= limits.connections_per_address_max
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override] # wider
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type] # ASGI, as uvicorn types it
+
     def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells the request that came last; the one that is served may be an earlier one, and would go on
+        # waiting, and write its answer to a connection that is no more.
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         self._head_ended()
         self._unset_keepalive_if_required()
         self.addresses[self._address] -= 1

@@ -6,25 +6,35 @@ under way), and a change would have to be handed on anyway. A redirect was refus
 the access key when the host changes.
 
 While nobody leads, a request is held for a few seconds rather than refused: a change of leader takes about one.
+
+Whoever asks proves their access key here already, before anything of theirs is kept: else strangers would fill the
+seats and the memory of this controller with requests that the leader refuses. The leader checks the key again, so one
+that was revoked since gets nothing from here but the leader's refusal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx2
 from starlette.responses import JSONResponse, Response
 
 import moorings
+from moorings.api import openapi
 from moorings.api.calls import REQUEST_ID, Closing
-from moorings.api.limits import DEFAULT_LIMITS, Limits
+from moorings.api.limits import DEFAULT_LIMITS, Kept, Limits, Seats
 from moorings.api.metrics import MEDIA_TYPE, standby_text
 from moorings.api.operations import KEY_HEADER
 from moorings.api.problems import problem
-from moorings.api.receiving import read_body
+from moorings.api.receiving import headers_by_name, read_body
+from moorings.api.routes import OPERATIONS
+from moorings.api.security import bearer
+from moorings.api.server import address_of
+from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, VersionBody
@@ -39,6 +49,7 @@ log = logging.getLogger("moorings.api")
 PATIENCE_S: Final = 8.0  # how long a request is held while nobody leads
 AGAIN_S: Final = 0.1
 CONNECT_S: Final = 1.0
+POOL_S: Final = 2.0  # for one of the connections to the leader to become free
 STANDBY: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
 
 # RFC 9110, section 7.6.1; and what the server under us writes itself.
@@ -49,7 +60,13 @@ _ONE_HOP = frozenset(
         *(b"x-request-id", b"cache-control", b"x-content-type-options", STANDBY),
     }
 )
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE releases, and may release again
+# What decides about a request is handed on, whatever Connection says: leaving it out would change the question.
+_NEVER_ONE_HOP = frozenset({b"authorization", b"content-type", b"host", b"idempotency-key", b"last-event-id"})
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+# The claim of a name may be another one by the second time; an id stands for one claim for ever.
+_RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
+_KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
+_FINAL = frozenset({"auth.missing", "auth.invalid"})  # asking the store again would not help
 
 
 class NotReachedError(Exception):
@@ -68,6 +85,8 @@ class Standby:
         installation: id of the installation.
         limits: how much is taken on.
         patience_s: how long a request waits for somebody who leads.
+        authenticate: who holds an access key, as ``controller.keys.Keys`` tells. None: nobody is asked for one here,
+            and each address is given one key's part of everything.
     """
 
     def __init__(
@@ -76,16 +95,22 @@ class Standby:
         installation: str,
         limits: Limits = DEFAULT_LIMITS,
         patience_s: float = PATIENCE_S,
+        authenticate: Callable[[str], Awaitable[Caller]] | None = None,
     ) -> None:
         self.closing = Closing()
         self._leader = leader
         self._installation = installation
         self._limits = limits
         self._patience_s = patience_s
+        self._authenticate = authenticate
+        self._requests = Seats("requests", limits.requests_max, limits.requests_per_key_max)
+        self._bodies = Seats("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max)
+        self._letting_go: set[asyncio.Future[None]] = set()
         # Waits and event streams last as long as they last; neither proxies nor .netrc of the environment have a say.
         self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),
-            limits=httpx2.Limits(max_connections=limits.connections_max, max_keepalive_connections=32),
+            timeout=httpx2.Timeout(None, connect=CONNECT_S, pool=POOL_S),
+            # The leader sees one address, and gives it no more.
+            limits=httpx2.Limits(max_connections=limits.connections_per_address_max, max_keepalive_connections=32),
             trust_env=False,
         )
 
@@ -102,6 +127,7 @@ class Standby:
             "/readyz": self._readiness,
             "/version": self._version,
             "/metrics": self._metrics,
+            "/openapi.json": self._document,
         }
         try:
             if scope["path"] in own and scope["method"] == "GET":
@@ -119,6 +145,9 @@ class Standby:
     def _metrics(self, _request_id: str) -> Response:
         return Response(standby_text(ready=bool(self._leader())), headers={"Content-Type": MEDIA_TYPE})
 
+    def _document(self, _request_id: str) -> Response:
+        return Response(openapi.served(), media_type="application/json")
+
     def _readiness(self, request_id: str) -> Response:
         if self._leader():
             return JSONResponse({"status": "ready"})
@@ -131,14 +160,46 @@ class Standby:
     # -- what the leader knows ---------------------------------------------------------------------------------------
 
     async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers = headers_by_name(scope["headers"])
         if STANDBY in headers:
             refused = problem(_nobody_leads(), scope[REQUEST_ID])
             refused.headers[STANDBY.decode()] = "1"
             await refused(scope, receive, send)
             return
-        body = await read_body(receive, headers, self._limits)
-        leader, answer = await self.closing.race(self._ask(scope, headers, body), gone=_gone(receive))
+        key = await self.closing.race(self._identify(scope, headers))
+        with self._requests.held(key):
+            leader, answer = await self._answer_of_leader(scope, receive, headers, key)
+            await self._pass_on(scope, receive, send, leader, answer)
+
+    async def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Whose part of the seats it takes.
+
+        Raises:
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``store.unavailable`` for as long as we have patience.
+        """
+        if self._authenticate is None:
+            return address_of(scope.get("client"))
+        secret, clock = bearer(headers), asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
+        while True:
+            try:
+                return (await self._authenticate(secret)).key_id
+            except MooringsError as error:
+                if error.code in _FINAL or clock() > deadline:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _answer_of_leader(
+        self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], key: str
+    ) -> tuple[str, httpx2.Response]:
+        kept = Kept(self._bodies, key)
+        try:
+            body = await read_body(receive, headers, self._limits, kept)
+            return await self.closing.race(self._ask(scope, headers, body), gone=_gone(receive))
+        finally:
+            kept.leave()
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, leader: str, answer: httpx2.Response) -> None:
         try:
             await self.closing.race(self._while_it_leads(leader, _relay(answer, send)), gone=_gone(receive))
         except (NotReachedError, MooringsError, httpx2.HTTPError) as error:
@@ -153,13 +214,13 @@ class Standby:
         Raises:
             MooringsError: ``controller.no_leader``, ``controller.unreachable``.
         """
-        again = scope["method"] in _SAFE or KEY_HEADER.lower().encode() in headers
+        again = _may_be_asked_again(scope, headers)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience_s
         while True:
             leader = self._leader()
             try:
-                return leader, await self._while_it_leads(leader, self._try(leader, scope, headers, body))
+                return leader, await self._while_it_leads(leader, self._try(leader, scope, body))
             except NotReachedError as error:
                 if error.sent and not again:
                     raise _lost(str(error)) from error
@@ -176,20 +237,33 @@ class Standby:
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait([task], timeout=AGAIN_S))[0]:
-                if self._leader() not in (leader, ""):
-                    raise NotReachedError(f"{leader} leads no longer", sent=True)
+                self._check_leads(leader)
             return task.result()
+        except BaseException:
+            task.add_done_callback(self._let_go)  # an answer may come at the moment its caller is given up
+            raise
         finally:
             task.cancel()
 
-    async def _try(self, leader: str, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> httpx2.Response:
+    def _check_leads(self, leader: str) -> None:
+        if self._leader() not in (leader, ""):
+            raise NotReachedError(f"{leader} leads no longer", sent=True)
+
+    def _let_go(self, task: asyncio.Task[Any]) -> None:
+        """Close an answer that nobody takes: it would keep its connection to the leader for ever."""
+        if not task.cancelled() and task.exception() is None and isinstance(task.result(), httpx2.Response):
+            closing = asyncio.ensure_future(task.result().aclose())
+            self._letting_go.add(closing)
+            closing.add_done_callback(self._letting_go.discard)
+
+    async def _try(self, leader: str, scope: Scope, body: bytes) -> httpx2.Response:
         if not leader:
             raise NotReachedError("nobody leads", sent=False)
         request = httpx2.Request(
             scope["method"],
             leader,
             headers=[
-                *((name, value) for name, value in headers.items() if name not in _ONE_HOP),
+                *_handed_on(scope["headers"]),
                 (b"x-request-id", scope[REQUEST_ID].encode()),
                 (STANDBY, b"1"),
             ],
@@ -200,6 +274,13 @@ class Standby:
             answer = await self._client.send(request, stream=True)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise NotReachedError(f"{leader} does not answer: {error!r}", sent=False) from error
+        except httpx2.PoolTimeout:
+            raise MooringsError(
+                "controller.busy",
+                "all connections to the controller that leads are taken",
+                hint="try again in a moment, or ask the controller that leads",
+                retryable=True,
+            ) from None
         except httpx2.HTTPError as error:
             raise NotReachedError(f"{leader} gave no answer: {error!r}", sent=True) from error
         if STANDBY.decode() in answer.headers:  # it led a moment ago
@@ -208,8 +289,24 @@ class Standby:
         return answer
 
 
+def _may_be_asked_again(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the request means the same if the leader had done it already, and only its answer was lost."""
+    method, path = scope["method"], scope["path"]
+    if method == "DELETE":
+        return _RELEASE_BY_ID.fullmatch(path) is not None
+    return method in _SAFE or (path in _KEYED and KEY_HEADER.lower().encode() in headers)
+
+
+def _handed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that are not for us alone; those ``Connection`` names are."""
+    named = {
+        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
+    } - _NEVER_ONE_HOP
+    return [(name, value) for name, value in headers if name not in _ONE_HOP and name not in named]
+
+
 async def _relay(answer: httpx2.Response, send: Send) -> None:
-    headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _ONE_HOP]
+    headers = _handed_on([(name.lower(), value) for name, value in answer.headers.raw])
     length = answer.headers.get("content-length")
     if length is not None:
         headers.append((b"content-length", length.encode()))

@@ -93,6 +93,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
             pepper = shared.pepper()
+            keys = Keys(store, clock, pepper)
             holder = f"{socket.gethostname()}:{os.getpid()}"
             replica = Replica(
                 store=store,
@@ -111,10 +112,11 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     local_runs=settings.local_runs,
                 ),
                 limits=_limits(),
+                authenticate=keys.authenticate,
             )
             async with _standing(replica, stopping):
                 if settings.credentials is not None:
-                    await ensure_admin(Keys(store, clock, pepper), settings.credentials, settings.context, url)
+                    await ensure_admin(keys, settings.credentials, settings.context, url)
                 folder.announce(url)
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = Kept(

@@ -95,7 +95,7 @@ def configure(level: str, style: str, file: Path | None = None, bytes_max: int =
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger(STATE).setLevel(logging.INFO)
-    for chatty in ("asyncio", "alembic", "uvicorn.error"):
+    for chatty in ("asyncio", "alembic", "uvicorn.error", "httpx2", "httpcore2"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
 from moorings.app.wiring import Assembly
+from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
 from moorings.ports.store import Store
@@ -47,6 +48,7 @@ class Replica:
         url: where it can be reached.
         assemble: makes the parts of a controller that leads from now on.
         limits: how much is taken on.
+        authenticate: who holds an access key; asked before anything is taken in for the leader.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Replica:
         url: str,
         assemble: Callable[[], Coroutine[Any, Any, Assembly]],
         limits: Limits,
+        authenticate: Callable[[str], Awaitable[Caller]],
     ) -> None:
         self.limits = limits
         self.assembly: Assembly | None = None
@@ -69,6 +72,7 @@ class Replica:
         self._holder = holder
         self._url = url
         self._assemble = assemble
+        self._authenticate = authenticate
         self._leader = ""
         self._standby: Standby | None = None
         self._shell: Application | None = None  # around the standby
@@ -112,7 +116,9 @@ class Replica:
 
             # One for the life of the process: requests that it holds when this controller itself begins to lead find
             # their leader here.
-            self._standby = Standby(lambda: self._leader, self._store.installation(), self.limits)
+            self._standby = Standby(
+                lambda: self._leader, self._store.installation(), self.limits, authenticate=self._authenticate
+            )
             self._shell = Application(self._standby, self._standby.closing, self.limits)
         self._serve_by(self._shell)
         log.info("controller.stands_by", extra={"holder": self._holder})

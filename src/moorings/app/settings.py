@@ -24,7 +24,7 @@ _PATHS = ("data", "shared", "pools", "credentials", "log_file")
 _NUMBERS = ("log_file_bytes_max", "keep_runs_days")
 _BOOLEANS = ("reserve", "local_runs")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
-_ADVERTISED = re.compile(r"http://[^\s/?#]+")
+_ADVERTISED = re.compile(r"https?://[^\s/?#]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
@@ -51,8 +51,8 @@ class Settings:
     takes over could not see the other machine's processes."""
 
     advertise: str = field(default="", metadata={"flag": "--advertise"})
-    """With PostgreSQL: ``http://host:port`` where the other controllers reach this one. Default: the address it listens
-    on."""
+    """With PostgreSQL: ``http://host:port`` where the other controllers reach this one, or ``https://host:port`` of a
+    proxy before it, whose certificate the system's authorities vouch for. Default: the address it listens on."""
 
     host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
     """Address to listen on. Default: only this machine, because there is no TLS yet."""
@@ -99,13 +99,21 @@ def default_data(environment: Mapping[str, str]) -> Path:
     return Path(state) / "moorings"
 
 
-def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
+def read_settings(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, at: Path | None = None
+) -> Settings:
     """The settings that flags, environment and file make.
+
+    Args:
+        arguments: the flags.
+        environment: the variables; None: this process's.
+        at: the folder that relative paths begin at; None: this process's.
 
     Raises:
         MooringsError: ``config.invalid``, naming the file and line, or the flag.
     """
     environment = os.environ if environment is None else environment
+    at = at or Path.cwd()
     parser = ArgumentParser(prog="moorings-controller", description="The Moorings controller, in the foreground.")
     parser.add_argument("--config", help=f"settings file (default {DEFAULT_CONFIG}, if it is there)")
     for item in fields(Settings):
@@ -116,14 +124,14 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
     config = flags.pop("config", None)
     if config is not None or DEFAULT_CONFIG.exists():
-        values |= _read_file(Path(config) if config is not None else DEFAULT_CONFIG)
+        values |= _read_file(at / config if config is not None else DEFAULT_CONFIG)
     for item in fields(Settings):
         variable = str(item.metadata.get("environment", ""))
         if environment.get(variable):
             values[item.name] = _checked(item.name, environment[variable], variable)
     for name, value in flags.items():
         values[name] = _checked(name, value, flag_of[name])
-    return _settings(values)
+    return _settings(values, at)
 
 
 def _read_file(path: Path) -> dict[str, str | int | bool]:
@@ -165,7 +173,7 @@ def _checked(name: str, value: str, origin: str) -> str:
         # Not shown: there may be a password in it.
         problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
     elif name == "advertise" and value and not _ADVERTISED.fullmatch(value):
-        problem, hint = f"{value[:80]!r} is no address", "write http://host:port"
+        problem, hint = f"{value[:80]!r} is no address", "write http://host:port, or https://host:port"
     elif name in _PATHS and not _is_path(value):
         problem, hint = f"{name} {value[:80]!r} is no path", "write an absolute path, or one that begins with ~/"
     else:
@@ -181,23 +189,24 @@ def _is_path(text: str) -> bool:
     return bool(text) and "\0" not in text
 
 
-def _settings(values: Mapping[str, str | int | bool]) -> Settings:
+def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
     text = {name: str(value) for name, value in values.items()}
+    paths = {name: at / Path(text[name]).expanduser() for name in _PATHS if name in text}
     return Settings(
-        data=Path(text["data"]).expanduser().absolute(),
+        data=paths["data"],
         database=text.get("database", ""),
-        shared=Path(text["shared"]).expanduser().absolute() if "shared" in text else None,
+        shared=paths.get("shared"),
         local_runs=bool(values.get("local_runs", True)),
         advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),
         port=int(text.get("port", "8090")),
-        pools=Path(text["pools"]).expanduser().absolute() if "pools" in text else None,
-        credentials=Path(text["credentials"]).expanduser().absolute() if "credentials" in text else None,
+        pools=paths.get("pools"),
+        credentials=paths.get("credentials"),
         context=text.get("context", "default"),
         reserve=bool(values.get("reserve", True)),
         log_level=text.get("log_level", "info"),
         log_format=text.get("log_format", "logfmt"),
-        log_file=Path(text["log_file"]).expanduser().absolute() if "log_file" in text else None,
+        log_file=paths.get("log_file"),
         log_file_bytes_max=int(text.get("log_file_bytes_max", "20000000")),
         keep_runs_days=int(text.get("keep_runs_days", "90")),
     )

@@ -37,7 +37,12 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
     app = make_application(cast("Controller", controller), limits=limits)
-    listening = socket.create_server(("127.0.0.1", 0))  # listens now, so clients need not wait for the start
+    # Listens now, so clients need not wait for the start; with IPv6 there is a second machine to come from.
+    listening = (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        if socket.has_dualstack_ipv6()
+        else socket.create_server(("127.0.0.1", 0))
+    )
     server = Server(app, make_server_config(app))
     served = Served(server, listening.getsockname()[1], asyncio.create_task(server.serve(sockets=[listening])))
     try:

@@ -10,7 +10,7 @@ import httpx2
 from moorings.api.limits import Limits
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Seq
-from tests.unit.api.pretend import USER, PretendController
+from tests.unit.api.pretend import ADMIN, USER, PretendController
 from tests.unit.api.sockets import Client, Served, connected, serving
 
 
@@ -125,6 +125,18 @@ async def test_a_watch_ends_when_its_key_is_revoked(controller: PretendControlle
         rest = await watch.client.reader.read()
         assert b"event:" not in rest
         assert not rest.endswith(b"0\r\n\r\n"), "cut, not ended"
+
+
+async def test_a_revoked_key_wakes_its_silent_watch(controller: PretendController) -> None:
+    limits = Limits(heartbeat_s=3600)
+    async with serving(controller, limits) as served, connected(served) as client, connected(served) as admin:
+        client.ask("GET", "/v1/events?watch=1")
+        assert (await client.head()).status == 200
+        assert await client.chunk() == b": events after 0\n\n"
+        await controller.waits_begun.wait()
+        admin.ask("DELETE", "/v1/keys/ann", authorization=f"Bearer {ADMIN}")
+        assert (await admin.head()).status == 204
+        assert await client.reader.read() == b"", "cut off, not ended"
 
 
 async def test_a_watch_whose_store_fails_is_cut_not_ended(controller: PretendController) -> None:

@@ -1,12 +1,16 @@
+import asyncio
 import json
+import time
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.api.pages import Wanted, build_token, parse_token
+from moorings.api.pages import PART_S, PIECE, Wanted, build_token, parse_token, written
 from moorings.core.errors import MooringsError
+from moorings.ports.store import Page
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
 
@@ -53,3 +57,45 @@ def test_pages_show_everything_once_though_items_come_and_go(start: set[int], li
         items -= vanishing
     assert seen == sorted(set(seen))
     assert {f"{number:03}" for number in start - gone} <= set(seen)
+
+
+@pytest.mark.parametrize("there", [0, 1, 99, 100, 101, 250, 299, 300, 301, 400])
+async def test_a_page_read_in_pieces_is_the_page(there: int) -> None:
+    items = [f"{number:04}" for number in range(there)]
+    asked: list[int] = []
+
+    async def read(page: Page) -> list[str]:
+        asked.append(page.limit)
+        return [item for item in items if page.after is None or item > page.after][: page.limit]
+
+    wanted = Wanted("claims", 300, None)
+    assert await wanted.gather(read, str) == items[:301]
+    assert max(asked) <= PIECE
+
+
+async def test_long_pages_leave_time_for_others_while_they_are_written() -> None:
+    """Rounds of the loop are counted, and every item takes its part's whole time."""
+
+    class Slow:
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            for number in range(10):
+                until = time.perf_counter() + PART_S
+                while time.perf_counter() < until:
+                    pass
+                yield {"number": number}
+
+    rounds, done = 0, False
+
+    async def others() -> None:
+        nonlocal rounds
+        while not done:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    pen = asyncio.Lock()
+    other = asyncio.create_task(others())
+    pages = await asyncio.gather(*(written(Slow(), pen) for _ in range(3)))
+    done = True
+    await other
+    assert all(len(page) == 10 for page in pages)
+    assert rounds >= 30, "one part of one page in each round, whoever asks for how many"

@@ -8,6 +8,7 @@ import pytest
 
 from moorings.api.calls import Closing
 from moorings.api.limits import Limits
+from moorings.api.server import address_of
 from moorings.core.access import Caller
 from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Client, connected, serving
@@ -257,3 +258,43 @@ async def test_a_stop_does_not_wait_for_what_is_stuck(caplog: pytest.LogCaptureF
         client.ask("GET", "/v1/claims")
         await stuck.asked.wait()
         await served.stop()
+
+
+async def test_requests_sent_ahead_end_with_their_connection(
+    controller: PretendController, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that is served is given up, those behind it are never begun, and nothing fails."""
+    async with serving(controller) as served:
+        async with connected(served) as client:
+            ident = await made(client, "/v1/claims", CLAIM)
+            head = f"host: m\r\nauthorization: Bearer {USER}\r\n"
+            wait = f"GET /v1/claims/{ident}?wait=10m HTTP/1.1\r\n{head}\r\n"
+            post = f"POST /v1/claims HTTP/1.1\r\n{head}content-length: {len(CLAIM)}\r\n\r\n{CLAIM.decode()}"
+            client.send((wait + post * 20).encode())
+            await controller.waits_begun.wait()
+        await controller.waits_given_up.wait()
+        async with connected(served) as other:
+            await made(other, "/v1/claims", CLAIM)
+    assert len(controller.claims) == 2
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("host", "counted_as"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("127.0.0.3", "127.0.0.0/8"),
+        ("::ffff:127.0.0.3", "127.0.0.0/8"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("::1", "::/64"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_addresses_one_machine_may_choose_among_are_one(host: str, counted_as: str) -> None:
+    assert address_of((host, 1)) == counted_as
+
+
+def test_what_has_no_address_is_one() -> None:
+    assert address_of(None) == ""

@@ -142,3 +142,12 @@ def test_the_state_is_told_whatever_the_level_is():
     text = logged(f'logging.getLogger().setLevel("ERROR"); logging.getLogger("{logs.STATE}").info("state.pool")')
     assert "msg=state.pool" in text
     assert logging.getLogger(logs.STATE).level in (logging.NOTSET, logging.INFO)
+
+
+def test_what_the_http_client_tells_of_each_request_is_left_out():
+    code = """
+for name in ("httpx2", "httpcore2.connection"):
+    logging.getLogger(name).info("HTTP Request: GET http://one/v1/claims")
+    logging.getLogger(name).warning("it.fails")
+"""
+    assert [line.split()[2] for line in logged(code).splitlines()] == ["msg=it.fails", "msg=it.fails"]

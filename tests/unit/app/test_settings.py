@@ -247,3 +247,13 @@ def test_settings_are_a_value():
     chosen: Any = read_settings([], {})
     with pytest.raises(AttributeError):
         chosen.port = 1
+
+
+@pytest.mark.parametrize("address", ["http://one:8090", "https://one.example.org", "https://[2001:db8::1]:8443"])
+def test_a_controller_is_reached_with_or_without_tls(address):
+    assert read_settings(["--advertise", address], {"HOME": "/home/ann"}).advertise == address
+
+
+@pytest.mark.parametrize("address", ["ftp://one", "one:8090", "https://", "https://one/path?x", "javascript:x"])
+def test_an_address_of_another_kind_is_refused(address):
+    assert "https://host:port" in refused(["--advertise", address]).hint

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from starlette.responses import Response
 
 from moorings.api.calls import Call
@@ -11,6 +14,10 @@ from moorings.api.parameters import ALL, CLAIM_STATES, CLAIMS_UNENDED, FOR, OWNE
 from moorings.api.render import binding_body, claim_body, explanation_body
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, ExplanationBody
 
+if TYPE_CHECKING:
+    from moorings.controller.views import ClaimView
+    from moorings.ports.store import Page
+
 
 async def list_claims(call: Call) -> Response:
     """List claims.
@@ -19,11 +26,17 @@ async def list_claims(call: Call) -> Response:
     """
     wanted = call.wanted("claims")
     states = call.query(CLAIM_STATES) or (None if call.query(ALL) else CLAIMS_UNENDED)
-    views = await call.controller.list_claims(
-        wanted.page, states=states, owner_prefix=call.query(OWNER_PREFIX), pool=call.query(POOL)
-    )
-    shown, after = wanted.cut(views, lambda view: view.claim.id)
-    return call.answer_list([claim_body(view) for view in shown], after)
+    owner_prefix, pool = call.query(OWNER_PREFIX), call.query(POOL)
+
+    async def read(page: Page) -> Sequence[ClaimView]:
+        return await call.controller.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
+
+    shown, after = wanted.cut(await wanted.gather(read, _id), _id)
+    return await call.answer_list(map(claim_body, shown), after)
+
+
+def _id(view: ClaimView) -> str:
+    return view.claim.id
 
 
 async def create_claim(call: Call) -> Response:
@@ -32,7 +45,7 @@ async def create_claim(call: Call) -> Response:
     The answer is 201 also when the idempotency key was used before: then it is the claim that key made, as it stands
     now.
     """
-    request = await call.body(ClaimRequest)
+    request = call.body(ClaimRequest)
     wait_s = call.query(WAIT)
     view = await call.hold(
         call.controller.create_claim(

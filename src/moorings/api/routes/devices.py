@@ -16,7 +16,7 @@ async def list_devices(call: Call) -> Response:
     wanted = call.wanted("devices")
     views = call.controller.list_devices(wanted.page, pool=call.query(POOL))
     shown, after = wanted.cut(views, lambda view: view.device.id)
-    return call.answer_list([device_body(view) for view in shown], after)
+    return await call.answer_list(map(device_body, shown), after)
 
 
 async def get_device(call: Call) -> Response:
@@ -30,7 +30,7 @@ async def drain_device(call: Call) -> Response:
     The partition it is part of lives on; nothing new is placed on it until it is resumed. The reason is for whoever
     asks.
     """
-    request = await call.body(DrainRequest)
+    request = call.body(DrainRequest)
     return call.answer(device_body(await call.controller.drain_device(call.caller, call.path("id"), request.reason)))
 
 

@@ -20,7 +20,7 @@ def _age(key: AccessKey) -> str:
 async def list_keys(call: Call) -> Response:
     """List access keys, oldest first; never their secrets."""
     shown, after = call.wanted("keys").choose(await call.controller.list_keys(call.caller), _age)
-    return call.answer_list([key_body(key) for key in shown], after)
+    return await call.answer_list(map(key_body, shown), after)
 
 
 async def create_key(call: Call) -> Response:
@@ -28,7 +28,7 @@ async def create_key(call: Call) -> Response:
 
     Its secret is in this answer and nowhere else.
     """
-    request = await call.body(KeyRequest)
+    request = call.body(KeyRequest)
     key, secret = await call.controller.create_key(
         call.caller, request.subject, Role(request.role), request.owner_prefix
     )
@@ -38,6 +38,7 @@ async def create_key(call: Call) -> Response:
 async def revoke_key(call: Call) -> Response:
     """Revoke an access key, at once."""
     await call.controller.revoke_key(call.caller, call.path("id"))
+    call.service.revoked.ring()
     return call.answer_nothing()
 
 

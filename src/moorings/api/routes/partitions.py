@@ -24,7 +24,7 @@ async def list_partitions(call: Call) -> Response:
         call.controller.get_pool(pool)  # or there is no such pool
     views = [view for view in call.controller.list_partitions() if pool in (None, view.partition.pool)]
     shown, after = wanted.choose(views, _place)
-    return call.answer_list([partition_body(view) for view in shown], after)
+    return await call.answer_list(map(partition_body, shown), after)
 
 
 async def create_partition(call: Call) -> Response:
@@ -33,7 +33,7 @@ async def create_partition(call: Call) -> Response:
     It is made by a claim of the same name that belongs to the caller; the answer is that claim, as the partition
     exists only once there is room. Deleting the partition releases the claim.
     """
-    request = await call.body(PartitionRequest)
+    request = call.body(PartitionRequest)
     wait_s = call.query(WAIT)
     view = await call.hold(
         call.controller.create_claim(

@@ -16,7 +16,7 @@ async def list_pools(call: Call) -> Response:
     views = call.controller.list_pools()
     place = {view.pool.name: f"{index:04}" for index, view in enumerate(views)}
     shown, after = call.wanted("pools").choose(views, lambda view: place[view.pool.name])
-    return call.answer_list([pool_body(view) for view in shown], after)
+    return await call.answer_list(map(pool_body, shown), after)
 
 
 async def get_pool(call: Call) -> Response:

@@ -25,7 +25,7 @@ async def list_runs(call: Call) -> Response:
     states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
     views = await call.controller.list_runs(wanted.page, states=states, subject=call.query(SUBJECT))
     shown, after = wanted.cut(views, lambda view: view.run.id)
-    return call.answer_list([run_body(view, call.caller) for view in shown], after)
+    return await call.answer_list((run_body(view, call.caller) for view in shown), after)
 
 
 async def create_run(call: Call) -> Response:
@@ -34,7 +34,7 @@ async def create_run(call: Call) -> Response:
     It starts when its partition may be used. The answer is 201 also when the idempotency key was used before: then it
     is the run that key made, as it stands now.
     """
-    request = await call.body(RunRequest)
+    request = call.body(RunRequest)
     view = await call.controller.create_run(
         call.caller, job_spec(request.job), engine=request.engine, key=call.idempotency_key()
     )
