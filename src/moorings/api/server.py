@@ -65,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _unsent_bytes = 0
     _unsent_since_s = 0.0
     _in_head = False
+    _in_message = False
     _body_ended = False
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -109,9 +110,24 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head:  # where another request ended in `data`, we cannot know how much of it is the head's
             self._head_unfinished(0 if self._body_ended else len(data))
+        elif self._running is None or self._running.response_complete:
+            self._between_answers(len(data))
+
+    def _between_answers(self, count: int) -> None:
+        """Something came that nobody waits for; uvicorn has put its timer away, and would never let go."""
+        if self._in_message:  # the rest of a body that was refused
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self.timeout_keep_alive_handler)
+        elif self._body_ended:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.limits.keep_alive_s, self.timeout_keep_alive_handler
+            )
+        else:  # empty lines, which may stand before a head
+            self._head_unfinished(count)
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = self._in_message = True
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -124,6 +140,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._body_ended = True
+        self._in_message = False
+        self._head_ended()
         super().on_message_complete()
 
     def resume_writing(self) -> None:

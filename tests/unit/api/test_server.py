@@ -102,6 +102,41 @@ async def test_a_client_that_says_nothing_is_let_go(controller: PretendControlle
         assert await client.reader.read() == b""
 
 
+@pytest.mark.parametrize("data", [b"\r\n", b"\r\n" * 20_000])
+async def test_empty_lines_are_no_way_to_stay(controller: PretendController, data: bytes) -> None:
+    async with serving(controller, Limits(head_timeout_s=0.05)) as served, connected(served) as client:
+        client.send(data)
+        assert (await client.answer()).status == 400
+        assert await client.reader.read() == b""
+
+
+async def test_an_empty_line_before_a_head_is_passed_over(controller: PretendController) -> None:
+    async with serving(controller) as served, connected(served) as client:
+        for _ in range(2):
+            client.send(b"\r\n")
+            await client.writer.drain()
+            client.ask("GET", "/healthz")
+            assert (await client.answer()).status == 200
+
+
+async def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(controller: PretendController) -> None:
+    async with serving(controller, Limits(body_timeout_s=0.05)) as served, connected(served) as client:
+        client.ask("POST", "/v1/claims", authorization="", content_length="1000")
+        assert (await client.answer()).status == 401
+        client.send(b" ")
+        assert await client.reader.read() == b""
+
+
+async def test_a_refused_body_that_came_whole_ends_nothing(controller: PretendController) -> None:
+    async with serving(controller, Limits(keep_alive_s=1)) as served, connected(served) as client:
+        client.ask("POST", "/v1/claims", authorization="", content_length="100000")
+        assert (await client.answer()).status == 401
+        client.send(b" " * 100_000)
+        client.ask("GET", "/healthz")
+        assert (await client.answer()).status == 200
+        assert await client.reader.read() == b"", "and it is let go when it is idle"
+
+
 async def test_a_slow_head_in_time_is_served(controller: PretendController) -> None:
     async with serving(controller) as served, connected(served) as client:
         for byte in b"GET /healthz HTTP/1.1\r\nhost: m\r\n\r\n":
