@@ -16,11 +16,13 @@ class Watcher(threading.Thread):
 
     Attributes:
         told: number and name of each event, as they came.
+        said: what went wrong last.
     """
 
     def __init__(self, victim: Victim) -> None:
         super().__init__(daemon=True)
         self.told: list[tuple[int, str]] = []
+        self.said = ""
         self._victim = victim
         self._last = 0
         self._halt = threading.Event()
@@ -29,7 +31,8 @@ class Watcher(threading.Thread):
         while not self._halt.is_set():
             try:
                 self._read()
-            except UNKNOWN_YET:
+            except (*UNKNOWN_YET, KeyError, AssertionError) as error:  # whatever came: it asks again from where it was
+                self.said = repr(error)
                 time.sleep(WAIT_S)
 
     def finish(self, last: int) -> list[tuple[int, str]]:
