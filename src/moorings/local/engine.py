@@ -444,7 +444,9 @@ class LocalEngine:
             verdict = await asyncio.to_thread(settle, watch.folder, run, self._clock.now(), memory)
         except (OSError, UnreadableError) as error:  # it stays in doubt, and is tried again
             hint = f"see that {watch.folder.path} can be written and its disk has room"
-            self._tell(run, "run.unsettled", f"its end cannot be recorded: {error}", hint)
+            # Without the draft's name, which is another at each try: what is the same is told once.
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            self._tell(run, "run.unsettled", f"its end cannot be recorded: {why}", hint)
             return
         watch.never_started = verdict is Verdict.NEVER_STARTED
         watch.settled = verdict is Verdict.ENDED and watch.end is not None
