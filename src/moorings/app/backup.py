@@ -42,6 +42,7 @@ from moorings.app.settings import Settings
 from moorings.app.turned_back import Last, make_ready
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
+from moorings.local.rundir import sync_folder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.leadership import Alone, Leadership
 from moorings.ports.store import Epoch, Seq
@@ -147,7 +148,7 @@ def save(data: Path, file: Path) -> list[str]:
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings.pools))
             file.hardlink_to(draft)  # whole or not at all, and never over another
-            _sync(file.parent)
+            sync_folder(file.parent)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{file} cannot be written: {error}", hint="see its disk") from error
     return [
@@ -370,8 +371,8 @@ def _put_aside(data: Path, aside: Path) -> None:
     for name in _OLD:
         if (data / name).exists():
             (data / name).rename(aside / name)
-    _sync(aside)
-    _sync(data)
+    sync_folder(aside)
+    sync_folder(data)
 
 
 def _unpack(file: Path, work: Path) -> dict[str, str]:
@@ -504,18 +505,18 @@ def _replace(data: Path, work: Path, aside: Path, file: Path) -> None:
     """
     begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists()}
     write_private(data / RESTORING, json.dumps(begun) + "\n")
-    _sync(data)
+    sync_folder(data)
     if not begun["emptied"]:
         _put_aside(data, aside)
         write_private(data / RESTORING, json.dumps(begun | {"emptied": True}) + "\n")
-        _sync(data)
+        sync_folder(data)
     for name in _OLD:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
     write_private(data / RESTORED, json.dumps({"from": str(file), "aside": str(aside)}) + "\n")
     (data / RESTORING).unlink()
-    _sync(data)
+    sync_folder(data)
 
 
 # -- a database that its own tools restored ----------------------------------------------------------------------------
@@ -588,7 +589,7 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
     write_private(shared.path / RESTORED, json.dumps({"from": "the database's own tools"}) + "\n")
-    _sync(shared.path)
+    sync_folder(shared.path)
     started = make_ready(store, shared.path / "runs", None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
@@ -627,14 +628,6 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

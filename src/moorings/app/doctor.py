@@ -108,14 +108,14 @@ def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str
         "host.pepper": lambda: _pepper(shared / "pepper"),
         "host.space": lambda: _space(data),
         "host.pools": lambda: _pools(pools),
-        "host.restore": lambda: check_restore((data / RESTORING).exists(), (data / RESTORED).exists()),
+        "host.restore": lambda: check_restore((data / RESTORING).exists(), (shared / RESTORED).exists()),
     }
     if running is not None:
         checks["host.files"] = lambda: _files(running.pid)
     if not settings.database:
         checks["host.database"] = lambda: _database(data / DATABASE)
         checks["host.revision"] = lambda: _revision(data / DATABASE)
-        checks["host.runs"] = lambda: _runs(data)
+        checks["host.runs"] = lambda: _runs(data / DATABASE, shared)
     return checks
 
 
@@ -181,14 +181,12 @@ def _revision(path: Path) -> Finding:
     return check_revision(look_at(path).revision, HEAD, known)
 
 
-def _runs(data: Path) -> Finding:
-    used = sorted(partitions_in_use(data / "runs"))
-    with contextlib.closing(
-        sqlite3.connect(f"{(data / DATABASE).as_uri()}?mode=rw", uri=True, timeout=1)
-    ) as connection:
+def _runs(database: Path, shared: Path) -> Finding:
+    used = sorted(partitions_in_use(shared / "runs"))
+    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:
         connection.execute("PRAGMA query_only = ON")
         recorded = [str(name) for (name,) in connection.execute("SELECT name FROM partitions")]
-    return check_runs(used, recorded, (data / RESTORED).exists())
+    return check_runs(used, recorded, (shared / RESTORED).exists())
 
 
 if __name__ == "__main__":

@@ -52,8 +52,10 @@ def _simulated(entry: PoolEntry, data: Path, clock: Clock) -> Driver:
 DRIVERS: dict[str, Callable[[PoolEntry, Path, Clock], Driver]] = {"simulated": _simulated}
 
 
-def make_drivers(entries: Sequence[PoolEntry], data: Path, clock: Clock) -> dict[PoolName, Driver]:
-    """A driver for each pool.
+def make_drivers(
+    entries: Sequence[PoolEntry], data: Path, clock: Clock, undo: AsyncExitStack
+) -> dict[PoolName, Driver]:
+    """A driver for each pool; each is let go by ``undo`` as soon as it is made.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``.
@@ -67,7 +69,8 @@ def make_drivers(entries: Sequence[PoolEntry], data: Path, clock: Clock) -> dict
                 f"{entry.settings.where()}: pool {entry.pool.name}: there is no driver {entry.pool.driver[:40]!r}",
                 hint=f"drivers: {', '.join(DRIVERS)}",
             )
-        drivers[entry.pool.name] = make(entry, data, clock)
+        driver = drivers[entry.pool.name] = make(entry, data, clock)
+        undo.push_async_callback(driver.close)
     return drivers
 
 
@@ -141,9 +144,7 @@ async def assemble(
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
     """
     async with AsyncExitStack() as undo:
-        drivers = make_drivers(entries, data, clock)
-        for driver in drivers.values():
-            undo.push_async_callback(driver.close)
+        drivers = make_drivers(entries, data, clock, undo)
         epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
         loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)

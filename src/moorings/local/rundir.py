@@ -104,7 +104,7 @@ class RunFolder:
         """Make the folder, durably."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     def stamps(self) -> Stamps:
         """What tells whether order, status, cancel or end have changed: equal stamps, equal contents.
@@ -264,10 +264,15 @@ def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
         draft.unlink(missing_ok=True)
         raise
     if durable:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make durable what was made, renamed or removed in a folder.
+
+    Raises:
+        OSError: it cannot be.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
