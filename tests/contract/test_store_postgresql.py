@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from urllib.parse import quote
 
 import psycopg
@@ -25,6 +24,7 @@ from moorings.store.postgresql import SESSIONS_MAX, connect_alone, open_postgres
 from moorings.store.session import Patience, Server
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
+from tests.contract.starting import assert_one_makes_the_database
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
 from tests.severing import Cut, SeveredWay
 
@@ -357,12 +357,19 @@ def test_a_server_that_crashes_keeps_what_was_promised(postgresql, opened):
     store.commit(epoch, granted(2))
 
 
+@contextlib.contextmanager
+def severed(postgresql, database_name, patience=None):
+    """A way to the server that can be cut, and a store that takes it."""
+    with contextlib.closing(SeveredWay(postgresql.port)) as way:
+        url = postgresql.tcp_url(database_name, port=way.port)
+        with contextlib.closing(open_postgresql(url, patience=patience)) as store:
+            yield way, store
+
+
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER, Cut.SILENCE])
 def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_name, cut):
-    way = SeveredWay(postgresql.port)
-    url = postgresql.tcp_url(database_name, port=way.port)
-    store = open_postgresql(url, patience=Patience(answer_s=1.0 if cut is Cut.SILENCE else 20.0))
-    try:
+    patience = Patience(answer_s=1.0 if cut is Cut.SILENCE else 20.0)
+    with severed(postgresql, database_name, patience) as (way, store):
         epoch = store.lead("first", NOW)
         store.commit(epoch, granted(1))
         before = store.load()
@@ -378,16 +385,11 @@ def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_na
             assert after.seq == before.seq + 4
             refused(lambda: store.commit(epoch, granted(2, 3)), "store.conflict")
         assert len(store.load().partitions) == 3
-    finally:
-        store.close()
-        way.close()
 
 
 def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql, database_name):
     # The server may still be at work on a commit whose connection is gone; a read would miss it, a write waits for it.
-    way = SeveredWay(postgresql.port)
-    store = open_postgresql(postgresql.tcp_url(database_name, port=way.port), patience=Patience())
-    try:
+    with severed(postgresql, database_name) as (way, store):
         epoch = store.lead("first", NOW)
         way.arm(Cut.LATE)
         refused(lambda: store.commit(epoch, granted(1)))
@@ -400,23 +402,15 @@ def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql
             way.late.set()
             pinging.result(60)
         assert len(store.load().claims) == 1
-    finally:
-        store.close()
-        way.close()
 
 
 def test_a_lost_answer_to_lead_fences_nobody_wrongly(postgresql, database_name):
-    way = SeveredWay(postgresql.port)
-    store = open_postgresql(postgresql.tcp_url(database_name, port=way.port))
-    try:
+    with severed(postgresql, database_name) as (way, store):
         way.arm(Cut.AFTER)
         refused(lambda: store.lead("first", NOW))
         epoch = store.lead("first", NOW)
         assert (epoch, store.leader().epoch) == (2, 2)
         store.commit(epoch, granted(1))
-    finally:
-        store.close()
-        way.close()
 
 
 def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opened):
@@ -564,20 +558,8 @@ def test_a_text_that_cannot_be_kept_is_our_fault_and_not_the_databases(opened, n
     store.commit(epoch, granted(1))
 
 
-def lead_and_leave(url, holder):
-    store = open_postgresql(url)
-    epoch = store.lead(holder, NOW)
-    identity = store.installation()
-    store.close()
-    return identity, epoch
-
-
 def test_of_controllers_that_start_together_one_makes_the_database(database_url):
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as processes:
-        opened = [processes.submit(lead_and_leave, database_url, f"c{number}") for number in range(6)]
-        results = [future.result(60) for future in opened]
-    assert len({identity for identity, _ in results}) == 1
-    assert sorted(epoch for _, epoch in results) == list(range(1, 7))
+    assert_one_makes_the_database(functools.partial(open_postgresql, database_url), n_controllers=6, n_processes=3)
 
 
 def test_many_commits_use_statements_that_are_already_planned(opened):

@@ -5,8 +5,6 @@ import os
 import sqlite3
 import stat
 import threading
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 from sqlalchemy import event
@@ -16,6 +14,7 @@ from moorings.ports.store import Changes, Seq
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
+from tests.contract.starting import assert_one_makes_the_database
 
 
 @pytest.fixture
@@ -266,17 +265,5 @@ def test_a_reader_keeps_its_view_while_others_write(opened):
     assert len(store.load().claims) == 2
 
 
-def open_and_lead(path, holder):
-    store = open_sqlite(path)
-    epoch = store.lead(holder, NOW)
-    identity = store.installation()
-    store.close()
-    return identity, epoch
-
-
 def test_of_controllers_that_start_together_one_makes_the_database(path):
-    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as processes:
-        opened = [processes.submit(open_and_lead, path, f"c{number}") for number in range(8)]
-        results = [future.result(60) for future in opened]
-    assert len({identity for identity, _ in results}) == 1
-    assert sorted(epoch for _, epoch in results) == list(range(1, 9))
+    assert_one_makes_the_database(functools.partial(open_sqlite, path), n_controllers=8, n_processes=4)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def until(true: Callable[[], object], wait_s: float = 60) -> None:
         time.sleep(0.1)
 
 
-def start_run(controller: ControllerProcess, gate: Path, size: int = 2) -> str:
+def make_run(controller: ControllerProcess, gate: Path, size: int) -> dict[str, Any]:
+    """A run whose job goes on until there is a file ``gate``."""
     job = {
         "name": gate.name,
         "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done; echo through"],
@@ -63,7 +65,11 @@ def start_run(controller: ControllerProcess, gate: Path, size: int = 2) -> str:
     }
     status, run = controller.ask("POST", "/v1/runs", {"job": job})
     assert status == 201, run
-    ident: str = run["id"]
+    return dict(run)
+
+
+def start_run(controller: ControllerProcess, gate: Path, size: int = 2) -> str:
+    ident: str = make_run(controller, gate, size)["id"]
     until(lambda: controller.ask("GET", f"/v1/runs/{ident}")[1]["state"] == "RUNNING")
     return ident
 
@@ -149,16 +155,7 @@ def test_a_job_of_after_the_backup_keeps_its_partition_through_a_restore(
 
 def wait_for_room(controller: ControllerProcess, gate: Path, size: int = 4) -> str:
     """A run that has no room now."""
-    job = {
-        "name": gate.name,
-        "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done; echo through"],
-        "workdir": "/tmp",
-        "environment": {"PATH": "/usr/bin:/bin"},
-        "tasks": 1,
-        "accelerators": {"size": size},
-        "timeLimitS": 110,
-    }
-    run = controller.ask("POST", "/v1/runs", {"job": job})[1]
+    run = make_run(controller, gate, size)
     assert run["state"] == "WAITING", run
     return str(run["id"])
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,7 @@ def test_moor_run(forge: Forge, template: Path, tmp_path: Path) -> None:
             return ("run", "--ipus", "1", "--pool", "slow", "--name", name, "--", "sh", "-c", script, name)
 
         n_acts = acts(v, "dry", *words("dry"))
-
-        def kill(at: int, when: str) -> int:
-            name = f"{when}-{at}"
-            done = moor(v, {"name": name, "at": at, "when": when}, *words(name))
-            assert done.returncode in (0, KILLED), done.stderr
-            return int(done.returncode == KILLED)
-
-        assert _kill_everywhere(kill, n_acts) > n_acts
+        assert _kill_everywhere(v, words, n_acts) > n_acts
         runs = [v.insist("GET", f"/v1/runs/{run['id']}?wait=20s") for run in v.everything("runs?all=1")]
         assert {run["state"] for run in runs} == {"SUCCEEDED"}, "nobody cancelled them"
         names = [run["name"] for run in runs]
@@ -93,14 +87,7 @@ def test_moor_create(forge: Forge, template: Path, tmp_path: Path) -> None:
             return ("create", "claim", name, "--size", "1", "--pool", "slow", "--lease", "5", "--wait")
 
         n_acts = acts(v, "dry", *words("dry"))
-
-        def kill(at: int, when: str) -> int:
-            name = f"{when}-{at}"
-            done = moor(v, {"name": name, "at": at, "when": when}, *words(name))
-            assert done.returncode in (0, KILLED), done.stderr
-            return int(done.returncode == KILLED)
-
-        assert _kill_everywhere(kill, n_acts) > n_acts
+        assert _kill_everywhere(v, words, n_acts) > n_acts
         claims = v.everything("claims?all=1")
         names = [claim["name"] for claim in claims]
         assert len(names) == len(set(names))
@@ -110,8 +97,15 @@ def test_moor_create(forge: Forge, template: Path, tmp_path: Path) -> None:
         settle(v, left)
 
 
-def _kill_everywhere(kill: Any, n_acts: int) -> int:
+def _kill_everywhere(v: Victim, words: Callable[[str], tuple[str, ...]], n_acts: int) -> int:
     """Kill one command at each point, some at the same time; how many died."""
+
+    def kill(at: int, when: str) -> int:
+        name = f"{when}-{at}"
+        done = moor(v, {"name": name, "at": at, "when": when}, *words(name))
+        assert done.returncode in (0, KILLED), done.stderr
+        return int(done.returncode == KILLED)
+
     points = [(at, when) for at in range(1, n_acts + 1) for when in ("before", "after")]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return sum(threads.map(lambda point: kill(*point), points))

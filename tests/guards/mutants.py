@@ -66,31 +66,38 @@ class Copy:
     """A copy of the package.
 
     Args:
-        folder: where to; a folder for ``PYTHONPATH`` with ``moorings`` in it is made.
+        folder: where to.
+
+    Attributes:
+        path: what is made there: a folder for ``PYTHONPATH`` with ``moorings`` in it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "src"
+        self.path = folder / "src"
         self._told = folder / "told.json"
         self._storage = folder / "hypothesis"
-        shutil.copytree(PACKAGE, self._path / "moorings")  # with the compiled files: they carry the sources' times
+        shutil.copytree(PACKAGE, self.path / "moorings")  # with the compiled files: they carry the sources' times
+
+    def without(self, guard: Guard) -> contextlib.AbstractContextManager[None]:
+        """The guard is missing for as long as the block takes; raises as ``changed`` does."""
+        return self.changed(guard.what, guard.file, guard.old, guard.new)
 
     @contextlib.contextmanager
-    def without(self, guard: Guard) -> Iterator[None]:
-        """The guard is missing for as long as the block takes.
+    def changed(self, what: str, file: str, old: str, new: str) -> Iterator[None]:
+        """Other words stand in that file for as long as the block takes.
 
         Raises:
             GuardMovedError: nothing was changed.
         """
-        path = self._path / "moorings" / guard.file  # not the source: the copy is of one moment, and stays so
+        path = self.path / "moorings" / file  # not the source: the copy is of one moment, and stays so
         text = path.read_text("utf-8")
-        if text.count(guard.old) != 1:
+        if text.count(old) != 1:
             raise GuardMovedError(
-                f"{guard.file} has {text.count(guard.old)} times what guards {guard.what!r}: the guard moved. Put the "
-                f"words that are there now into tests/guards, once and whole:\n{guard.old}"
+                f"{file} has {text.count(old)} times what guards {what!r}: the guard moved. Put the words that are "
+                f"there now into the table of guards, once and whole:\n{old}"
             )
         try:
-            self._write(path, text.replace(guard.old, guard.new))
+            self._write(path, text.replace(old, new))
             yield
         finally:
             self._write(path, text)
@@ -108,7 +115,7 @@ class Copy:
             (*_PYTEST, *tests),
             env=kept
             | {
-                "PYTHONPATH": str(self._path),
+                "PYTHONPATH": str(self.path),
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "GUARDS_TOLD": str(self._told),
                 "HYPOTHESIS_STORAGE_DIRECTORY": str(self._storage),
@@ -122,6 +129,6 @@ class Copy:
         output = done.stdout[-6000:] + done.stderr[-2000:]
         assert self._told.exists(), output
         told = json.loads(self._told.read_text("utf-8"))
-        assert Path(told["package"]).is_relative_to(self._path), f"{told['package']} was tested, not {self._path}"
+        assert Path(told["package"]).is_relative_to(self.path), f"{told['package']} was tested, not {self.path}"
         failures = tuple(Failure(one["test"], tuple(one["kinds"])) for one in told["failures"])
         return Outcome(done.returncode, failures, output)

@@ -16,7 +16,7 @@ from moorings.api.limits import Limits
 from tests.hostile.effort import tried
 from tests.hostile.mutation import mutations
 from tests.unit.api.pretend import USER, PretendController
-from tests.unit.api.sockets import Served, connected, serving
+from tests.unit.api.sockets import Answer, Client, Served, connected, serving
 
 QUICK = Limits(head_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -193,37 +193,32 @@ async def test_a_field_given_twice_counts_once_and_is_checked_as_it_counts(contr
         assert controller.claims == {}
 
 
+async def answer_to_drips(client: Client, drop: bytes) -> Answer:
+    """The answer to a request whose end never comes: one more drop does, again and again."""
+
+    async def drip() -> None:
+        while True:
+            client.send(drop)
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    try:
+        return await client.answer()
+    finally:
+        dripping.cancel()
+
+
 async def test_a_body_that_drips_is_not_waited_for(controller: PretendController) -> None:
     """Each byte comes in time; all of them do not."""
     async with serving(controller, Limits(body_timeout_s=0.3)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", content_length="1000")
-
-        async def drip() -> None:
-            while True:
-                client.send(b" ")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        try:
-            assert (await client.answer()).status == 400
-        finally:
-            dripping.cancel()
+        assert (await answer_to_drips(client, b" ")).status == 400
 
 
 async def test_a_head_that_drips_is_not_waited_for(controller: PretendController) -> None:
     async with serving(controller, Limits(head_timeout_s=0.3)) as served, connected(served) as client:
         client.send(GET)
-
-        async def drip() -> None:
-            while True:
-                client.send(b"x: y\r\n")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        try:
-            assert (await client.answer()).status == 400
-        finally:
-            dripping.cancel()
+        assert (await answer_to_drips(client, b"x: y\r\n")).status == 400
 
 
 CORPUS = [

@@ -6,19 +6,19 @@ the new words in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import moorings
+from tests.guards.mutants import Copy
 
-SOURCE = Path(moorings.__file__).parent
 TOTAL = 40_000
 STEPS = 3_000
 
@@ -141,31 +141,30 @@ GUARDS = (
 )
 
 
-def without(guard: Guard, folder: Path) -> Path:
-    """A copy of the source without that guard."""
-    copy = folder / "moorings"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, words, instead in guard.cuts:
-        path = copy / name
-        text = path.read_text("utf-8")
-        assert text.count(words) == 1, f"{name} holds {text.count(words)} times what guards {guard.name!r}: {words!r}"
-        path.write_text(text.replace(words, instead), "utf-8")
-    return folder
+@contextlib.contextmanager
+def without(guard: Guard, folder: Path) -> Iterator[Path]:
+    """A copy of the source, without that guard for as long as the block takes."""
+    copy = Copy(folder)
+    with contextlib.ExitStack() as cuts:
+        for file, words, instead in guard.cuts:
+            cuts.enter_context(copy.changed(guard.name, file, words, instead))
+        yield copy.path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name.replace(" ", "-"))
 def test_a_missing_guard_is_found(guard: Guard, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "moorings.testing.simulation")
-    told = subprocess.run(
-        (*command, "--total", str(TOTAL), "--steps", str(STEPS), "--jobs", "1"),
-        env={**os.environ, "PYTHONPATH": str(without(guard, tmp_path))},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    with without(guard, tmp_path) as source:
+        told = subprocess.run(
+            (*command, "--total", str(TOTAL), "--steps", str(STEPS), "--jobs", "1"),
+            env={**os.environ, "PYTHONPATH": str(source)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
     found = re.search(r"law (\d+) is broken in episode (\d+) at step (\d+): (.*)", told.stdout)
     assert found is not None, told.stdout[-2000:] + told.stderr[-4000:]
     law, episode, step = int(found[1]), int(found[2]), int(found[3])

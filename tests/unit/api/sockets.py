@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from moorings.api.application import make_application
+from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
 from moorings.api.server import ApiServer, make_server_config
 from moorings.controller.service import Controller
@@ -36,7 +36,13 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
-    app = make_application(cast("Controller", controller), limits=limits)
+    async with serving_application(make_application(cast("Controller", controller), limits=limits)) as served:
+        yield served
+
+
+@contextlib.asynccontextmanager
+async def serving_application(app: Application) -> AsyncIterator[Served]:
+    """As ``serving``, whatever the application is."""
     # Listens now, so clients need not wait for the start; with IPv6 there is a second machine to come from.
     listening = (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)

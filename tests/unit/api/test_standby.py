@@ -13,13 +13,12 @@ import pytest
 
 from moorings.api.application import Application
 from moorings.api.limits import Limits
-from moorings.api.server import make_server_config
 from moorings.api.standby import Standby
 from moorings.core.access import Caller
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
 from tests.unit.api.pretend import ADMIN, USER, PretendController
-from tests.unit.api.sockets import Served, Server, connected, serving
+from tests.unit.api.sockets import Served, connected, serving, serving_application
 
 CLAIM = b'{"size": 4}'
 
@@ -45,14 +44,10 @@ async def standing_by(
     known = authenticate or (controller.authenticate if controller is not None else None)
     own = replace(limits, connections_per_address_max=leader_connections) if leader_connections else limits
     standby = Standby(lambda: post.leader, "abc", own, patience_s, known)
-    app = Application(standby, standby.closing, limits)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = Server(app, make_server_config(app))
-    served = Served(server, listening.getsockname()[1], asyncio.create_task(server.serve(sockets=[listening])))
     try:
-        yield served
+        async with serving_application(Application(standby, standby.closing, limits)) as served:
+            yield served
     finally:
-        await served.stop()
         await standby.close()
 
 

@@ -421,27 +421,30 @@ async def test_a_controller_that_was_replaced_reads_nothing_again(store):
     rig.loop.close()
 
 
-async def test_who_waits_in_vain_is_told_at_the_end(store):
-    rig = rig_over(store)
-    asking = asyncio.create_task(rig.claim())
-    await asyncio.sleep(0)
-    rig.loop.close()
-    await asyncio.sleep(0)
+def assert_told(asking: asyncio.Task[Claim]) -> None:
     assert asking.done(), "nobody will ever answer"
     error = asking.exception()
     assert isinstance(error, MooringsError)
     assert (error.code, error.retryable) == ("controller.unreachable", True)
 
 
-async def test_who_still_waits_at_the_end_is_told(store):
+async def asked_before_the_end(store: UnreliableStore, count: int) -> list[asyncio.Task[Claim]]:
     rig = rig_over(store)
-    waiting = [asyncio.create_task(rig.claim()) for _ in range(3)]
+    waiting = [asyncio.create_task(rig.claim()) for _ in range(count)]
     await asyncio.sleep(0)
     rig.loop.close()
-    replies = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [(reply.code, reply.retryable) for reply in replies if isinstance(reply, MooringsError)] == [
-        ("controller.unreachable", True)
-    ] * 3
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def test_who_waits_in_vain_is_told_at_the_end(store):
+    (asking,) = await asked_before_the_end(store, 1)
+    assert_told(asking)
+
+
+async def test_who_still_waits_at_the_end_is_told(store):
+    for asking in await asked_before_the_end(store, 3):
+        assert_told(asking)
 
 
 async def test_who_comes_after_the_end_is_told(store):
@@ -449,10 +452,7 @@ async def test_who_comes_after_the_end_is_told(store):
     rig.loop.close()
     asking = asyncio.create_task(rig.claim())
     await asyncio.sleep(0)
-    assert asking.done(), "nobody will ever answer"
-    error = asking.exception()
-    assert isinstance(error, MooringsError)
-    assert (error.code, error.retryable) == ("controller.unreachable", True)
+    assert_told(asking)
 
 
 async def test_whose_turn_is_under_way_at_the_end_is_told(store):
@@ -474,10 +474,7 @@ async def test_whose_turn_is_under_way_at_the_end_is_told(store):
     go_on.set()
     rig.loop.close()
     await asyncio.sleep(0)
-    assert asking.done(), "nobody will ever answer"
-    error = asking.exception()
-    assert isinstance(error, MooringsError)
-    assert (error.code, error.retryable) == ("controller.unreachable", True)
+    assert_told(asking)
 
 
 async def test_who_was_replaced_cannot_confirm_that_it_leads(store):
@@ -507,26 +504,27 @@ async def turns(rig: Rig, count: int) -> None:
         await rig.loop.turn()
 
 
+async def ends_with_a_lapse(rig: Rig, claim: Claim) -> None:
+    """There is time to renew it, and no more than that."""
+    await turns(rig, 8)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED, "whoever wanted to renew it could not"
+    await turns(rig, 4)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
+    rig.loop.close()
+
+
 async def test_no_lease_runs_while_the_process_stood_still(store):
     rig = rig_over(store)
     claim = await leased(rig)
     rig.clock.instant += 3600 * SECOND
-    await turns(rig, 8)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
-    await turns(rig, 4)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
-    rig.loop.close()
+    await ends_with_a_lapse(rig, claim)
 
 
 async def test_no_lease_runs_longer_because_the_clock_was_set_back(store):
     rig = rig_over(store)
     claim = await leased(rig)
     rig.clock.instant -= 3600 * SECOND
-    await turns(rig, 8)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
-    await turns(rig, 4)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
-    rig.loop.close()
+    await ends_with_a_lapse(rig, claim)
 
 
 async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
@@ -538,11 +536,7 @@ async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
         with pytest.raises(MooringsError):
             await rig.loop.turn()
     await rig.loop.load()
-    await turns(rig, 8)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.GRANTED, "whoever wanted to renew it could not"
-    await turns(rig, 4)
-    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RELEASING
-    rig.loop.close()
+    await ends_with_a_lapse(rig, claim)
 
 
 async def test_a_save_that_fails_now_and_then_prolongs_no_lease(store):
@@ -654,14 +648,8 @@ async def test_a_refused_demand_uses_no_key(rig):
 
 
 async def test_a_key_of_a_run_gives_the_same_run(rig):
-    job = JobSpec(name="digits", command=("true",), workdir="/")
-
-    def create(number: int) -> CreateRun:
-        ident, claim = RunId(f"run-{number}"), ClaimId(f"claim-{number}")
-        return CreateRun(id=ident, claim=claim, job=job, engine="local", subject="ann")
-
-    first = await rig.loop.post(create(1), KeyUse("ann", "k", "d", run=RunId("run-1")))
-    again = await rig.loop.post(create(2), KeyUse("ann", "k", "d", run=RunId("run-2")))
+    first = await rig.loop.post(a_job(1), KeyUse("ann", "k", "d", run=RunId("run-1")))
+    again = await rig.loop.post(a_job(2), KeyUse("ann", "k", "d", run=RunId("run-2")))
     assert isinstance(first, Run)
     assert isinstance(again, Run)
     assert first.id == again.id == "run-1"
