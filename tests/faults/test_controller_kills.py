@@ -114,7 +114,7 @@ def kill_at(folder: Path, forge: Forge, template: Path, kill: Kill) -> int:
         try:
             tell(v)
             settle(v, left)
-            told = watcher.finish(events_of(v.data)[-1][0])
+            told = watcher.finish(lambda: events_of(v.data)[-1][0])
             assert told == events_of(v.data), f"who watches sees each event once, in order; {watcher.said}"
         except BaseException as error:
             error.add_note(f"killed at {kill}; {folder}\n{v.log()[-6000:]}")

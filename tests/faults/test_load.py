@@ -109,4 +109,4 @@ def test_it_all_drains_to_nothing(forge: Forge, template: Path, tmp_path: Path) 
         assert {id_: run["exitCode"] for id_, run in runs.items()} == codes, "each run's end, once and with its code"
         started = (v.folder / "started").read_text().split()
         assert len(started) == len(set(started)) == len(codes), "each was started once"
-        assert watcher.finish(events_of(v.data)[-1][0]) == events_of(v.data)
+        assert watcher.finish(lambda: events_of(v.data)[-1][0]) == events_of(v.data)

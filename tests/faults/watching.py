@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections.abc import Callable
 
 from tests.faults.victims import PATIENCE_S, UNKNOWN_YET, Victim
 
@@ -35,10 +36,14 @@ class Watcher(threading.Thread):
                 self.said = repr(error)
                 time.sleep(WAIT_S)
 
-    def finish(self, last: int) -> list[tuple[int, str]]:
-        """What it was told, once that goes up to the number ``last``; it ends."""
+    def finish(self, last: Callable[[], int]) -> list[tuple[int, str]]:
+        """What it was told, once that goes up to the number that ``last`` gives; it ends.
+
+        A controller may have died of its last save: all is settled then, and nobody is left to tell of it.
+        """
         give_up = time.monotonic() + PATIENCE_S
-        while self._last < last and time.monotonic() < give_up:
+        while self._last < last() and time.monotonic() < give_up:
+            self._victim.mend()
             time.sleep(WAIT_S)
         self._halt.set()
         return self.told
