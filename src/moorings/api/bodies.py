@@ -101,6 +101,9 @@ def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type ex
         return _BOUNDS[shape, name]
     if dataclasses.is_dataclass(hint):
         return _wrapped(cast("type", hint))
+    if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
+        kind = _wrapped(get_args(hint)[0])
+        return Annotated[tuple[kind, ...], Field(max_length=ENTRIES_MAX)]  # type: ignore[valid-type] # computed
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(_SCALARS.get(option, option) for option in get_args(hint))]  # noqa: UP007 - computed
     assert hint in _SCALARS or hint is bool, f"{shape}.{name} needs a bound"
@@ -184,6 +187,9 @@ def _hint(shape: type, detail: ErrorDetails) -> str:
 def _inner(shape: type, where: Sequence[int | str]) -> type:
     """The shape whose field ``where`` ends at."""
     for part in where[:-1]:
+        if isinstance(part, int):  # an item of the list that was come to
+            continue
         hints = get_type_hints(shape)
         shape = next(hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if camel(item.name) == part)
+        shape = get_args(shape)[0] if get_origin(shape) is tuple else shape
     return shape

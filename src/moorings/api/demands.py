@@ -6,10 +6,17 @@ Nothing is checked (``bodies`` did, and the controller will).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from moorings.core.announced import AnnouncedJob
 from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
-from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest
+from moorings.core.instants import Instant
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest, QueueRequest
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+
+_LATEST = Instant(1 << 62)  # whoever takes the list knows what time it is
 
 
 def claim_spec(request: ClaimRequest) -> ClaimSpec:
@@ -60,6 +67,29 @@ def job_spec(shape: JobShape) -> JobSpec:
         checkpoint_directory=shape.checkpoint_directory,
         image=shape.image,
     )
+
+
+def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
+    """The jobs that ``POST /v1/queues`` tells of; who does not say since when waits from now on.
+
+    Raises:
+        MooringsError: ``body.invalid``: a time cannot be read.
+    """
+    return [
+        AnnouncedJob(
+            owner=job.owner,
+            spec=ClaimSpec(
+                kind=request.accelerator,
+                size=job.size,
+                gcds=job.gcds,
+                replicas_per_gcd=job.replicas_per_gcd,
+                pool=_pool(job.pool),
+                time_limit_s=job.time_limit_s,
+            ),
+            since=parse_time(job.since) if job.since is not None else _LATEST,
+        )
+        for job in request.jobs
+    ]
 
 
 def _pool(name: str | None) -> PoolName | None:

@@ -28,7 +28,12 @@ Schema = dict[str, Any]
 KEY_HEADER = "Idempotency-Key"
 _KEY_PATTERN = "^[!-~]([ -~]*[!-~])?$"
 _PATH_VALUE = re.compile(r"\{(\w+)\}")
-_PATH_WORDS = {"id": "Its id, or its name where it has one.", "pool": "The pool's name."}
+_PATH_WORDS = {
+    "id": "Its id, or its name where it has one.",
+    "pool": "The pool's name.",
+    "kind": "What the other scheduler is, as owners begin with it: `slurm`.",
+    "cluster": "The name of its cluster.",
+}
 
 
 def ref(shape: type) -> Schema:

@@ -215,6 +215,8 @@ OWNER_PREFIX = _text("ownerPrefix", "Only of owners that begin with this.")
 SUBJECT = _text("subject", "Only those this subject made.")
 POOL = _text("pool", "Only of this pool.")
 
+VERSION = _text("version", "The version that is known already: `wait` waits for another one.")
+
 SIZE = Parameter(
     "size",
     "Devices of a partition.",

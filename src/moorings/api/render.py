@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from moorings.client.jobs import job_shape
+from moorings.controller.queues import QueueView
 from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
 from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
@@ -27,6 +28,8 @@ from moorings.wire.shapes import (
     KeyBody,
     PartitionBody,
     PoolBody,
+    QueueBody,
+    QueuedJobBody,
     ReasonBody,
     RunBody,
     TopologyShape,
@@ -187,6 +190,23 @@ def topology_shape(topology: Topology) -> TopologyShape:
 def capacity_body(view: PoolView, size: int, partitions: int) -> CapacityBody:
     """How many partitions of one size could be formed now."""
     return CapacityBody(pool=view.pool.name, size=size, partitions=partitions, free=view.free, largest=view.largest)
+
+
+def queue_body(view: QueueView) -> QueueBody:
+    """Another scheduler's queue and its offer."""
+    return QueueBody(
+        queue=view.told.queue,
+        accelerator=view.told.accelerator,
+        version=view.version,
+        offer={pool: {str(size): count for size, count in sizes.items()} for pool, sizes in view.offer.items()},
+        jobs=tuple(
+            QueuedJobBody(
+                owner=item.job.owner, size=item.job.spec.size, offered=item.offered, reason=reason_body(item.reason)
+            )
+            for item in view.jobs
+        ),
+        until=time_text(view.told.until),
+    )
 
 
 def device_body(view: DeviceView) -> DeviceBody:

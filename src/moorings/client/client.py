@@ -36,6 +36,8 @@ from moorings.wire.shapes import (
     PartitionBody,
     PartitionRequest,
     PoolBody,
+    QueueBody,
+    QueueRequest,
     RunBody,
     RunRequest,
     VersionBody,
@@ -142,6 +144,14 @@ class Client:
     def claims(self, where: ClaimFilter = UNENDED_CLAIMS) -> tuple[ClaimBody, ...]:
         """The claims of a filter, by arrival."""
         return self._all(lambda after: requests.list_claims(where, after))
+
+    def tell_queue(self, request: QueueRequest) -> QueueBody:
+        """Tell what waits in another scheduler's queue, in the place of what was told before."""
+        return self._transport.send(requests.tell_queue(request))
+
+    def queue(self, queue: str, *, wait_s: float = 0.0, version: str | None = None) -> QueueBody:
+        """Another scheduler's queue, once its offer has another version, or after ``wait_s``."""
+        return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version))
 
     def create_claim(self, request: ClaimRequest, key: str | None = None) -> ClaimBody:
         """Ask for a partition; with ``key`` the same call again gives the same claim."""

@@ -32,6 +32,8 @@ from moorings.wire.shapes import (
     PartitionRequest,
     PoolBody,
     ProblemBody,
+    QueueBody,
+    QueueRequest,
     RunBody,
     RunRequest,
     VersionBody,
@@ -285,6 +287,18 @@ def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -
 def create_claim(request: ClaimRequest, key: str | None = None) -> Call[ClaimBody]:
     """``POST /v1/claims``; repeatable with an idempotency key."""
     return Call("POST", "/v1/claims", parse_body(ClaimBody), build_body(request), key, repeatable=key is not None)
+
+
+def tell_queue(request: QueueRequest) -> Call[QueueBody]:
+    """``POST /v1/queues``: a list replaces the one before, so it may be sent again."""
+    return Call("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
+
+
+def get_queue(queue: str, *, wait_s: float = 0.0, version: str | None = None) -> Call[QueueBody]:
+    """``GET /v1/queues/{kind}/{cluster}``; the answer waits for an offer of another version, ``wait_s`` at most."""
+    kind, _, cluster = queue.partition("/")
+    target = build_target("/v1/queues/{}/{}", kind, cluster, wait=wait_text(wait_s), version=version)
+    return Call("GET", target, parse_body(QueueBody), wait_s=wait_s)
 
 
 def get_claim(ident: str, *, wait_s: float = 0.0, until: str | None = None) -> Call[ClaimBody]:

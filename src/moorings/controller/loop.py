@@ -350,6 +350,8 @@ class Loop:
             claims = [claim for claim, _ in outcome.changes.claims]
             partitions = [partition for partition, _ in outcome.changes.partitions]
             self._announce(Change(claims, partitions, outcome.runs))
+        elif outcome.fleet.offers is not None:
+            self._announce(Change((), (), ()))
 
     def _announce(self, change: Change) -> None:
         if self._changed is not None and not self._changed.done():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moorings.core import inputs
+from moorings.core.announced import Announced
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
@@ -39,6 +40,7 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "pool_answers": inputs.PoolAnswers,
     "drain_device": inputs.DrainDevice,
     "resume_device": inputs.ResumeDevice,
+    "queue_told": inputs.QueueTold,
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "start_refused": StartRefused,
@@ -59,6 +61,7 @@ class Remembered:
         reservations: of the last turn.
         last_arrival: nobody arrives before it.
         pools: as the pools file had them, each as a text that tells two apart.
+        announced: what other schedulers' queues told.
     """
 
     foreign: Mapping[PoolName, Mapping[str, Block]]
@@ -66,13 +69,21 @@ class Remembered:
     reservations: tuple[Reservation, ...]
     last_arrival: Instant
     pools: tuple[str, ...] = ()
+    announced: tuple[Announced, ...] = ()
 
     @classmethod
     def of(cls, fleet: Fleet) -> Remembered:
         """What a fleet holds beside the records."""
         known = fleet.beside_the_records()
         pools = (state.pool for state in fleet.pools.values())
-        return cls(known.foreign, known.problems, known.reservations or (), fleet.last_arrival, tuple(map(str, pools)))
+        return cls(
+            known.foreign,
+            known.problems,
+            known.reservations or (),
+            fleet.last_arrival,
+            tuple(map(str, pools)),
+            tuple(fleet.announced.values()),
+        )
 
     def recall(self, fleet: Fleet) -> None:
         """Let a fleet that was made from records alone know it, too."""
@@ -80,6 +91,7 @@ class Remembered:
             foreign={pool: dict(blocks) for pool, blocks in self.foreign.items()},
             problems=dict(self.problems),
             reservations=self.reservations,
+            announced={told.queue: told for told in self.announced},
         )
         fleet.apply(beside)
         fleet.last_arrival = self.last_arrival

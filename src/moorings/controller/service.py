@@ -16,6 +16,7 @@ from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
 from moorings.controller.measures import Measures, measure
+from moorings.controller.queues import Queues
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
@@ -94,6 +95,7 @@ class Controller:
         self._clock = clock
         self._ids = ids
         self.installation = installation
+        self.queues = Queues(loop, clock)
         self._doctor = Doctor(loop, store, clock, hardware.strays)
         self._claim_waits: dict[ClaimId, list[asyncio.Future[None]]] = {}
         self._run_waits: dict[RunId, list[asyncio.Future[None]]] = {}

@@ -66,7 +66,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
             turn.take(demand)
         replies = [_latest(turn, run_turn, reply) for reply in replies]
         changes = _changes(turn.changes, run_turn, turn.events, inputs, replies)
-        if changes or turn.changes.reservations is not None:
+        if changes or turn.changes.reservations is not None or turn.changes.announced:
             changes.events.append(build_decided(occasion, [demanded.given for demanded in inputs], turn.decided))
         return Outcome(
             changes=changes,

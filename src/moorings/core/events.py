@@ -40,6 +40,8 @@ EVENTS: dict[str, str] = {
     "device.resumed": "it was put back into service",
     "pool.unreachable": "its driver does not answer; nothing new is placed there",
     "pool.reachable": "its driver answers again",
+    "queue.told": "another scheduler's agent told what waits there; data holds how many jobs, and the first",
+    "queue.silent": "nothing was heard of another scheduler's queue; its jobs are no longer reckoned with",
     "run.created": "somebody started a job; data holds its name and command (which everybody may see)",
     "run.starting": "its partition is ACTIVE; the engine was asked to start it",
     "run.started": "its processes run",

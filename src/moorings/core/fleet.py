@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from moorings.core.announced import Announced, Offer
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.instants import Instant, after
@@ -91,6 +92,8 @@ class FleetChanges:
     foreign: dict[PoolName, dict[str, Block]] = field(default_factory=dict)
     problems: dict[PoolName, str] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] | None = None
+    announced: dict[str, Announced | None] = field(default_factory=dict)
+    offers: tuple[Offer, ...] | None = None
 
 
 class Fleet:
@@ -109,6 +112,8 @@ class Fleet:
         self.leases: list[tuple[Instant, ClaimId]] = []  # by when they run out
         self.last_arrival = Instant(0)
         self.reservations: tuple[Reservation, ...] = ()
+        self.announced: dict[str, Announced] = {}
+        self.offers: tuple[Offer, ...] = ()
 
     @classmethod
     def load(
@@ -147,6 +152,13 @@ class Fleet:
         self._holds(changes)
         if changes.reservations is not None:
             self.reservations = changes.reservations
+        for queue, told in changes.announced.items():
+            if told is not None:
+                self.announced[queue] = told
+            else:
+                self.announced.pop(queue, None)
+        if changes.offers is not None:
+            self.offers = changes.offers
 
     def beside_the_records(self) -> FleetChanges:
         """What is known here and in no database: what drivers say, and the last turn's reservations."""
@@ -154,6 +166,8 @@ class Fleet:
             foreign={name: dict(state.foreign) for name, state in self.pools.items()},
             problems={name: state.problem for name, state in self.pools.items()},
             reservations=self.reservations,
+            announced=dict(self.announced),
+            offers=self.offers,
         )
 
     def waiting(self) -> Iterator[Claim]:

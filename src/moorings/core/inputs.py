@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moorings.core.announced import Announced
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Answer
@@ -105,6 +106,13 @@ class ResumeDevice:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class QueueTold:
+    """Another scheduler's agent tells what waits in its queue."""
+
+    told: Announced
+
+
 Input = (
     CreateClaim
     | ReleaseClaim
@@ -117,4 +125,5 @@ Input = (
     | StraySeen
     | DrainDevice
     | ResumeDevice
+    | QueueTold
 )

@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, QueueMode
+from moorings.core.announced import Announced, Offer
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState, Reservation, Soonest, enough, holds
@@ -56,6 +57,7 @@ class Plan:
 
     grants: tuple[Grant, ...]
     reservations: tuple[Reservation, ...]
+    offers: tuple[Offer, ...] = ()
 
 
 def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
@@ -117,6 +119,7 @@ class _Turn:
         self.policy = policy
         self.grants: list[Grant] = []
         self.reservations: dict[tuple[PoolName, bool], Reservation] = {}  # one for devices, one for resources alone
+        self.lent: list[Reservation] = []  # free blocks of announced jobs, which their own scheduler may start
         self.used = {name: dict(state.used) for name, state in pools.items()}
         self._granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
@@ -142,6 +145,9 @@ class _Turn:
         able = self._pools(claim.spec)
         for state in able:
             grant = self._fit(claim, state)
+            if grant is not None and claim.state is ClaimState.ANNOUNCED:
+                self.lent.append(Reservation(claim.id, grant.pool, grant.block or Block(()), Instant(0)))
+                return True
             if grant is not None:
                 self.grants.append(grant)
                 return True
@@ -222,9 +228,36 @@ class _Turn:
             known = state.soonest[size] = soonest(state, size, (), self.now)
         return known.found
 
+    def offers(self, announced: Iterable[Announced]) -> Iterator[Offer]:
+        """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
+
+        No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses.
+        """
+        for number, told in enumerate(announced):
+            for name, state in self.pools.items():
+                if state.pool.kind != told.accelerator:
+                    continue
+                own = [r.block for r in self.lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
+                with trial(state.free) as only:
+                    if number:
+                        for block in whole(state):
+                            only.take(block)
+                    for block in own:
+                        only.release(block)
+                    sizes = () if state.problem else state.pool.topology.sizes
+                    counts = tuple((size, count) for size in sizes if (count := state.free.count(size)))
+                yield Offer(told.queue, name, counts)
+
     def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
         for name, amount in spec.resources.items():
             self.used[pool][name] = self.used[pool].get(name, 0) + amount
+
+
+def whole(state: PoolState) -> list[Block]:
+    """All that is free in a pool, as blocks that can be taken."""
+    n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
+    starts = range(0, n_devices, step)
+    return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
 
 
 def soonest(state: PoolState, size: int, granted: Iterable[Hold], now: Instant) -> Soonest:
@@ -241,7 +274,13 @@ def soonest(state: PoolState, size: int, granted: Iterable[Hold], now: Instant) 
     return Soonest((block, until, n_held), since, before)
 
 
-def plan(pools: Mapping[PoolName, PoolState], lines: Iterable[Iterator[Claim]], policy: Policy, now: Instant) -> Plan:
+def plan(
+    pools: Mapping[PoolName, PoolState],
+    lines: Iterable[Iterator[Claim]],
+    policy: Policy,
+    now: Instant,
+    announced: Sequence[Announced] = (),
+) -> Plan:
     """Who gets which block now, and what is kept for those who must wait.
 
     Args:
@@ -249,12 +288,14 @@ def plan(pools: Mapping[PoolName, PoolState], lines: Iterable[Iterator[Claim]], 
         lines: the claims in the queue, each line (``fleet.line_of``) first to last.
         policy: what the admin chose.
         now: the turn's time, from which the time limits of new grants count.
+        announced: what other schedulers' queues told; their jobs stand in ``lines``.
     """
     with ExitStack() as stack:
         trials = {name: stack.enter_context(trial(state.free)) for name, state in pools.items()}
         turn = _Turn(pools, trials, policy, now)
         turn.serve(lines)
-        return Plan(tuple(turn.grants), tuple(turn.reservations.values()))
+        reservations = (*turn.reservations.values(), *turn.lent)
+        return Plan(tuple(turn.grants), reservations, tuple(turn.offers(announced)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import assert_never
 
 from moorings.core import claims, devices, partitions
+from moorings.core.announced import Announced, Elsewhere
 from moorings.core.claims import (
     BROKEN_BLOCKS_MAX,
     Claim,
@@ -49,6 +50,7 @@ from moorings.core.inputs import (
     ForeignSeen,
     Input,
     PoolAnswers,
+    QueueTold,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
@@ -85,6 +87,7 @@ class Turn:
         self._partition_names: dict[str, PartitionId | None] = {}
         self._new: list[ClaimId] = []
         self._arrival = fleet.last_arrival
+        self._elsewhere = Elsewhere(fleet.announced, now)
         self._stack = ExitStack()
         self._trials: dict[PoolName, Trial] = {}
 
@@ -150,7 +153,7 @@ class Turn:
         except MooringsError as error:
             return error
 
-    def _handle(self, given: Input) -> Reply:
+    def _handle(self, given: Input) -> Reply:  # noqa: C901 - one case for each kind of input
         match given:
             case CreateClaim():
                 return self.create(given)
@@ -168,6 +171,8 @@ class Turn:
                 self.foreign(given)
             case PoolAnswers():
                 self.health(given)
+            case QueueTold():
+                self._elsewhere.take(given.told)
             case StraySeen():
                 self._tell("partition.stray_found", given.pool, {"name": given.name})
             case DrainDevice():
@@ -186,7 +191,9 @@ class Turn:
                 f"an unended claim is called {given.name!r}",
                 hint="choose another name, or wait until that one has ended",
             )
-        self._arrival = Instant(max(self.now, self._arrival + 1))
+        arrival = self._elsewhere.start(given.owner)
+        if arrival is None:
+            arrival = self._arrival = Instant(max(self.now, self._arrival + 1))
         lease = after(self.now, given.spec.lease_s) if given.spec.lease_s is not None else None
         claim = Claim(
             id=given.id,
@@ -195,7 +202,7 @@ class Turn:
             subject=given.subject,
             spec=given.spec,
             state=ClaimState.PENDING,
-            arrival=self._arrival,
+            arrival=arrival,
             lease_until=lease,
         )
         self._names[given.name] = claim.id
@@ -476,7 +483,10 @@ class Turn:
         ``decided`` has the decision then.
         """
         pools = {name: self._held(self._seen(state)) for name, state in self.fleet.pools.items()}
-        decided = plan(pools, self._lines(), self.policy, self.now)
+        announced = self._elsewhere.believed()
+        self.changes.announced = self._elsewhere.changes
+        self.events += self._elsewhere.events
+        decided = plan(pools, self._lines(announced), self.policy, self.now, announced)
         for grant in decided.grants:
             self._grant(grant)
         refused = [
@@ -487,11 +497,13 @@ class Turn:
         ]
         if decided.grants or decided.reservations != self.fleet.reservations:
             self.changes.reservations = decided.reservations
+        if decided.offers != self.fleet.offers:
+            self.changes.offers = decided.offers
         self.decided = decided
         return refused
 
-    def _lines(self) -> Iterator[Iterator[Claim]]:
-        """The queue as this turn has it, line by line, each first to last."""
+    def _lines(self, announced: Iterable[Announced] = ()) -> Iterator[Iterator[Claim]]:
+        """The queue as this turn has it, line by line, each first to last; then what other queues announced."""
         changed = sorted((claim for claim, _ in self.changes.claims.values()), key=lambda claim: claim.order)
         new: dict[Line, list[Claim]] = {}
         for claim in changed:
@@ -500,6 +512,11 @@ class Turn:
         for line, orders in self.fleet.lines.items():
             yield merge(self._unchanged(orders), new.pop(line, ()), key=lambda claim: claim.order)
         yield from map(iter, new.values())
+        for told in announced:
+            elsewhere: dict[Line, list[Claim]] = {}
+            for claim in told.claims():
+                elsewhere.setdefault(line_of(claim.spec), []).append(claim)
+            yield from map(iter, elsewhere.values())
 
     def _unchanged(self, orders: Iterable[Order]) -> Iterator[Claim]:
         return (self.fleet.claims[order[2]] for order in orders if order[2] not in self.changes.claims)

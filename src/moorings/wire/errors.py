@@ -35,6 +35,8 @@ class ErrorKind:
 
 
 ERRORS: dict[str, ErrorKind] = {
+    "auth.certificate_mismatch": ErrorKind(403, Exit.DENIED, "the client certificate is not that of the key's subject"),
+    "auth.certificate_refused": ErrorKind(401, Exit.DENIED, "the controller does not take the client's certificate"),
     "auth.missing": ErrorKind(401, Exit.DENIED, "no access key was sent"),
     "auth.invalid": ErrorKind(401, Exit.DENIED, "the access key is not valid"),
     "auth.denied": ErrorKind(403, Exit.DENIED, "the access key may not do this"),
@@ -87,8 +89,12 @@ ERRORS: dict[str, ErrorKind] = {
     "partition.not_active": ErrorKind(409, Exit.CONFLICT, "the partition is not ACTIVE"),
     "partition.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such partition"),
     "path.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such address"),
+    "pki.exists": ErrorKind(409, Exit.CONFLICT, "there is a certificate already"),
+    "pki.invalid": ErrorKind(422, Exit.USAGE, "the folder of certificates, or one in it, cannot be used"),
     "pool.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such pool"),
     "pools.invalid": ErrorKind(422, Exit.USAGE, "the pools file cannot be used"),
+    "queue.invalid": ErrorKind(422, Exit.USAGE, "what was told of another queue is not allowed"),
+    "queue.unknown": ErrorKind(404, Exit.NOT_FOUND, "nothing was heard of that queue"),
     "request.invalid": ErrorKind(400, Exit.USAGE, "the HTTP request cannot be read"),
     "run.not_running": ErrorKind(409, Exit.CONFLICT, "the run has no processes"),
     "run.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such run"),

@@ -117,6 +117,32 @@ class KeyRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJobShape:
+    """A job that waits in another scheduler; ``owner`` is that of the claim which will be made when it starts."""
+
+    owner: str
+    size: int
+    gcds: int = 1
+    replicas_per_gcd: int = 1
+    pool: str | None = None
+    since: str | None = None
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRequest:
+    """``POST /v1/queues``: the first jobs that wait in another scheduler's queue, in its own order.
+
+    The list replaces the one before, and is believed for ``for_s`` seconds.
+    """
+
+    queue: str
+    accelerator: str = "ipu"
+    jobs: tuple[QueuedJobShape, ...] = ()
+    for_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReasonBody:
     """Why something waits or was refused."""
 
@@ -240,6 +266,32 @@ class DeviceBody:
     partition: str | None = None
     claim: str | None = None
     owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJobBody:
+    """A job that waits elsewhere, and why; ``offered`` if its scheduler may start it now."""
+
+    owner: str
+    size: int
+    offered: bool
+    reason: ReasonBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBody:
+    """Another scheduler's queue, as it was told, and what that scheduler may start now.
+
+    ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have; ``version``
+    changes whenever the offer does.
+    """
+
+    queue: str
+    accelerator: str
+    version: str
+    offer: Mapping[str, Mapping[str, int]]
+    jobs: tuple[QueuedJobBody, ...]
+    until: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

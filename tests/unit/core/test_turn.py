@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
-from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
+from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
-    CreateClaim,
     DrainDevice,
     DriverAnswered,
     ForeignSeen,
-    Input,
     PoolAnswers,
     ReleaseClaim,
     RenewClaim,
@@ -31,110 +26,11 @@ from moorings.core.inputs import (
     RetryRemoval,
 )
 from moorings.core.instants import SECOND, Instant
-from moorings.core.laws import check
-from moorings.core.partitions import Partition, PartitionState
+from moorings.core.partitions import PartitionState
 from moorings.core.placement import NEVER
 from moorings.core.queue import Policy, explain
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
-from moorings.core.turn import Reply, Turn
-
-POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 8, 16))
-CROSS = Pool(PoolName("cross"), "gpu", "simulated", AnySubset(6, 6), (("memory", 100),))
-RACK = Pool(
-    PoolName("rack"),
-    "csx",
-    "simulated",
-    Catalogue(6, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 6, n))),
-)
-CROSS2 = replace(CROSS, name=PoolName("cross2"))
-POOLS = (POD, CROSS, RACK)
-
-
-class World:
-    """A fleet that is stepped as the controller's loop steps it: decide, (save,) apply."""
-
-    def __init__(self, *pools: Pool, policy: Policy = Policy()) -> None:  # noqa: B008
-        self.pools = pools
-        self.policy = policy
-        self.fleet = Fleet(pools)
-        self.now = Instant(1_000 * SECOND)
-        self.log: list[Event] = []
-        self.ended: dict[ClaimId, Claim] = {}
-        self.devices: dict[tuple[PoolName, int], Device] = {}
-        self.n_created = 0
-        self.since = Instant(0)
-
-    def step(self, *inputs: Input) -> list[Reply]:
-        self.now = Instant(self.now + SECOND)
-        events, replies, changes = self._decide(self.fleet, inputs)
-        # Law 9: the same records give the same decisions, byte for byte, however the memory of them came about.
-        again, same, _ = self._decide(self._reloaded(), inputs)
-        assert again == events
-        assert [str(reply) for reply in same] == [str(reply) for reply in replies]
-        self.fleet.apply(changes)
-        self.log += events
-        for claim, _ in changes.claims.values():
-            if claim.ended:
-                self.ended[claim.id] = claim
-        self.devices |= changes.devices
-        assert check(self.fleet) == []
-        return replies
-
-    def _decide(self, fleet: Fleet, inputs: Sequence[Input]) -> tuple[list[Event], list[Reply], FleetChanges]:
-        with Turn(fleet, self.policy, self.now) as turn:
-            replies: list[Reply] = [turn.take(given) for given in inputs]
-            turn.lapse(self.since)
-            for ident, refusal in turn.schedule():
-                replies = [
-                    refusal if isinstance(given, CreateClaim) and given.id == ident else reply
-                    for given, reply in zip(inputs, replies, strict=True)
-                ]
-            return turn.events, replies, turn.changes
-
-    def _reloaded(self) -> Fleet:
-        held = self.fleet
-        fleet = Fleet.load(self.pools, held.claims.values(), held.partitions.values(), self.devices.values())
-        fleet.apply(held.beside_the_records())
-        fleet.last_arrival = held.last_arrival
-        return fleet
-
-    def create(self, size: int, kind: str = "ipu", **more: Any) -> Claim:
-        claim = self.step(self.asks(size, kind, **more))[0]
-        assert isinstance(claim, Claim), claim
-        return self.claim(claim.id)
-
-    def asks(self, size: int, kind: str = "ipu", **more: Any) -> CreateClaim:
-        self.n_created += 1
-        ident = ClaimId(f"c{self.n_created}")
-        name = str(more.pop("name", ident))
-        spec = ClaimSpec(kind=kind, size=size, **more)
-        return CreateClaim(id=ident, name=name, owner="user/ann", subject="ann", spec=spec)
-
-    def claim(self, ident: ClaimId) -> Claim:
-        return self.fleet.claims.get(ident) or self.ended[ident]
-
-    def partition(self, claim: Claim) -> Partition:
-        ident = self.claim(claim.id).partition
-        assert ident is not None
-        return self.fleet.partitions[ident]
-
-    def says(self, partition: Partition, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
-        self.step(DriverAnswered(partition.id, partition.version, order, Answer(verdict, seen, "so it says")))
-
-    def ready(self, size: int, **more: Any) -> Claim:
-        claim = self.create(size, **more)
-        self.says(self.partition(claim), Seen.ACTIVE)
-        return self.claim(claim.id)
-
-    def end(self, claim: Claim) -> None:
-        self.step(ReleaseClaim(claim.id, "done"))
-        partition = self.fleet.partitions.get(self.claim(claim.id).partition or PartitionId(""))
-        if partition is not None:
-            self.says(partition, Seen.ABSENT, order="remove")
-
-    def names(self) -> list[str]:
-        return [event.name for event in self.log]
-
+from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
+from tests.unit.core.worlds import CROSS, CROSS2, POD, POOLS, RACK, World
 
 # -- one claim's life -----------------------------------------------------------------------------------------------
 

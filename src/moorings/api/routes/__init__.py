@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorings.api.operations import Operation
-from moorings.api.routes import claims, devices, doctor, events, health, keys, metrics, partitions, pools, runs
+from moorings.api.routes import claims, devices, doctor, events, health, keys, metrics, partitions, pools, queues, runs
 
 OPERATIONS: tuple[Operation, ...] = (
     *claims.OPERATIONS,
@@ -13,6 +13,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *pools.OPERATIONS,
     *devices.OPERATIONS,
     *keys.OPERATIONS,
+    *queues.OPERATIONS,
     *doctor.OPERATIONS,
     *health.OPERATIONS,
     *metrics.OPERATIONS,

@@ -1,0 +1,40 @@
+"""``/v1/queues``: what waits in other schedulers, and what these may start now. For their agents."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.demands import announced_jobs
+from moorings.api.operations import Operation, one
+from moorings.api.parameters import VERSION, WAIT
+from moorings.api.render import queue_body
+from moorings.wire.shapes import QueueBody, QueueRequest
+
+
+async def tell_queue(call: Call) -> Response:
+    """Tell what waits in another scheduler's queue.
+
+    The list replaces the one before. The answer tells what that scheduler may start now.
+    """
+    request = call.body(QueueRequest)
+    jobs = announced_jobs(request)
+    view = await call.controller.queues.tell(call.caller, request.queue, request.accelerator, jobs, request.for_s)
+    return call.answer(queue_body(view))
+
+
+async def get_queue(call: Call) -> Response:
+    """Show another scheduler's queue, and what it may start now.
+
+    With `wait` the answer is held until the offer has another version than `version`.
+    """
+    wait_s = call.query(WAIT)
+    queue = f"{call.path('kind')}/{call.path('cluster')}"
+    work = call.controller.queues.get(call.caller, queue, wait_s=wait_s, version=call.query(VERSION))
+    return call.answer(queue_body(await call.hold(work, wait_s)))
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/queues", tell_queue, one("Queue", QueueBody), body=QueueRequest),
+    Operation("GET", "/v1/queues/{kind}/{cluster}", get_queue, one("Queue", QueueBody), query=(WAIT, VERSION)),
+)

@@ -1,0 +1,135 @@
+"""Other schedulers' queues: what their agents tell, and what these schedulers may start (``core.announced``)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.controller.loop import Change, Loop
+from moorings.core.access import Caller, check_may_act
+from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob
+from moorings.core.claims import check_owner, check_spec
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import QueueTold
+from moorings.core.instants import Instant, after
+from moorings.core.queue import explain
+from moorings.core.reasons import Reason
+from moorings.ports.clock import Clock
+
+BELIEVED_S_MIN, BELIEVED_S_MAX = 5.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJobView:
+    """A job that waits elsewhere; ``offered``: a block is kept for it, and its scheduler may start it."""
+
+    job: AnnouncedJob
+    offered: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue, and how many partitions of each size its scheduler could start in each pool."""
+
+    told: Announced
+    offer: Mapping[PoolName, Mapping[int, int]]
+    jobs: Sequence[QueuedJobView]
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever the offer does; a controller that takes over gives the same one."""
+        return hashlib.sha256(repr([(pool, *sizes.items()) for pool, sizes in self.offer.items()]).encode()).hexdigest()
+
+
+class Queues:
+    """The use cases of other schedulers' agents."""
+
+    def __init__(self, loop: Loop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._changed: asyncio.Future[None] | None = None
+        loop.listen(self._tell_waiting)
+
+    def _tell_waiting(self, _change: Change) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def tell(
+        self, caller: Caller, queue: str, accelerator: str, jobs: Sequence[AnnouncedJob], believed_s: float
+    ) -> QueueView:
+        """Take a queue's list in the place of the one before.
+
+        Raises:
+            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``claim.*``.
+        """
+        _check_queue(queue)
+        check_may_act(caller, queue, "", "tell what waits there")
+        if len(jobs) > JOBS_MAX:
+            raise MooringsError(
+                "queue.invalid", f"{len(jobs)} jobs were told", hint=f"tell the first {JOBS_MAX} of your queue's order"
+            )
+        if not BELIEVED_S_MIN <= believed_s <= BELIEVED_S_MAX:
+            hint = f"use {BELIEVED_S_MIN:g} to {BELIEVED_S_MAX:g} seconds, and tell it anew before they are over"
+            raise MooringsError("queue.invalid", f"a list cannot be believed for {believed_s:g} s", hint=hint)
+        now = self._clock.now()
+        seen = set()
+        for job in jobs:
+            check_spec(job.spec)
+            check_owner(job.owner)
+            if not job.owner.startswith(f"{queue}/") or job.owner in seen:
+                hint = f"each begins with {queue}/ and stands there once"
+                raise MooringsError("queue.invalid", f"owner {job.owner[:80]!r} cannot stand there", hint=hint)
+            seen.add(job.owner)
+        past = tuple(AnnouncedJob(job.owner, job.spec, Instant(min(job.since, now))) for job in jobs)
+        await self._loop.post(QueueTold(Announced(queue, accelerator, past, after(now, believed_s))))
+        return self._view(queue)
+
+    async def get(self, caller: Caller, queue: str, *, wait_s: float = 0, version: str | None = None) -> QueueView:
+        """A queue; waits up to ``wait_s`` until its offer is another than ``version``.
+
+        Raises:
+            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.unknown``.
+        """
+        _check_queue(queue)
+        check_may_act(caller, queue, "", "see its offer")
+        view = self._view(queue)
+        try:
+            async with asyncio.timeout(max(wait_s, 0)):
+                while view.version == version:
+                    await self._next()
+                    view = self._view(queue)
+        except TimeoutError:
+            pass
+        return view
+
+    def _view(self, queue: str) -> QueueView:
+        fleet = self._loop.fleet
+        told = fleet.announced.get(queue)
+        if told is None or told.until <= self._clock.now():
+            raise MooringsError(
+                "queue.unknown", f"nothing was heard of {queue[:80]}", hint="its agent tells it: is that running?"
+            )
+        offer = {offer.pool: dict(offer.counts) for offer in fleet.offers if offer.queue == queue}
+        free = {kept.claim for kept in fleet.reservations if not kept.until}
+        now = self._clock.now()
+        jobs = [
+            QueuedJobView(job, claim.id in free, explain(fleet, claim, now).reasons[0])
+            for job, claim in zip(told.jobs, told.claims(), strict=True)
+        ]
+        return QueueView(told, offer, jobs)
+
+    async def _next(self) -> None:
+        """Returns after the next turn that changed something."""
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)  # others wait for it, too
+
+
+def _check_queue(queue: str) -> None:
+    check_owner(queue)
+    if queue.count("/") != 1 or queue.startswith(("local/", "user/")):
+        raise MooringsError("queue.invalid", f"{queue[:80]!r} is no queue", hint="a queue is slurm/CLUSTER, say")

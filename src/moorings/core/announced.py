@@ -1,0 +1,131 @@
+"""Demand that another scheduler's queue holds, and what that scheduler may start now.
+
+A job that waits in Slurm is no claim: Slurm decides when it starts, and only then is a partition asked for. But whoever
+shares the hardware must know of it, or the jobs of one side would starve those of the other. So the other side's agent
+tells the first jobs of its queue, in its own order, again and again; a list replaces the one before, and is believed
+for a while. The jobs stand in our queue as ANNOUNCED claims (in memory only: nothing of them can leak): they get blocks
+kept, and are never granted. What is kept for them, and what nobody waits for, is the queue's **offer**.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.events import Event, canonical
+from moorings.core.instants import SECOND, Instant
+
+JOBS_MAX = 64  # of one list; those behind them are told when they have come forward
+LONGER_S = 60  # a list that says nothing new is taken only if it counts for so much longer
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedJob:
+    """A job that waits elsewhere.
+
+    Attributes:
+        owner: of the claim that will be made when it starts: ``<queue>/<job>...``.
+        spec: what that claim will ask for.
+        since: when it began to wait.
+    """
+
+    owner: str
+    spec: ClaimSpec
+    since: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What another queue tells of itself.
+
+    Attributes:
+        queue: ``<kind>/<cluster>``: the owners of its claims begin with it.
+        accelerator: the kind of devices its jobs take.
+        jobs: the first that wait, in that queue's own order.
+        until: when it is no longer believed, if it has not been told again.
+    """
+
+    queue: str
+    accelerator: str
+    jobs: tuple[AnnouncedJob, ...]
+    until: Instant
+
+    def claims(self) -> Iterator[Claim]:
+        """Its jobs as claims: as a whole they wait since they came, among themselves in their queue's order."""
+        arrivals = sorted(job.since for job in self.jobs)
+        for number, (job, arrival) in enumerate(zip(self.jobs, arrivals, strict=True)):
+            yield Claim(
+                id=ClaimId(job.owner),
+                name=job.owner,
+                owner=job.owner,
+                subject=self.queue,
+                spec=job.spec,
+                state=ClaimState.ANNOUNCED,
+                arrival=Instant(arrival + number),  # strictly ascending: ids must not break ties
+            )
+
+    def place(self) -> Instant | None:
+        """Where in our queue a job of this queue stands that its scheduler has started: before all that wait there."""
+        return Instant(min(job.since for job in self.jobs) - 1) if self.jobs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How many partitions of each size another queue's scheduler could start in a pool now: ``(size, count)``."""
+
+    queue: str
+    pool: PoolName
+    counts: tuple[tuple[int, int], ...]
+
+
+class Elsewhere:
+    """What other queues told, as one turn has it: an overlay, like all of a turn.
+
+    Attributes:
+        changes: lists that this turn replaced; None: its queue is silent.
+        events: what to tell of it.
+    """
+
+    def __init__(self, known: Mapping[str, Announced], now: Instant) -> None:
+        self._known = dict(known)
+        self._now = now
+        self.changes: dict[str, Announced | None] = {}
+        self.events: list[Event] = []
+
+    def take(self, told: Announced) -> None:
+        """A list replaces the one before; the same list again only counts for longer."""
+        before = self._known.get(told.queue)
+        if before is not None and before.jobs == told.jobs and before.accelerator == told.accelerator:
+            if told.until - before.until < LONGER_S * SECOND:
+                return  # not each word of an agent that has nothing new to say needs a place in the log
+        else:
+            first = told.jobs[0].owner if told.jobs else None
+            self._tell("queue.told", {"queue": told.queue, "jobs": len(told.jobs), "first": first})
+        self._known[told.queue] = self.changes[told.queue] = told
+
+    def start(self, owner: str) -> Instant | None:
+        """Where a claim stands that another scheduler has started; None for all others: they come last.
+
+        Its job had its place, and from now on must not stand there beside it.
+        """
+        told = next((told for told in self._known.values() if owner.startswith(f"{told.queue}/")), None)
+        if told is None:
+            return None
+        left = tuple(job for job in told.jobs if job.owner != owner)
+        if len(left) < len(told.jobs):
+            self._known[told.queue] = self.changes[told.queue] = replace(told, jobs=left)
+        return told.place()
+
+    def believed(self) -> list[Announced]:
+        """The lists that still count, by the queues' names; of the others it is told once that they are silent."""
+        for queue, told in list(self._known.items()):
+            if told.until <= self._now:
+                del self._known[queue]
+                self.changes[queue] = None
+                self._tell("queue.silent", {"queue": queue})
+        return [told for _, told in sorted(self._known.items())]
+
+    def _tell(self, name: str, data: Mapping[str, object]) -> None:
+        self.events.append(Event(name=name, at=self._now, data=canonical(data)))
