@@ -153,9 +153,9 @@ class Client:
         """Another scheduler's queue, once its offer has another version, or after ``wait_s``."""
         return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version))
 
-    def create_claim(self, request: ClaimRequest, key: str | None = None) -> ClaimBody:
-        """Ask for a partition; with ``key`` the same call again gives the same claim."""
-        return self._transport.send(requests.create_claim(request, key))
+    def create_claim(self, request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ClaimBody:
+        """Ask for a partition; with ``key`` the same call again gives the same claim; waits until it is READY."""
+        return self._transport.send(requests.create_claim(request, key, wait_s=wait_s))
 
     def claim(self, ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ClaimBody:
         """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) when that came, or ``wait_s`` are over."""

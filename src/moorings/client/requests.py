@@ -284,9 +284,11 @@ def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -
     return Call("GET", target, parse_listing(ClaimBody))
 
 
-def create_claim(request: ClaimRequest, key: str | None = None) -> Call[ClaimBody]:
-    """``POST /v1/claims``; repeatable with an idempotency key."""
-    return Call("POST", "/v1/claims", parse_body(ClaimBody), build_body(request), key, repeatable=key is not None)
+def create_claim(request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> Call[ClaimBody]:
+    """``POST /v1/claims``; repeatable with a key; the answer waits until it is READY, ``wait_s`` at most."""
+    target = build_target("/v1/claims", wait=wait_text(wait_s))
+    again = key is not None
+    return Call("POST", target, parse_body(ClaimBody), build_body(request), key, repeatable=again, wait_s=wait_s)
 
 
 def tell_queue(request: QueueRequest) -> Call[QueueBody]:

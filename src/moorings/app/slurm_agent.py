@@ -1,0 +1,135 @@
+"""The Slurm agent's process: ``moor slurm agent``, or ``python -m moorings.app.slurm_agent`` under systemd.
+
+It runs in the foreground beside slurmctld, as root or as SlurmUser, and logs to standard error. SIGTERM closes the gate
+and ends it; partitions and jobs stay as they are, and whoever starts next learns everything from Slurm and controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moorings import __version__
+from moorings.app.logs import configure
+from moorings.client.transport import Endpoint
+from moorings.core.errors import MooringsError
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import build_config, parse_config
+from moorings.slurm.host.agent import Agent, AgentSettings
+from moorings.slurm.host.calls import Calls
+from moorings.slurm.host.door import Door
+from moorings.slurm.host.site import Site, parse_site
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, vipu_conf_path
+from moorings.slurm.munge import Munge
+from moorings.wire.errors import Exit, kind_of
+
+log = logging.getLogger("moorings.slurm.agent")
+
+PAUSE_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve a cluster until told to stop; the exit code."""
+    parser = ArgumentParser(prog="moor slurm agent", description="Keep Slurm's IPU jobs and their partitions in step.")
+    parser.add_argument("--conf", type=Path, help="vipu.conf (default: beside slurm.conf)")
+    parser.add_argument("--listen", default="", metavar="ADDRESS", help="where nodes ask (default: all addresses)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    try:
+        configure(given.log_level, "logfmt")
+        conf = load_vipu_conf(given.conf or vipu_conf_path(os.environ))
+        asyncio.run(serve(conf, given.listen or None, os.environ))
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return kind_of(error.code).exit
+    return Exit.OK
+
+
+async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        MooringsError: it cannot start.
+    """
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    slurm = Commands(environment)
+    site = await _find_site(slurm, stopping)
+    if site is None:
+        return
+    calls = Calls(_endpoint(conf))
+    settings = AgentSettings(
+        cluster=site.cluster,
+        pool=conf.pool,
+        folder=str(conf.ipuof_dir or ""),
+        patience_s=conf.timeout_s,
+    )
+    agent = Agent(settings, slurm, calls)
+    door = Door(Munge(site.munge_socket), agent.answer)
+    port = await door.open(listen, conf.agent_port)
+    log.info(
+        "agent.started",
+        extra={
+            "version": __version__,
+            "cluster": site.cluster,
+            "slurm": site.version,
+            "port": port,
+            "server": conf.server,
+        },
+    )
+    work, stop = asyncio.create_task(agent.serve()), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        door.close()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        calls.close()
+    log.info("agent.stopped")
+
+
+async def _find_site(slurm: Commands, stopping: asyncio.Event) -> Site | None:
+    """Slurm's own words about itself, once slurmctld answers: the agent may be started first. None: it is to stop."""
+    told = False
+    while not stopping.is_set():
+        try:
+            return parse_site(parse_config(await slurm.ask(build_config())))
+        except MooringsError as error:
+            if not error.retryable:
+                raise
+            if not told:
+                log.warning("slurm.awaited", extra={"code": error.code, "detail": error.detail})
+            told = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await stopping.wait()
+    return None
+
+
+def _endpoint(conf: VipuConf) -> Endpoint:
+    return Endpoint(
+        server=conf.server,
+        access_key=conf.access_key,
+        ca_file=str(conf.server_cert or ""),
+        cert_file=str(conf.client_cert or ""),
+        key_file=str(conf.client_key or ""),
+    )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a call that the controller still holds would keep a process that only returns

@@ -1,0 +1,158 @@
+"""Runs Slurm's commands: bounded in time, in output and in number, and every failure with a code of ours.
+
+The commands rather than libslurm or slurmrestd: they are on every site and of the site's release, and need no token.
+Variables that change what a command prints (``SQUEUE_*``, ``SLURM_TIME_FORMAT``, a user's locale and zone) are not
+handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from moorings.core.errors import MooringsError
+
+T = TypeVar("T")
+
+TIMEOUT_S = 20.0  # MessageTimeout is 10 s as Slurm comes, and commands try twice
+OUTPUT_BYTES_MAX = 128 << 20  # 80,000 jobs
+COMPLAINT_BYTES_MAX = 64 << 10
+TOLD_CHARS_MAX = 300
+CONCURRENT_MAX = 4  # more would only queue up in slurmctld, before the users' own
+
+_HANDED_ON = ("HOME", "LD_LIBRARY_PATH", "PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "USER", "LOGNAME")
+_AWAY = re.compile(
+    r"unable to contact slurm controller|connection refused|connection reset|timed out|zero bytes were transmitted|"
+    r"communication connection failure|controller in standby|slurmctld.* (shutting down|is in standby)|"
+    r"could not establish a configuration source|dns srv lookup failed|resource temporarily unavailable|"
+    r"protocol authentication error|munge.* (unable|failed)|unable to connect to database|try again",
+    re.IGNORECASE,
+)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_DENIED = re.compile(r"access/permission denied|access denied|user id is not permitted", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command wrote to stdout, its complaints (they may stand beside success), and its exit code."""
+
+    output: bytes
+    complaint: str
+    code: int
+
+
+class Commands:
+    """Slurm's commands on this machine.
+
+    Args:
+        environment: the variables to choose from; only those that lead to Slurm are handed on.
+        timeout_s: how long one command may take, its wait for its turn not counted.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._environment = build_environment(environment)
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+
+    async def ask(self, argv: Sequence[str]) -> bytes:
+        """What the command writes to stdout.
+
+        Raises:
+            MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.job_unknown``, ``slurm.denied``,
+                ``slurm.refused``.
+        """
+        answer = await self.run(argv)
+        if answer.code != 0:
+            raise classify(argv, answer)
+        return answer.output
+
+    async def run(self, argv: Sequence[str]) -> Answer:
+        """What came of the command, whatever its exit code.
+
+        Raises:
+            MooringsError: ``slurm.missing``, ``slurm.unavailable`` (it took too long), ``slurm.unreadable`` (it wrote
+                too much).
+        """
+        async with self._turns:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=self._environment,
+                    start_new_session=True,  # so that all of it can be ended
+                )
+            except OSError as error:
+                hint = "install Slurm's client commands, or set PATH"
+                raise MooringsError("slurm.missing", f"{argv[0]} cannot be run: {error.strerror}", hint=hint) from error
+            try:
+                return await _bounded(self._answer(process, argv), self._timeout_s)
+            except TimeoutError:
+                hint = "is slurmctld up ('scontrol ping'), and munge?"
+                told = f"{argv[0]} did not answer within {self._timeout_s:g} s"
+                raise MooringsError("slurm.unavailable", told, hint=hint, retryable=True) from None
+            finally:
+                await _end(process)
+
+    @staticmethod
+    async def _answer(process: asyncio.subprocess.Process, argv: Sequence[str]) -> Answer:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output, complaint = await asyncio.gather(
+            _read(process.stdout, OUTPUT_BYTES_MAX), _read(process.stderr, COMPLAINT_BYTES_MAX, drop=True)
+        )
+        if len(output) > OUTPUT_BYTES_MAX:
+            raise MooringsError("slurm.unreadable", f"{argv[0]} writes more than {OUTPUT_BYTES_MAX} bytes")
+        return Answer(output, complaint.decode("utf-8", "replace").strip(), await process.wait())
+
+
+def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables a command gets: the way to Slurm, and what makes its answers the same everywhere."""
+    found = {name: environment[name] for name in _HANDED_ON if environment.get(name)}
+    found.setdefault("PATH", os.defpath)
+    return {**found, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "64"}
+
+
+def classify(argv: Sequence[str], answer: Answer) -> MooringsError:
+    """The error that a failed command means."""
+    told = " ".join(answer.complaint.split()) or f"exit code {answer.code}"
+    detail = f"{' '.join(argv[:2])}: {told[:TOLD_CHARS_MAX]}"
+    if _UNKNOWN_JOB.search(told):
+        return MooringsError("slurm.job_unknown", detail, hint="Slurm forgets an ended job after MinJobAge")
+    if _DENIED.search(told):
+        return MooringsError("slurm.denied", detail, hint="run it as root or as SlurmUser")
+    if _AWAY.search(told):
+        hint = "is slurmctld up ('scontrol ping'), and munge?"
+        return MooringsError("slurm.unavailable", detail, hint=hint, retryable=True)
+    return MooringsError("slurm.refused", detail)
+
+
+async def _bounded(work: Awaitable[T], limit_s: float) -> T:
+    async with asyncio.timeout(limit_s):
+        return await work
+
+
+async def _read(stream: asyncio.StreamReader, bytes_max: int, *, drop: bool = False) -> bytes:
+    """What comes, up to a little more than ``bytes_max``; with ``drop`` the rest is read and forgotten."""
+    found = bytearray()
+    while chunk := await stream.read(1 << 16):
+        if len(found) <= bytes_max:
+            found += chunk
+        elif not drop:
+            break
+    return bytes(found)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """See that nothing of it runs any more."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

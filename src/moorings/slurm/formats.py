@@ -1,0 +1,511 @@
+"""What is said to Slurm's commands and what they answer: ``build_*`` gives an argument list, ``parse_*`` a value.
+
+Explicit text formats, the same on 22.05, 24.11 and 26.05 (``tests/unit/slurm/recordings`` has the answers of each).
+Whose text is in an answer decides its form: jobs are listed in columns of fixed width (``listings``), for users write
+in them; licenses, reservations, nodes and the configuration hold only an admin's words and are read as ``Key=Value``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.core.quantities import parse_duration_s
+from moorings.slurm.listings import Column, build_format, given, is_whole, parse_rows
+
+LICENSE = "ipu"  # what is counted; its untracked twins, which gate, are `ipu_1`, `ipu_2`, ...
+GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm refuses
+RESERVATION = "moorings"
+
+_NONCE = re.compile(r"[0-9a-f]{16}")
+_ORDER = re.compile(r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})(?:\s|$)")
+_LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}")
+_STATUS = re.compile(r"([0-9]{1,9})(?::([0-9]{1,3}))?")
+_ENTRY = re.compile(r"([A-Za-z0-9_./-]+(?:\[[0-9]+\])?)=(\S*)")
+_SETTING = re.compile(r"([A-Za-z0-9_/]+(?:\[[0-9]+\])?)\s+= ?(.*)")
+
+
+class Phase(StrEnum):
+    """What a job's state means for what it holds."""
+
+    WAITING = "waiting"  # in the queue: nothing is held, and it may still start
+    LIVE = "live"  # it holds its allocation, or may: a state that no list has is LIVE, for what is released is lost
+    ENDED = "ended"  # it holds nothing and never will again
+
+
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_ENDED = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
+    *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a job asked for when it was submitted, as only ``job_submit`` and admins can have written it."""
+
+    nonce: str
+    ipus: int
+    gcds: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job, or the waiting rest of an array, as Slurm knows it now.
+
+    Attributes:
+        job_id: Slurm's own, also for a task of an array; the waiting rest of an array has the array's.
+        array_job: the array it is of; None: it is no array's.
+        array_tasks: which of the array: ``3``, or ``5-9%2`` for the rest that waits; may be cut with ``...``.
+        het_job: the first component of the heterogeneous job it is of; ``het_offset`` is its place there.
+        state: Slurm's word; ``phase`` is what it means.
+        submitted: changes at a requeue; ``eligible``: from when on it may start.
+        ends: for a live job, when its time limit is up (None: never).
+        limit_s: its time limit; None: none.
+        nodes: folded, as ``n[1-3]``; ``nodes_whole``: it was not cut.
+        restarts: how often it was requeued.
+        status: exit code and signal.
+        licenses: what it takes, as far as it could be shown.
+        order: what ``job_submit`` recorded; None: no job of ours.
+        comment: the user's; ``name`` too. Never believe them.
+    """
+
+    job_id: int
+    array_job: int | None
+    array_tasks: str
+    het_job: int | None
+    het_offset: int | None
+    state: str
+    phase: Phase
+    reason: str
+    uid: int
+    user: str
+    account: str
+    partition: str
+    qos: str
+    priority: int
+    submitted: Instant | None
+    eligible: Instant | None
+    started: Instant | None
+    ends: Instant | None
+    limit_s: float | None
+    nodes: str
+    nodes_whole: bool
+    restarts: int
+    requeue: bool
+    batch: bool
+    status: tuple[int, int]
+    licenses: Mapping[str, int] = field(default_factory=dict)
+    order: Order | None = None
+    comment: str = ""
+    name: str = ""
+
+
+def build_order(order: Order) -> str:
+    """The AdminComment that records an order; ``job_submit`` writes the same."""
+    assert _NONCE.fullmatch(order.nonce), order.nonce
+    return f"moorings:1 nonce={order.nonce} ipus={order.ipus} gcds={order.gcds} replicas={order.replicas}"
+
+
+def parse_order(comment: str) -> Order | None:
+    """The order in an AdminComment; others may have written behind it. None: there is none."""
+    found = _ORDER.match(comment)
+    if found is None:
+        return None
+    return Order(nonce=found[1], ipus=int(found[2]), gcds=int(found[3]), replicas=int(found[4]))
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+_JOB = (
+    Column("job_id", "JobID", 12),
+    Column("array_job", "ArrayJobID", 12),
+    Column("array_tasks", "ArrayTaskID", 80),  # Slurm itself cuts it at 64
+    Column("het_job", "HetJobID", 12),
+    Column("het_offset", "HetJobOffset", 8),
+    Column("state", "State", 20),
+    Column("reason", "Reason", 64),
+    Column("uid", "UserID", 12),
+    Column("user", "UserName", 64),
+    Column("account", "Account", 64),
+    Column("partition", "Partition", 128),
+    Column("qos", "QOS", 64),
+    Column("priority", "PriorityLong", 12),
+    Column("submitted", "SubmitTime", 20),
+    Column("eligible", "EligibleTime", 20),
+    Column("started", "StartTime", 20),
+    Column("ends", "EndTime", 20),
+    Column("limit", "TimeLimit", 20),
+    Column("nodes", "NodeList", 512),
+    Column("restarts", "RestartCnt", 8),
+    Column("requeue", "Requeue", 4),
+    Column("batch", "BatchFlag", 4),
+    Column("status", "exit_code", 12),
+    Column("licenses", "Licenses", 256),
+    Column("order", "admin_comment", 128),  # `AdminComment` is no field of squeue's
+    Column("comment", "Comment", 128),
+    Column("name", "Name", 64),
+)
+_WIDTH = {column.name: column.width for column in _JOB}
+
+
+def build_jobs(
+    *, license_name: str | None = None, jobs: Sequence[int] = (), user: int | None = None, ended: bool = True
+) -> list[str]:
+    """Lists jobs, everybody's; the filters are squeue's own, and together.
+
+    Args:
+        license_name: only those that take this license.
+        jobs: only these; an id that Slurm does not know is an error if it is the only one.
+        user: only this uid's.
+        ended: also those that ended within ``MinJobAge`` (5 minutes, as Slurm comes).
+    """
+    argv = ["squeue", "--noheader", "--all", f"--Format={build_format(_JOB)}"]
+    argv += ["--states=all"] if ended else []
+    argv += [f"--licenses={_checked(_LICENSE, license_name)}"] if license_name is not None else []
+    argv += [f"--jobs={','.join(str(int(job)) for job in jobs)}"] if jobs else []
+    return [*argv, f"--user={int(user)}"] if user is not None else argv
+
+
+def parse_jobs(answer: bytes) -> list[JobRecord]:
+    """The jobs that ``build_jobs`` lists; times are UTC, for ``commands`` asks in that zone.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    return [_job(row) for row in parse_rows(answer, _JOB, source="squeue")]
+
+
+def phase_of(state: str) -> Phase:
+    """What a state means; one that no release had so far counts as live."""
+    if state in _WAITING:
+        return Phase.WAITING
+    return Phase.ENDED if state in _ENDED else Phase.LIVE
+
+
+def _job(row: Mapping[str, str]) -> JobRecord:
+    try:
+        tasks = given(row["array_tasks"])
+        return JobRecord(
+            job_id=int(row["job_id"]),
+            array_job=int(row["array_job"]) if tasks else None,
+            array_tasks=tasks,
+            het_job=_number(row["het_job"]) or None,
+            het_offset=_number(row["het_offset"]) if _number(row["het_job"]) else None,
+            state=row["state"],
+            phase=phase_of(row["state"]),
+            reason=given(row["reason"]),
+            uid=int(row["uid"]),
+            user=row["user"],
+            account=given(row["account"]),
+            partition=row["partition"],
+            qos=given(row["qos"]),
+            priority=int(row["priority"]),
+            submitted=_instant(row["submitted"]),
+            eligible=_instant(row["eligible"]),
+            started=_instant(row["started"]),
+            ends=_instant(row["ends"]),
+            limit_s=_limit_s(row["limit"]),
+            nodes=given(row["nodes"]),
+            nodes_whole=is_whole(row["nodes"], _WIDTH["nodes"]),
+            restarts=int(row["restarts"]),
+            requeue=row["requeue"] == "1",
+            batch=row["batch"] == "1",
+            status=_status(row["status"]),
+            licenses=_licenses(row["licenses"]),
+            order=parse_order(row["order"]),
+            comment=given(row["comment"]),
+            name=row["name"],
+        )
+    except ValueError as error:
+        raise _unreadable(f"squeue tells of job {row['job_id'][:12]!r} what cannot be read: {error}") from error
+
+
+def _licenses(text: str) -> dict[str, int]:
+    parts = re.split("[,;]", given(text))
+    if not is_whole(text, _WIDTH["licenses"]):
+        parts = parts[:-1]  # the last may be cut in its number
+    return dict(parse_license_list(",".join(parts)))
+
+
+def _status(text: str) -> tuple[int, int]:
+    """Exit code and signal: ``3:0``, or, as 22.05 has it, the status of wait(2)."""
+    found = _STATUS.fullmatch(text)
+    if found is None:
+        raise ValueError(f"status {text[:20]!r}")
+    if found[2] is not None:
+        return int(found[1]), int(found[2])
+    return int(found[1]) >> 8 & 0xFF, int(found[1]) & 0x7F
+
+
+def _number(text: str) -> int | None:
+    return int(text) if given(text) else None
+
+
+def _instant(text: str) -> Instant | None:
+    if not given(text):
+        return None
+    return Instant(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
+
+
+def _limit_s(text: str) -> float | None:
+    if text in ("UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"):
+        return None
+    try:
+        return parse_duration_s(text)
+    except MooringsError as error:
+        raise ValueError(f"time limit {text[:20]!r}") from error
+
+
+def build_cancel(job: int, *, signal: str | None = None, batch_only: bool = False) -> list[str]:
+    """Cancels a job, or sends it a signal (``TERM``); an id that is unknown is no error."""
+    flags = [f"--signal={_checked(_SIGNAL, signal)}"] if signal is not None else []
+    return ["scancel", *flags, *(["--batch"] if batch_only else []), str(int(job))]
+
+
+def build_requeue(job: int, *, hold: bool = False) -> list[str]:
+    """Puts a running batch job back into the queue; with ``hold`` it stays there until it is released."""
+    return ["scontrol", "requeuehold" if hold else "requeue", str(int(job))]
+
+
+def build_hold(job: int) -> list[str]:
+    """Keeps a waiting job from starting."""
+    return ["scontrol", "hold", str(int(job))]
+
+
+def build_release(job: int) -> list[str]:
+    """Lets a held job start."""
+    return ["scontrol", "release", str(int(job))]
+
+
+# -- licenses and the reservation --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class License:
+    """A license's numbers: ``free`` ones are neither used by jobs nor reserved."""
+
+    total: int
+    used: int
+    reserved: int
+
+    @property
+    def free(self) -> int:
+        """How many a job could take now; negative if too many are reserved."""
+        return self.total - self.used - self.reserved
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation of licenses."""
+
+    name: str
+    state: str
+    flags: frozenset[str]
+    licenses: Mapping[str, int]
+
+
+def parse_license_list(text: str) -> Iterator[tuple[str, int]]:
+    """Names and counts in ``ipu_1:64,other``; 26.05 has ``;`` in places where releases before it had ``,``."""
+    for part in filter(None, re.split("[,;]", given(text))):
+        name, _, count = part.partition(":")
+        yield name, int(count) if count.isdecimal() and count.isascii() else 1
+
+
+def build_license_list(licenses: Mapping[str, int]) -> str:
+    """``ipu_1:64,moorings_gate:1``; those of which none are meant are left out, for 26.05 refuses a count of 0."""
+    return ",".join(f"{_checked(_LICENSE, name)}:{int(count)}" for name, count in licenses.items() if count > 0)
+
+
+def build_licenses() -> list[str]:
+    """Lists the licenses."""
+    return ["scontrol", "show", "licenses", "--oneliner"]
+
+
+def parse_licenses(answer: bytes) -> dict[str, License]:
+    """The licenses by name; those of other clusters' servers (``Remote=yes``) too.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    found = {}
+    for line in _lines(answer):
+        if line == "No licenses configured in Slurm.":
+            continue
+        entry = _entries(line)
+        try:
+            found[entry["LicenseName"]] = License(int(entry["Total"]), int(entry["Used"]), int(entry["Reserved"]))
+        except (KeyError, ValueError) as error:
+            raise _unreadable(f"scontrol tells of a license what cannot be read: {line[:80]!r}") from error
+    return found
+
+
+def build_create_reservation(name: str, licenses: Mapping[str, int]) -> list[str]:
+    """Makes a reservation over licenses alone, for root, from now on and (as Slurm stores it) for 365 days."""
+    times = ["starttime=now", "duration=infinite", "user=root", "flags=any_nodes,ignore_jobs"]
+    named = f"reservationname={_checked(_NAME, name)}"
+    return ["scontrol", "create", "reservation", named, *times, f"licenses={build_license_list(licenses)}"]
+
+
+def build_update_reservation(name: str, licenses: Mapping[str, int]) -> list[str]:
+    """Changes what a reservation holds; its end is moved a year ahead, too."""
+    named = f"reservationname={_checked(_NAME, name)}"
+    return ["scontrol", "update", named, f"licenses={build_license_list(licenses)}"]
+
+
+def build_renew_reservation(name: str) -> list[str]:
+    """Lets a reservation last for another 365 days from its start of now on."""
+    return ["scontrol", "update", f"reservationname={_checked(_NAME, name)}", "duration=infinite"]
+
+
+def build_delete_reservation(name: str) -> list[str]:
+    """Removes a reservation."""
+    return ["scontrol", "delete", f"reservationname={_checked(_NAME, name)}"]
+
+
+def build_reservations() -> list[str]:
+    """Lists all reservations: asked for by name, one that is missing is told like an error."""
+    return ["scontrol", "show", "reservation", "--oneliner"]
+
+
+def parse_reservations(answer: bytes) -> dict[str, Reservation]:
+    """The reservations by name.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    found = {}
+    for line in _lines(answer):
+        if line.startswith("No reservations in the system"):
+            continue
+        entry = _entries(line)
+        try:
+            name = entry["ReservationName"]
+            flags = frozenset(given(entry["Flags"]).split(",")) - {""}
+            held = dict(parse_license_list(entry["Licenses"]))
+            found[name] = Reservation(name, entry["State"], flags, held)
+        except KeyError as error:
+            raise _unreadable(f"scontrol tells of a reservation what cannot be read: {line[:80]!r}") from error
+    return found
+
+
+# -- nodes and the configuration ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node; ``version`` is its slurmd's, empty before it has told."""
+
+    name: str
+    host: str
+    state: str
+    version: str
+    features: tuple[str, ...]
+
+
+_NODE = (
+    Column("name", "NodeList", 128),
+    Column("host", "NodeHost", 128),
+    Column("state", "StateLong", 32),
+    Column("version", "Version", 24),
+    Column("features", "features_act", 256),
+)
+
+
+def build_nodes() -> list[str]:
+    """Lists the nodes, one a line."""
+    return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_NODE)}"]
+
+
+def parse_nodes(answer: bytes) -> list[Node]:
+    """The nodes, each once (sinfo tells one for each of its partitions).
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    found = {}
+    for row in parse_rows(answer, _NODE, source="sinfo"):
+        features = tuple(filter(None, given(row["features"]).split(",")))
+        found[row["name"]] = Node(row["name"], row["host"], row["state"], given(row["version"]), features)
+    return list(found.values())
+
+
+def build_config() -> list[str]:
+    """Shows the configuration that slurmctld runs with."""
+    return ["scontrol", "show", "config"]
+
+
+def parse_config(answer: bytes) -> dict[str, str]:
+    """The settings by Slurm's names; what is not set is empty."""
+    return {found[1]: given(found[2].strip()) for line in _lines(answer) if (found := _SETTING.fullmatch(line))}
+
+
+def build_history(job: int) -> list[str]:
+    """Shows an ended job in the accounting: one line, without any word of the user's."""
+    fields = "JobIDRaw,State,ExitCode,Submit,Start,End"
+    return ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={int(job)}", f"--format={fields}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the accounting knows of a job."""
+
+    job_id: int
+    state: str
+    status: tuple[int, int]
+    started: Instant | None
+    ended: Instant | None
+
+
+def parse_history(answer: bytes) -> list[Ended]:
+    """The jobs that ``build_history`` shows; none where there is no accounting of it.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    found = []
+    for line in _lines(answer):
+        try:
+            job, state, status, _, started, ended = line.split("|")
+            word = state.split(" ")[0]  # `CANCELLED by 1000`
+            found.append(Ended(int(job), word, _status(status), _instant(started), _instant(ended)))
+        except ValueError as error:
+            raise _unreadable(f"sacct tells of a job what cannot be read: {line[:80]!r}") from error
+    return found
+
+
+def _lines(answer: bytes) -> list[str]:
+    return [line.strip() for line in answer.decode("utf-8", "replace").split("\n") if line.strip()]
+
+
+def _entries(line: str) -> dict[str, str]:
+    """``Key=Value`` pairs; the first of a key counts, for what an admin wrote freely stands at the end."""
+    found: dict[str, str] = {}
+    for entry in _ENTRY.finditer(line):
+        found.setdefault(entry[1], entry[2])
+    return found
+
+
+def _checked(form: re.Pattern[str], text: str | None) -> str:
+    """``text``, which goes into an argument list.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    if text is None or not form.fullmatch(text):
+        raise MooringsError("name.invalid", f"{(text or '')[:40]!r} is no name that Slurm is told")
+    return text
+
+
+def _unreadable(problem: str) -> MooringsError:
+    return MooringsError(
+        "slurm.unreadable", problem, hint="is this a release of Slurm that Moorings knows (22.05 to 26.05)?"
+    )

@@ -1,0 +1,50 @@
+"""The agent's calls to the controller: the typed client, in threads, so that many may wait at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from moorings.client.client import Client
+from moorings.client.transport import Endpoint, Transport
+
+T = TypeVar("T")
+
+WAITERS_MAX = 64  # starts that may wait for their partition at once; others take turns
+
+
+class Calls:
+    """One controller, asked by many tasks; each thread keeps a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._threads = ThreadPoolExecutor(WAITERS_MAX, thread_name_prefix="controller")
+        self._quick = ThreadPoolExecutor(4, thread_name_prefix="controller-quick")
+        self._local = threading.local()
+        self._clients: list[Client] = []
+
+    async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
+        """What ``ask`` gives; with ``waits`` it may take long, and must not hold up those that do not.
+
+        Raises:
+            MooringsError: what the controller answered, or ``controller.unreachable``.
+        """
+        threads = self._threads if waits else self._quick
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: ask(self._client()))
+
+    def close(self) -> None:
+        """Let go; calls under way are not waited for."""
+        for threads in (self._threads, self._quick):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for client in self._clients:
+            client.close()
+
+    def _client(self) -> Client:
+        client: Client | None = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = Client(Transport(self._endpoint))
+            self._clients.append(client)
+        return client

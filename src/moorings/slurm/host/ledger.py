@@ -1,0 +1,187 @@
+"""Whose partition is whose: Slurm's IPU jobs beside the controller's claims, as decisions.
+
+A claim belongs to one start of one job: its owner names cluster, job, the nonce that ``job_submit`` drew (job ids come
+again after a crash) and the number of restarts. It is released when Slurm *says* that this start is over; a job that is
+merely missing must be missing for long (law 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.announced import JOBS_MAX
+from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
+from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.slurm.formats import JobRecord, Order, Phase
+from moorings.wire.codec import time_text
+from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueRequest
+
+KIND = "ipu"
+STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partition
+# What a job waits for that we can give, or that stands behind one that does. Others wait for something else (nodes, a
+# dependency, a limit), and nothing must be kept for them.
+WAITS_FOR_US = ("Licenses", "Priority", "None", "")
+_STARTS = 5  # parts of an owner: slurm, cluster, job, nonce, restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of one job."""
+
+    job_id: int
+    nonce: str
+    restarts: int
+
+    @classmethod
+    def of(cls, job: JobRecord, order: Order) -> Start:
+        """The present start of a job, or its next one if it waits."""
+        return cls(job.job_id, order.nonce, job.restarts)
+
+    def owner(self, cluster: str) -> str:
+        """The owner of its claim."""
+        return f"{queue_of(cluster)}/{self.job_id}/{self.nonce}/{self.restarts}"
+
+    def key(self, cluster: str) -> str:
+        """The idempotency key of its claim."""
+        return f"{cluster}/{self.job_id}/{self.nonce}/{self.restarts}"
+
+    def names(self) -> tuple[str, str]:
+        """What its partition is called: as users of the V-IPU plugin know it; if that is taken, by the nonce too."""
+        short = f"slurm_{self.job_id}" + (f"_r{self.restarts}" if self.restarts else "")
+        return short[:NAME_CHARS_MAX], f"{short}_{self.nonce}"[:NAME_CHARS_MAX]
+
+
+def queue_of(cluster: str) -> str:
+    """The queue of a cluster: all owners of its claims begin so."""
+    return f"slurm/{cluster}"
+
+
+def start_of(owner: str) -> Start | None:
+    """The start that an owner names; None: it names none."""
+    parts = owner.split("/")
+    if len(parts) != _STARTS or not parts[2].isdecimal() or not parts[4].isdecimal():
+        return None
+    return Start(int(parts[2]), parts[3], int(parts[4]))
+
+
+def request_for(job: JobRecord, cluster: str, pool: str, *, long_name: bool = False) -> ClaimRequest:
+    """What a started job asks the controller for."""
+    assert job.order is not None
+    order, start = job.order, Start.of(job, job.order)
+    return ClaimRequest(
+        size=order.ipus,
+        accelerator=KIND,
+        name=start.names()[long_name],
+        gcds=order.gcds,
+        replicas_per_gcd=_replicas_per_gcd(order),
+        pool=pool or None,
+        owner=start.owner(cluster),
+        time_limit_s=_limit(job),
+    )
+
+
+def announce(jobs: Mapping[int, JobRecord], cluster: str, pool: str, believed_s: float) -> QueueRequest:
+    """The first jobs that wait for IPUs, in Slurm's order."""
+    waiting = [
+        (-job.priority, job.job_id, job, job.order)
+        for job in jobs.values()
+        if job.order is not None and job.phase is Phase.WAITING and job.reason in WAITS_FOR_US
+    ]
+    told = []
+    for _, _, job, order in sorted(waiting, key=lambda one: one[:2])[:JOBS_MAX]:
+        since = job.eligible or job.submitted
+        told.append(
+            QueuedJobShape(
+                owner=Start.of(job, order).owner(cluster),
+                size=order.ipus,
+                gcds=order.gcds,
+                replicas_per_gcd=_replicas_per_gcd(order),
+                pool=pool or None,
+                since=time_text(since) if since is not None else None,
+                time_limit_s=_limit(job),
+            )
+        )
+    return QueueRequest(queue=queue_of(cluster), accelerator=KIND, jobs=tuple(told), for_s=believed_s)
+
+
+def _replicas_per_gcd(order: Order) -> int:
+    return max(order.replicas // order.gcds, 1)
+
+
+def _limit(job: JobRecord) -> float | None:
+    return min(max(job.limit_s, 1.0), TIME_LIMIT_S_MAX) if job.limit_s is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What follows from one good listing.
+
+    Attributes:
+        starts: jobs that need a partition and have no claim.
+        releases: claims whose start is over, by id, with the reason.
+        lost: claims of which nothing is known for long, by id, with the reason; Slurm is to be asked for their jobs.
+        doubts: claims of which the listing knows nothing, by owner; remembered for the next.
+    """
+
+    starts: tuple[JobRecord, ...] = ()
+    releases: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, Streak] = field(default_factory=dict)
+
+
+def judge(
+    jobs: Mapping[int, JobRecord],
+    claims: Collection[ClaimBody],
+    doubts: Mapping[str, Streak],
+    cluster: str,
+    apart_s: float,
+) -> Judgement:
+    """What a good listing says of claims and jobs.
+
+    Args:
+        jobs: the listing: all IPU jobs, those that ended a moment ago too.
+        claims: of this cluster, unended, and known *before* the listing was begun.
+        doubts: of the listing before.
+        cluster: whose jobs they are.
+        apart_s: seconds since the listing before, at least.
+    """
+    releases: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    remembered: dict[str, Streak] = {}
+    held = {claim.owner for claim in claims}
+    for claim in claims:
+        start = start_of(claim.owner)
+        job = jobs.get(start.job_id) if start is not None else None
+        why = _over(start, job)
+        if why:
+            releases[claim.id] = why
+        elif start is None or job is None or not may_live(start, job):
+            streak = doubts.get(claim.owner, Streak()).longer(apart_s)
+            remembered[claim.owner] = streak
+            if streak.is_proof(LISTINGS_NEEDED):
+                what = f"of job {start.job_id} nothing is known" if start is not None else "its owner is no job"
+                lost[claim.id] = f"{what} for {streak.lasted_s:.0f} s"
+    starts = tuple(
+        job
+        for job in jobs.values()
+        if job.state in STARTED and job.order is not None and Start.of(job, job.order).owner(cluster) not in held
+    )
+    return Judgement(starts, releases, lost, remembered)
+
+
+def _over(start: Start | None, job: JobRecord | None) -> str:
+    """Why a start is certainly over; empty: that is not certain."""
+    if start is None or job is None or job.order is None or job.order.nonce != start.nonce:
+        return ""
+    if job.restarts > start.restarts:
+        return f"job {start.job_id} was requeued"
+    if job.restarts == start.restarts and job.phase is Phase.ENDED:
+        return f"job {start.job_id} is {job.state}"
+    return ""
+
+
+def may_live(start: Start, job: JobRecord) -> bool:
+    """Whether this may be the job of that start, and run; an admin may have written over what tells jobs apart."""
+    same = job.order is None or job.order.nonce == start.nonce
+    return same and job.phase is Phase.LIVE and job.restarts == start.restarts

@@ -1,0 +1,259 @@
+"""``vipu.conf`` beside ``slurm.conf``: how the agent reaches the controller, and what jobs may ask for.
+
+The keys, their defaults and the secure mode are those of the V-IPU plugin's manual (V-IPU user guide, section 5.2), in
+the syntax of Slurm's own files, so a site's old file works as it is. Keys of our own are few: ``ApiAccessKeyFile`` (a
+secret may stand in a file that is rolled by itself), ``Pool`` (a controller may have several), ``AgentPort`` (where the
+nodes ask). Only the agent reads the file: it holds a key, and the SPANK plugin runs as the user, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from moorings.core.errors import MooringsError
+
+FILE_NAME = "vipu.conf"
+DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
+BYTES_MAX = 64 << 10
+IPUS_MAX = 65_536
+
+_KEY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*")
+_QUOTED = re.compile(r'"([^"]*)"(?=\s|$)')
+_BARE = re.compile(r'[^\s"]+(?=\s|$)')
+_COMMENT = re.compile(r'^((?:[^"#\\]|\\.|\\$|"[^"]*")*)#')
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
+_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VipuConf:
+    """What the file says.
+
+    Attributes:
+        api_host: of the controller; ``api_port`` is its TCP port.
+        ipuof_dir: where nodes keep a job's IPUoF files; None: jobs get variables instead of files.
+        max_ipus: the most devices one job may ask for.
+        timeout_s: how long one call to the controller may take.
+        secure: whether to speak TLS, with the certificate and key of ``client_cert`` and ``client_key``.
+        user: whose access key it is; the client certificate bears the same name.
+        access_key: the key itself; empty if it stands in ``access_key_file``, or nowhere.
+        server_cert: what the controller's certificate is checked with.
+        pool: the pool jobs are placed in; empty: the controller chooses.
+        agent_port: TCP port on which nodes ask the agent.
+    """
+
+    api_host: str
+    api_port: int = 8090
+    ipuof_dir: Path | None = None
+    max_ipus: int = 256
+    timeout_s: int = 50
+    secure: bool = False
+    user: str = ""
+    access_key: str = field(default="", repr=False)
+    access_key_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    server_cert: Path | None = None
+    pool: str = ""
+    agent_port: int = 8091
+
+    @property
+    def server(self) -> str:
+        """The controller's address, as a URL."""
+        host = f"[{self.api_host}]" if ":" in self.api_host else self.api_host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.api_port}"
+
+
+def vipu_conf_path(environment: Mapping[str, str]) -> Path:
+    """Where the file is looked for: beside the ``slurm.conf`` that Slurm's own commands would read."""
+    return Path(environment.get("SLURM_CONF") or DEFAULT_SLURM_CONF).parent / FILE_NAME
+
+
+def load_vipu_conf(path: Path) -> VipuConf:
+    """The file's values; its access key is read from ``ApiAccessKeyFile`` if that is where it stands.
+
+    Raises:
+        MooringsError: ``config.invalid``, naming file, line, key and what is allowed; ``credentials.unsafe`` if others
+            than root and this user could have read or written it.
+    """
+    conf = parse_vipu_conf(_read_private(path), str(path))
+    if conf.access_key_file is None:
+        return conf
+    key = _read_private(conf.access_key_file).strip()
+    if not key or not key.isprintable() or " " in key:
+        raise MooringsError("config.invalid", f"{conf.access_key_file}: it does not hold one access key")
+    return replace(conf, access_key=key)
+
+
+def parse_vipu_conf(text: str, source: str) -> VipuConf:
+    """The values of a ``vipu.conf``.
+
+    Args:
+        text: of the file.
+        source: its name, for messages.
+
+    Raises:
+        MooringsError: ``config.invalid``. Values that may be secret are never in the message.
+    """
+    values: dict[str, str | int | bool | Path] = {}
+    lines: dict[str, int] = {}
+    for number, key, value in _pairs(text, source):
+        known = _KEYS.get(key.lower())
+        if known is None:
+            allowed = ", ".join(each.name for each in _KEYS.values())
+            _complain(source, number, f"{key[:40]} is no key of this file", f"the keys are {allowed}")
+        if known.field in values:
+            _complain(source, number, f"{known.name} stands twice, first in line {lines[known.field]}", "keep one")
+        read = known.read(value)
+        if read is None:
+            shown = "" if known.secret else f" {value[:80]!r}"
+            _complain(source, number, f"{known.name}{shown} is not allowed", f"{known.name} is {known.allowed}")
+        values[known.field], lines[known.field] = read, number
+    _check_whole(values, lines, source)
+    return VipuConf(**values)  # type: ignore[arg-type] - each key's reader gives the type of its field
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    name: str
+    field: str
+    read: Callable[[str], str | int | bool | Path | None]  # None: not allowed
+    allowed: str
+    secret: bool = False
+
+
+def _number(low: int, high: int) -> Callable[[str], int | None]:
+    return lambda text: int(text) if _NUMBER.fullmatch(text) and low <= int(text) <= high else None
+
+
+def _matching(form: re.Pattern[str]) -> Callable[[str], str | None]:
+    return lambda text: text if form.fullmatch(text) else None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text.startswith("/") and text.isprintable() else None
+
+
+def _word(text: str) -> str | None:
+    return text if text and text.isprintable() and " " not in text else None
+
+
+_PORT = _number(1, 65_535)
+_FILE = "an absolute path"
+
+_KEYS = {
+    key.name.lower(): key
+    for key in (
+        _Key("ApiHost", "api_host", _matching(_HOST), "a host name or an IP address"),
+        _Key("ApiPort", "api_port", _PORT, "a TCP port, 1 to 65535"),
+        _Key("IpuofDir", "ipuof_dir", _path, "an absolute path; without it jobs get variables instead of files"),
+        _Key("MaxIpusPerJob", "max_ipus", _number(1, IPUS_MAX), f"a whole number, 1 to {IPUS_MAX}"),
+        _Key("ApiTimeout", "timeout_s", _number(1, 3600), "a whole number of seconds, 1 to 3600"),
+        _Key("IsSecure", "secure", lambda text: _WORDS.get(text.lower()), "yes or no"),
+        _Key("ApiUser", "user", _word, "a user name, as 'moor get keys' shows it"),
+        _Key("ApiAccessKey", "access_key", _word, "an access key, without blanks", secret=True),
+        _Key("ApiAccessKeyFile", "access_key_file", _path, _FILE),
+        _Key("ClientCertFile", "client_cert", _path, _FILE),
+        _Key("ClientKeyFile", "client_key", _path, _FILE),
+        _Key("ServerCertFile", "server_cert", _path, _FILE),
+        _Key("Pool", "pool", _matching(_POOL), "the name of a pool, as 'moor get pools' shows it"),
+        _Key("AgentPort", "agent_port", _PORT, "a TCP port, 1 to 65535"),
+    )
+}
+_NAMES = {key.field: key.name for key in _KEYS.values()}
+_SECURE = ("user", "client_cert", "client_key", "server_cert")
+
+
+def _check_whole(values: Mapping[str, object], lines: Mapping[str, int], source: str) -> None:
+    if "api_host" not in values:
+        raise MooringsError(
+            "config.invalid", f"{source}: ApiHost is missing", hint="ApiHost=HOST names the controller's machine"
+        )
+    if "access_key" in values and "access_key_file" in values:
+        _complain(source, lines["access_key_file"], "ApiAccessKey and ApiAccessKeyFile both stand here", "keep one")
+    if not values.get("secure"):
+        return
+    missing = [_NAMES[name] for name in _SECURE if name not in values]
+    if "access_key" not in values and "access_key_file" not in values:
+        missing.append("ApiAccessKey (or ApiAccessKeyFile)")
+    if missing:
+        _complain(
+            source,
+            lines["secure"],
+            f"IsSecure=yes needs {', '.join(missing)}",
+            "'moor pki issue' makes the certificates, 'moor create key' the access key",
+        )
+
+
+def _pairs(text: str, source: str) -> Iterator[tuple[int, str, str]]:
+    """Line, key and value of each setting, by Slurm's rules: several a line, quotes, comments, lines that go on."""
+    for number, line in _whole_lines(text):
+        at = 0
+        while line[at:].strip():
+            key = _KEY.match(line, at)
+            if key is None:
+                _complain(source, number, "this is no KEY=VALUE", "write one as ApiHost=HOST, and comments behind #")
+            value = _QUOTED.match(line, key.end()) or _BARE.match(line, key.end())
+            if value is None:
+                hint = 'write KEY=VALUE, or KEY="a value with blanks"'
+                _complain(source, number, f"{key[1][:40]} has no value that can be read", hint)
+            yield number, key[1], value[1] if value.re is _QUOTED else value[0].replace("\\#", "#")
+            at = value.end()
+
+
+def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments, each joined with those that a backslash at its end makes part of it."""
+    begun, start = "", 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        start = start or number
+        comment = _COMMENT.match(line)
+        begun += comment[1] if comment else line.rstrip("\r")
+        if begun.endswith("\\"):
+            begun = begun[:-1] + " "
+            continue
+        yield start, begun
+        begun, start = "", 0
+    if begun:
+        yield start, begun
+
+
+def _complain(source: str, line: int, problem: str, hint: str) -> NoReturn:
+    raise MooringsError("config.invalid", f"{source}:{line}: {problem}", hint=hint)
+
+
+def _read_private(path: Path) -> str:
+    """The text of a file that only root and this user can read or change.
+
+    Raises:
+        MooringsError: ``config.invalid``, ``credentials.unsafe``.
+    """
+    try:
+        with path.open("rb") as file:
+            told = os.fstat(file.fileno())
+            if not stat.S_ISREG(told.st_mode):
+                raise MooringsError("config.invalid", f"{path} is no file")
+            if told.st_uid not in (0, os.geteuid()):
+                hint = f"it may hold a key: chown root {path}"
+                raise MooringsError("credentials.unsafe", f"{path} belongs to user {told.st_uid}", hint=hint)
+            if stat.S_IMODE(told.st_mode) & 0o077:
+                mode = f"{stat.S_IMODE(told.st_mode):04o}"
+                hint = f"chmod 600 {path}; if others could read its key, make a new one"
+                raise MooringsError("credentials.unsafe", f"{path} has mode {mode}, it may hold a key", hint=hint)
+            text = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        hint = "make it beside slurm.conf, mode 0600" if isinstance(error, FileNotFoundError) else ""
+        raise MooringsError("config.invalid", f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    if len(text) > BYTES_MAX:
+        raise MooringsError("config.invalid", f"{path} is longer than {BYTES_MAX} bytes")
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MooringsError("config.invalid", f"{path} is not UTF-8, at byte {error.start}") from error

@@ -1,0 +1,132 @@
+"""Tables of Slurm's commands with columns of fixed width, so that nothing a user wrote can look like another record.
+
+Job names, comments and (without accounting) account names may hold any character, line ends too: ``scontrol show job
+-o`` and ``squeue -o '%i|%j'`` can be made to print records that do not exist. ``squeue -O 'Name:64|'`` cuts and pads by
+bytes, on 22.05, 24.11 and 26.05 alike, so each record is as long as the others and a field is found by its place. JSON
+was refused: it ignores filters, and changes its shape with the release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from moorings.core.errors import MooringsError
+
+_SEPARATOR = "|"
+_END = b"|"
+_NOTHING = ("", "(null)", "N/A", "None", "NONE", "Unknown")
+
+HOSTS_MAX = 65_536
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: our name, Slurm's, and its width in bytes."""
+
+    name: str
+    field: str
+    width: int
+
+
+def build_format(columns: Sequence[Column]) -> str:
+    """The value of ``-O`` for these columns."""
+    return ",".join(f"{column.field}:{column.width}{_SEPARATOR}" for column in columns)
+
+
+def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iterator[dict[str, str]]:
+    """Each record's fields by our names, without the blanks that pad them.
+
+    Args:
+        answer: what the command wrote.
+        columns: those it was asked for.
+        source: the command's name, for messages.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``; no record is given out before all of them have been looked at.
+    """
+    length = sum(column.width + len(_END) for column in columns) + 1
+    if len(answer) % length:
+        _complain(source, f"wrote {len(answer)} bytes, which is no multiple of {length}")
+    ends: list[int] = []
+    for column in columns:
+        ends.append((ends[-1] + len(_END) if ends else 0) + column.width)
+    rows = [answer[start : start + length] for start in range(0, len(answer), length)]
+    for number, row in enumerate(rows, start=1):
+        if row[-1:] != b"\n" or any(row[end : end + len(_END)] != _END for end in ends):
+            _complain(source, f"wrote a record that is not in the form asked for, number {number}")
+    for row in rows:
+        yield {
+            column.name: row[end - column.width : end].decode("utf-8", "replace").rstrip(" ")
+            for column, end in zip(columns, ends, strict=True)
+        }
+
+
+def given(text: str) -> str:
+    """``text``, or nothing where Slurm says in one of its ways that there is nothing."""
+    return "" if text in _NOTHING else text
+
+
+def is_whole(text: str, width: int) -> bool:
+    """Whether a field was not cut: one that fills its column may have been."""
+    return len(text.encode()) < width
+
+
+def expand_hosts(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
+    """The hosts of a list as Slurm folds it: ``n[1-2,05],gpu1`` are ``n1 n2 n05 gpu1``.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``: no such list, or more hosts than ``hosts_max``.
+    """
+    found: list[str] = []
+    for part in _parts(folded):
+        found += _expand(part, folded, hosts_max - len(found))
+    return tuple(found)
+
+
+def _parts(folded: str) -> Iterator[str]:
+    """The parts between commas that stand outside of brackets."""
+    depth, begun = 0, ""
+    for char in folded:
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            yield begun
+            begun = ""
+        else:
+            begun += char
+    if begun:
+        yield begun
+
+
+def _expand(part: str, folded: str, room: int) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if room < 1:
+        _complain("Slurm", f"a list of more than {HOSTS_MAX} hosts")
+    if not bracket:
+        if not part or "]" in part:
+            _complain("Slurm", f"{folded[:80]!r} is no list of hosts")
+        return [part]
+    inside, closed, after = rest.partition("]")
+    spans = [_SPAN.fullmatch(span) for span in inside.split(",")]
+    if not closed or not all(spans):
+        _complain("Slurm", f"{folded[:80]!r} is no list of hosts")
+    tails = _expand(after, folded, room) if after else [""]
+    found: list[str] = []
+    for span in spans:
+        assert span is not None
+        low, high = int(span[1]), int(span[2] or span[1])
+        if (high - low + 1) * len(tails) > room - len(found) or high < low:
+            _complain("Slurm", f"{folded[:80]!r} names too many hosts, or none")
+        found += [f"{before}{number:0{len(span[1])}}{tail}" for number in range(low, high + 1) for tail in tails]
+    return found
+
+
+def _complain(source: str, problem: str) -> NoReturn:
+    raise MooringsError(
+        "slurm.unreadable",
+        f"{source} {problem}",
+        hint="is this a release of Slurm that Moorings knows (22.05 to 26.05)?",
+    )

@@ -1,0 +1,75 @@
+"""The gate lets Slurm start exactly what gets a partition: the licenses that are kept, from what is offered."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.core.devices import PoolName
+from moorings.core.placement import free_map_of
+from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.slurm.formats import License
+from moorings.slurm.host.gate import is_kept, to_reserve, twins
+
+SIZES = (1, 2, 4, 8, 16, 32)
+POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 16, 32))
+
+
+def licenses(used: dict[int, int], reserved: dict[int, int] | None = None) -> dict[str, License]:
+    """As Slurm tells them of a pool of 32, with others' among them."""
+    kept = reserved or {}
+    own = {f"ipu_{size}": License(32, used.get(size, 0), kept.get(size, 0)) for size in SIZES}
+    return {"ipu": License(32, used.get(1, 0), 0), "matlab": License(5, 0, 0), "ipu_x": License(9, 0, 0)} | own
+
+
+def test_the_twins_are_told_from_all_other_licenses() -> None:
+    assert twins(licenses({})) == {size: f"ipu_{size}" for size in SIZES}
+
+
+def test_without_an_offer_nothing_may_start() -> None:
+    held = to_reserve(licenses({1: 4, 2: 4, 4: 4}), None)
+    assert held == {"ipu_1": 28, "ipu_2": 28, "ipu_4": 28, "ipu_8": 32, "ipu_16": 32, "ipu_32": 32, "moorings_gate": 1}
+
+
+def test_more_in_use_than_there_is_reserves_nothing_rather_than_less() -> None:
+    """An admin made the pool smaller while jobs run: a count below zero is none that Slurm takes."""
+    assert to_reserve({"ipu_1": License(4, 8, 0)}, {1: 2}) == {"ipu_1": 0, "moorings_gate": 1}
+
+
+def test_slurm_need_not_be_told_what_it_has() -> None:
+    have = licenses({}, {1: 32, 2: 32})
+    assert is_kept(have, {"ipu_1": 32, "ipu_2": 32})
+    assert not is_kept(have, {"ipu_1": 32, "ipu_2": 31})
+    assert not is_kept(have, {"ipu_1": 32, "moorings_gate": 1}), "the license is missing: the reservation is, too"
+
+
+@given(
+    held=st.lists(st.sampled_from(SIZES), max_size=8),
+    others=st.lists(st.sampled_from(SIZES), max_size=4),
+    wanted=st.lists(st.sampled_from(SIZES), max_size=10),
+)
+def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
+    held: list[int], others: list[int], wanted: list[int]
+) -> None:
+    """Slurm starts several jobs in one turn, by counts alone; then each must find a block, and none is kept waiting."""
+    free = free_map_of(POD.topology)
+    used = dict.fromkeys(SIZES, 0)
+    for number, size in enumerate([*held, *others]):
+        block = free.find(size)
+        if block is not None:
+            free.take(block)
+            if number < len(held):
+                used = {k: n + (size if k <= size else 0) for k, n in used.items()}
+    now = licenses(used)
+    kept = to_reserve(now, {size: free.count(size) for size in SIZES})
+    room = {size: now[f"ipu_{size}"].total - now[f"ipu_{size}"].used - kept[f"ipu_{size}"] for size in SIZES}
+    started: list[Block] = []
+    for size in wanted:
+        fits = free.find(size)
+        by_licenses = all(room[k] >= size for k in SIZES if k <= size)
+        assert by_licenses == (fits is not None)
+        if fits is not None:
+            free.take(fits)
+            started.append(fits)
+            room = {k: n - (size if k <= size else 0) for k, n in room.items()}
+    assert len({index for block in started for index in block}) == sum(map(len, started))

@@ -1,0 +1,180 @@
+"""Jobs beside claims: what is asked for, what is let go, and what only looks as if it were gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.claims import check_owner
+from moorings.core.instants import SECOND, Instant
+from moorings.core.reconcile import Streak
+from moorings.slurm.formats import JobRecord, Order, phase_of
+from moorings.slurm.host.ledger import Start, announce, judge, may_live, request_for, start_of
+from moorings.wire.shapes import ClaimBody
+
+NONCE = "00c0ffee00c0ffee"
+
+
+def a_job(job_id: int, state: str = "RUNNING", *, ipus: int = 4, nonce: str = NONCE, **more: Any) -> JobRecord:
+    known: dict[str, Any] = {
+        "array_job": None,
+        "array_tasks": "",
+        "het_job": None,
+        "het_offset": None,
+        "reason": "None",
+        "uid": 5,
+        "user": "games",
+        "account": "lab",
+        "partition": "normal",
+        "qos": "",
+        "priority": 1,
+        "started": None,
+        "ends": None,
+        "limit_s": 600.0,
+        "nodes": "n1",
+        "nodes_whole": True,
+        "restarts": 0,
+        "requeue": True,
+        "batch": True,
+        "status": (0, 0),
+        "submitted": Instant(job_id * SECOND),
+        "eligible": None,
+        "order": Order(nonce=nonce, ipus=ipus, gcds=2, replicas=4),
+    }
+    return JobRecord(job_id=job_id, state=state, phase=phase_of(state), **(known | more))
+
+
+def a_claim(job_id: int, *, restarts: int = 0, nonce: str = NONCE, state: str = "READY") -> ClaimBody:
+    owner = Start(job_id, nonce, restarts).owner("vt")
+    return ClaimBody(
+        id=f"claim-{job_id}-{restarts}",
+        name=f"slurm_{job_id}",
+        owner=owner,
+        subject="agent",
+        state=state,
+        accelerator="ipu",
+        size=4,
+        gcds=2,
+        replicas_per_gcd=1,
+        project="default",
+        priority=0,
+        preemptible=False,
+        attempt=0,
+        created_at="2026-01-01T00:00:00Z",
+    )
+
+
+def by_id(*jobs: JobRecord) -> dict[int, JobRecord]:
+    return {job.job_id: job for job in jobs}
+
+
+def test_an_owner_names_one_start_of_one_job() -> None:
+    start = Start(4711, NONCE, 2)
+    assert check_owner(start.owner("baltic")) == f"slurm/baltic/4711/{NONCE}/2"
+    assert start_of(start.owner("baltic")) == start
+    assert start.names() == ("slurm_4711_r2", f"slurm_4711_r2_{NONCE}")
+    assert all(len(name) <= 36 for name in Start(2**32 - 1, NONCE, 10**6).names())
+
+
+@pytest.mark.parametrize("owner", ["", "slurm/a/b/c/d", "slurm/a/1/x", "slurm/a/1/x/0/0", "user/ann", "slurm/a/1/x/-1"])
+def test_an_owner_that_is_none_of_ours(owner: str) -> None:
+    assert start_of(owner) is None
+
+
+def test_what_a_started_job_asks_for() -> None:
+    asked = request_for(a_job(12, ipus=8), "vt", "pod")
+    assert (asked.size, asked.gcds, asked.replicas_per_gcd, asked.pool) == (8, 2, 2, "pod")
+    assert (asked.name, asked.owner, asked.time_limit_s) == ("slurm_12", f"slurm/vt/12/{NONCE}/0", 600.0)
+    assert request_for(a_job(12), "vt", "", long_name=True).name == f"slurm_12_{NONCE}"
+    assert request_for(a_job(12, limit_s=None), "vt", "").time_limit_s is None
+
+
+def test_the_queue_is_told_in_slurm_s_order_and_only_what_waits_for_us() -> None:
+    jobs = by_id(
+        a_job(1, "PENDING", reason="Licenses", priority=5),
+        a_job(2, "PENDING", reason="Priority", priority=9),
+        a_job(3, "PENDING", reason="Dependency", priority=99),
+        a_job(4, "PENDING", reason="Resources", priority=99),
+        a_job(5, "PENDING", reason="QOSMaxLicensePerUser", priority=99),
+        a_job(6, "RUNNING"),
+        a_job(7, "PENDING", reason="Licenses", priority=5, order=None),
+        a_job(8, "PENDING", reason="None", priority=5),
+    )
+    told = announce(jobs, "vt", "", 120)
+    assert [start_of(job.owner) for job in told.jobs] == [Start(n, NONCE, 0) for n in (2, 1, 8)]
+    assert told.queue == "slurm/vt"
+    assert told.jobs[0].since == "1970-01-01T00:00:02.000000Z"
+
+
+def test_of_a_long_queue_the_first_are_told() -> None:
+    jobs = by_id(*(a_job(n, "PENDING", reason="Licenses") for n in range(1, 1000)))
+    assert len(announce(jobs, "vt", "", 120).jobs) == 64
+
+
+def test_a_job_that_runs_without_a_claim_gets_one() -> None:
+    jobs = by_id(a_job(1), a_job(2, "CONFIGURING"), a_job(3, "PENDING"), a_job(4, "COMPLETING"), a_job(5, order=None))
+    judged = judge(jobs, [a_claim(9)], {}, "vt", 1.0)
+    assert [job.job_id for job in judged.starts] == [1, 2]
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_a_start_is_over_when_slurm_says_so(state: str) -> None:
+    judged = judge(by_id(a_job(1, state)), [a_claim(1)], {}, "vt", 1.0)
+    assert judged.releases == {"claim-1-0": f"job 1 is {state}"}
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SOMETHING_NEW"])
+def test_what_may_still_run_keeps_its_partition(state: str) -> None:
+    """Law 3: also a job whose processes are being killed, and one in a state that nobody has heard of."""
+    doubts: dict[str, Streak] = {}
+    for _ in range(100):
+        judged = judge(by_id(a_job(1, state)), [a_claim(1)], doubts, "vt", 10.0)
+        assert (judged.releases, judged.lost) == ({}, {})
+        doubts = dict(judged.doubts)
+
+
+def test_a_requeued_job_s_first_partition_goes_and_its_next_start_gets_another() -> None:
+    job = a_job(1, "RUNNING", restarts=1)
+    judged = judge(by_id(job), [a_claim(1)], {}, "vt", 1.0)
+    assert judged.releases == {"claim-1-0": "job 1 was requeued"}
+    assert judged.starts == (job,)
+    assert judge(by_id(job), [a_claim(1, restarts=1)], {}, "vt", 1.0).releases == {}
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        {},
+        by_id(a_job(1, "PENDING")),  # a list from before its start, or a requeue under way
+        by_id(a_job(1, "RUNNING", nonce="ffffffffffffffff")),  # another job of that id: Slurm lost the first
+        by_id(a_job(1, "COMPLETED", nonce="ffffffffffffffff")),
+    ],
+)
+def test_what_is_missing_must_be_missing_for_long(jobs: dict[int, JobRecord]) -> None:
+    """Law 3: one bad list ends nothing; and then Slurm is asked once more."""
+    doubts: dict[str, Streak] = {}
+    lost: list[int] = []
+    for number in range(12):
+        judged = judge(jobs, [a_claim(1)], doubts, "vt", 5.0)
+        assert judged.releases == {}
+        doubts = dict(judged.doubts)
+        if judged.lost:
+            lost.append(number)
+    assert lost[0] * 5.0 >= 30.0
+    seen_again = judge(by_id(a_job(1)), [a_claim(1)], doubts, "vt", 5.0)
+    assert seen_again.doubts == {}, "one good word, and it counts anew"
+
+
+def test_a_job_whose_record_an_admin_wrote_over_still_lives() -> None:
+    job = a_job(1, order=None)
+    assert judge(by_id(job), [a_claim(1)], {}, "vt", 1.0).doubts == {}
+    assert may_live(Start(1, NONCE, 0), job)
+    assert not may_live(Start(1, NONCE, 0), replace(job, order=Order(nonce="f" * 16, ipus=1, gcds=1, replicas=1)))
+
+
+def test_a_claim_of_no_job_of_ours_goes_after_long_too() -> None:
+    stranger = replace(a_claim(1), owner="slurm/vt/by-hand")
+    doubts = {stranger.owner: Streak(10, 100.0)}
+    assert judge({}, [stranger], doubts, "vt", 1.0).lost == {stranger.id: "its owner is no job for 101 s"}
