@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from zlib import crc32
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".tools" / "debian"
@@ -38,18 +39,18 @@ def unpacked(name: str, package: str) -> Path:
     return found[0]
 
 
-def folder_of(package: str) -> Path:
-    """The folder of a package's files.
+def folder_of(package: str, *beside: str) -> Path:
+    """The folder of a package's files, with those of other packages that have to lie beside it.
 
     Raises:
         AssertionError: it cannot be had here.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
-    root = CACHE / package
-    with (CACHE / f"{package}.lock").open("w") as lock:
+    root = CACHE / (f"{package}+{crc32(' '.join(beside).encode()):08x}" if beside else package)
+    with root.with_name(f"{root.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest want it at the same time
         if not root.exists():
-            _unpack(package, root)
+            _unpack((package, *beside), root)
     return root
 
 
@@ -58,22 +59,27 @@ def surroundings(path: Path) -> dict[str, str]:
     if not path.is_relative_to(CACHE):
         return dict(os.environ)
     root = CACHE / path.relative_to(CACHE).parts[0]
-    folders = sorted({str(file.parent) for file in root.rglob("*.so*")})
     units = root / "lib" / "systemd" / "system"  # a machine without systemd has none of its own
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders), "SYSTEMD_UNIT_PATH": f"{units}:"}
+    return {**os.environ, "LD_LIBRARY_PATH": libraries(root), "SYSTEMD_UNIT_PATH": f"{units}:"}
 
 
-def _unpack(package: str, root: Path) -> None:
+def libraries(root: Path) -> str:
+    """The folders with libraries of a folder of packages, as the loader wants them."""
+    return ":".join(sorted({str(file.parent) for file in root.rglob("*.so*")}))
+
+
+def _unpack(packages: tuple[str, ...], root: Path) -> None:
+    wanted = " ".join(packages)
     for tool in ("apt-get", "dpkg-deb"):
-        assert shutil.which(tool), f"there is neither {package} nor {tool} here: install {package}"
-    work = CACHE / f".{package}.{os.getpid()}"
+        assert shutil.which(tool), f"there is neither {wanted} nor {tool} here: install {wanted}"
+    work = CACHE / f".{root.name}.{os.getpid()}"
     work.mkdir()
     try:
-        if _run(["apt-get", "download", package], work).returncode != 0:  # lists may be missing on a bare machine
+        if _run(["apt-get", "download", *packages], work).returncode != 0:  # lists may be missing on a bare machine
             _run(["apt-get", "update"], work)
-        names = [package, *_libraries(package, work)]
+        names = dict.fromkeys([*packages, *_libraries(packages, work)])
         done = _run(["apt-get", "download", *names], work)
-        assert done.returncode == 0, f"{package} cannot be had: {done.stderr[-500:]}; install it"
+        assert done.returncode == 0, f"{wanted} cannot be had: {done.stderr[-500:]}; install it"
         for archive in work.glob("*.deb"):
             done = _run(["dpkg-deb", "-x", str(archive), str(work / "root")], work)
             assert done.returncode == 0, done.stderr
@@ -82,9 +88,9 @@ def _unpack(package: str, root: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _libraries(package: str, folder: Path) -> list[str]:
-    """The libraries that the package needs and this machine lacks."""
-    done = _run(["apt-get", "install", "--simulate", "--no-install-recommends", package], folder)
+def _libraries(packages: tuple[str, ...], folder: Path) -> list[str]:
+    """The libraries that the packages need and this machine lacks."""
+    done = _run(["apt-get", "install", "--simulate", "--no-install-recommends", *packages], folder)
     planned = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")]
     return [name for name in planned if name.startswith("lib") and not name.startswith("libjs-")]
 

@@ -23,7 +23,9 @@ GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm re
 RESERVATION = "moorings"
 
 _NONCE = re.compile(r"[0-9a-f]{16}")
-_ORDER = re.compile(r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})(?:\s|$)")
+_ORDER = re.compile(
+    r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})(?:\s|$)"
+)
 _LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}")

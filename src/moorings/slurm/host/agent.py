@@ -270,6 +270,7 @@ class Agent:
         self._heard_at = _now()
         self._version = body.version
         if counts != self._offer:
+            log.debug("offer.taken", extra={"offer": str(counts)})
             self._offer = counts
             self._gate.set()
 
@@ -289,6 +290,7 @@ class Agent:
         wanted = to_reserve(licenses, self._offer)
         if is_kept(licenses, wanted):
             return
+        log.debug("gate.set", extra={"kept": str(wanted)})
         answer = await self._slurm.run(build_update_reservation(RESERVATION, wanted))
         if answer.code != 0:
             closed = to_reserve(licenses, None)

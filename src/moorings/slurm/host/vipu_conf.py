@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from moorings.core.errors import MooringsError
 
@@ -72,9 +72,14 @@ class VipuConf:
         return f"{'https' if self.secure else 'http'}://{host}:{self.api_port}"
 
 
+def slurm_conf_path(environment: Mapping[str, str]) -> Path:
+    """The ``slurm.conf`` that Slurm's own commands read."""
+    return Path(environment.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
+
+
 def vipu_conf_path(environment: Mapping[str, str]) -> Path:
-    """Where the file is looked for: beside the ``slurm.conf`` that Slurm's own commands would read."""
-    return Path(environment.get("SLURM_CONF") or DEFAULT_SLURM_CONF).parent / FILE_NAME
+    """Where the file is looked for: beside ``slurm.conf``."""
+    return slurm_conf_path(environment).with_name(FILE_NAME)
 
 
 def load_vipu_conf(path: Path) -> VipuConf:
@@ -103,7 +108,7 @@ def parse_vipu_conf(text: str, source: str) -> VipuConf:
     Raises:
         MooringsError: ``config.invalid``. Values that may be secret are never in the message.
     """
-    values: dict[str, str | int | bool | Path] = {}
+    values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for number, key, value in _pairs(text, source):
         known = _KEYS.get(key.lower())
@@ -118,7 +123,8 @@ def parse_vipu_conf(text: str, source: str) -> VipuConf:
             _complain(source, number, f"{known.name}{shown} is not allowed", f"{known.name} is {known.allowed}")
         values[known.field], lines[known.field] = read, number
     _check_whole(values, lines, source)
-    return VipuConf(**values)  # type: ignore[arg-type] - each key's reader gives the type of its field
+    # Each key's reader gives the type of its field.
+    return VipuConf(**values)
 
 
 @dataclass(frozen=True, slots=True)

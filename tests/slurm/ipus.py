@@ -1,0 +1,198 @@
+"""A Slurm cluster with IPUs: cluster, controller on a simulated pod, plugin, submit script and agent, all real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.processes import ControllerProcess
+from tests.slurm.cluster import SlurmCluster, new_folder, until
+
+SOURCES = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
+POOLS = """
+[[pool]]
+name = "pod16"
+kind = "ipu"
+driver = "simulated"
+topology = { type = "power-of-two", domains = 1, domain_size = 16, max_block = 16 }
+[pool.simulated]
+provision_s = 0.1
+provision_per_device_s = 0.0
+remove_s = 0.1
+remove_per_device_s = 0.0
+"""
+SIZES = (1, 2, 4, 8, 16)
+N_IPUS = 16
+LICENSES = ",".join([f"ipu:{N_IPUS}", *(f"ipu_{size}:{N_IPUS}" for size in SIZES), "moorings_gate:1"])
+
+
+class IpuSite:
+    """A cluster whose jobs may have IPUs; its parts can be stopped, killed and started one by one."""
+
+    def __init__(self, cluster: SlurmCluster, controller: ControllerProcess, conf: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self.controller = controller
+        self.name = "moorings"  # of the cluster
+        self._conf = dict(conf)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self.port = agent_port(cluster)
+        self.ipuof = cluster.folder / "ipuof"
+
+    # -- the agent ---------------------------------------------------------------------------------------------------
+
+    def write_conf(self) -> None:
+        """vipu.conf beside slurm.conf, and the plugin's line."""
+        key = {"subject": "slurmagent", "role": "agent", "ownerPrefix": f"slurm/{self.name}"}
+        secret = self.controller.ask("POST", "/v1/keys", key)[1]["secret"]
+        values = {
+            "ApiHost": "127.0.0.1",
+            "ApiPort": str(self.controller.port),
+            "ApiUser": "slurmagent",
+            "ApiAccessKey": secret,
+            "AgentPort": str(self.port),
+            "IpuofDir": str(self.ipuof),
+            "MaxIpusPerJob": str(N_IPUS),
+            **self._conf,
+        }
+        self.cluster.write_conf("vipu.conf", "".join(f"{k}={v}\n" for k, v in values.items() if v), 0o600)
+
+    def start_agent(self) -> None:
+        """Start it, and wait until it listens."""
+        words = [sys.executable, "-m", "moorings.app.slurm_agent", "--listen", "127.0.0.1", "--log-level", "debug"]
+        path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
+        with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
+            self._agent = subprocess.Popen(
+                words, stdout=log, stderr=log, env={**os.environ, **self.cluster.env, "PATH": path}
+            )
+        begun = self.log().count("agent.started")
+        until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
+
+    def _over(self) -> bool:
+        assert self._agent is not None
+        assert self._agent.poll() is None, self.log()
+        return False
+
+    def end_agent(self, how: signal.Signals = signal.SIGKILL) -> int:
+        """End it; the exit code."""
+        assert self._agent is not None
+        self._agent.send_signal(how)
+        return self._agent.wait(20)
+
+    @property
+    def agent_lives(self) -> bool:
+        return self._agent is not None and self._agent.poll() is None
+
+    def log(self) -> str:
+        """All that the agent wrote."""
+        path = self.cluster.folder / "log" / "agent.log"
+        return path.read_text() if path.exists() else ""
+
+    # -- what is to be seen ------------------------------------------------------------------------------------------
+
+    def claims(self, *, every: bool = False) -> list[dict[str, Any]]:
+        """The cluster's claims, by arrival."""
+        found: list[dict[str, Any]] = []
+        more = ""
+        while True:
+            path = f"/v1/claims?limit=1000&ownerPrefix=slurm/{self.name}/" + ("&all=1" if every else "") + more
+            answer = self.controller.ask("GET", path)[1]
+            found += answer["items"]
+            if "continue" not in answer:
+                return found
+            more = f"&continue={answer['continue']}"
+
+    def partitions(self) -> list[dict[str, Any]]:
+        """All partitions."""
+        items: list[dict[str, Any]] = self.controller.ask("GET", "/v1/partitions")[1]["items"]
+        return items
+
+    def room(self) -> dict[int, int]:
+        """How many IPUs jobs of each size could take, as Slurm sees it."""
+        licenses = self.cluster.licenses()
+        twins = {size: licenses[f"ipu_{size}"] for size in SIZES}
+        return {size: one.total - one.used - one.reserved for size, one in twins.items()}  # its Free is another
+
+    def left(self) -> list[str]:
+        """What is left of all jobs: nothing, once they are over."""
+        licenses = self.cluster.licenses()
+        return [
+            *(f"job {job.id} is {job.state}" for job in self.cluster.squeue()),
+            *(f"claim {claim['name']} is {claim['state']}" for claim in self.claims()),
+            *(f"partition {one['name']} is {one['state']}" for one in self.partitions()),
+            *(f"{name}: {one.used} in use" for name, one in licenses.items() if one.used),
+            *(
+                f"{name}: {one.reserved} kept"
+                for name, one in licenses.items()
+                if name.startswith("ipu") and one.reserved
+            ),
+            *(f"{path} is there" for path in self.ipuof.glob("*/*")),
+        ]
+
+    def settle(self, timeout: float = 60) -> None:
+        """Wait until nothing is left of any job."""
+        until(lambda: not self.left(), timeout, what=lambda: "\n".join([*self.left(), self.log()[-4000:]]))
+
+
+@contextmanager
+def ipu_site(
+    release: str, *, nodes: int = 4, accounting: bool = False, extra_conf: str = "", pools: str = POOLS, **conf: str
+) -> Iterator[IpuSite]:
+    """A site that runs; ``conf`` are further keys of vipu.conf."""
+    cluster = SlurmCluster(
+        new_folder(),
+        nodes,
+        accounting=accounting,
+        licenses=LICENSES,
+        release=release,
+        extra_conf=f"JobSubmitPlugins=lua\n{extra_conf}",
+    )
+    controller = ControllerProcess(cluster.folder / "controller", pools)
+    controller.folder.mkdir()
+    try:
+        install(cluster)
+        controller.start()
+        site = IpuSite(cluster, controller, conf)
+        site.write_conf()
+        cluster.start()
+        site.start_agent()
+        until(lambda: site.room()[N_IPUS] == N_IPUS, what=site.log)
+        yield site
+    finally:
+        if "site" in locals() and site.agent_lives:
+            site.end_agent()
+        if controller.process is not None and controller.process.poll() is None:
+            controller.kill()
+        cluster.remove()
+
+
+def agent_port(cluster: SlurmCluster) -> int:
+    """A port of the cluster's own stretch that none of its daemons has."""
+    return cluster.ports[0] + 240
+
+
+def install(cluster: SlurmCluster) -> None:
+    """Plugin and submit script, by hand; ``moor slurm install`` has tests of its own."""
+    plugin = cluster.folder / "moorings_spank.so"
+    done = subprocess.run(
+        [
+            *("gcc", "-std=c99", "-shared", "-fPIC", "-O2", f"-I{cluster.programs.headers}"),
+            *("-o", str(plugin), str(SOURCES / "moorings_spank.c"), "-ldl"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    options = f"agent=127.0.0.1:{agent_port(cluster)} max={N_IPUS} wait=60 munge_socket={cluster.munge_socket}"
+    cluster.write_conf("plugstack.conf", f"optional {plugin} {options}\n")
+    for name in ("moorings_submit.lua", "job_submit.lua"):
+        shutil.copy(SOURCES / name, cluster.etc / name)
+    sizes = ", ".join(map(str, SIZES))
+    cluster.write_conf("moorings_limits.lua", f"return {{ max = {N_IPUS}, sizes = {{ {sizes} }} }}\n")

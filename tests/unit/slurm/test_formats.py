@@ -1,0 +1,283 @@
+"""What Slurm's commands are told, and that their answers are read right, whoever wrote into them.
+
+The recordings are of real clusters of three releases, with jobs whose names, comments and accounts were meant to be
+taken for other records.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.core.errors import MooringsError
+from moorings.slurm import formats, listings
+from moorings.slurm.formats import JobRecord, License, Order, Phase
+from moorings.slurm.host.site import parse_site
+from moorings.slurm.listings import Column, expand_hosts, parse_rows
+
+RECORDINGS = Path(__file__).parent / "recordings"
+RELEASES = sorted(folder.name for folder in RECORDINGS.iterdir())
+EVIL = "evil\n99|99|N/A|RUNNING"
+ORDER = Order(nonce="00112233aabbccdd", ipus=16, gcds=2, replicas=4)
+
+every_release = pytest.mark.parametrize("release", RELEASES)
+
+
+def recorded(release: str, what: str) -> bytes:
+    return (RECORDINGS / release / f"{what}.txt").read_bytes()
+
+
+def jobs_of(release: str) -> dict[str, JobRecord]:
+    """The recorded jobs, the latest of each name."""
+    return {job.name: job for job in formats.parse_jobs(recorded(release, "jobs"))}
+
+
+def test_three_releases_are_recorded():
+    assert RELEASES == ["22.05", "24.11", "26.05"]
+
+
+@every_release
+def test_a_job_of_ours(release):
+    job = jobs_of(release)["multi-gcd-job"]
+    assert job.order == ORDER
+    assert job.licenses == {"ipu": 16} | {f"ipu_{size}": 16 for size in (1, 2, 4, 8, 16)}
+    assert (job.state, job.phase, job.reason) == ("PENDING", Phase.WAITING, "Licenses")
+    assert (job.limit_s, job.partition, job.uid, job.user, job.restarts) == (1800.0, "normal", 0, "root", 0)
+    assert (job.array_job, job.het_job, job.nodes, job.requeue, job.batch) == (None, None, "", True, True)
+    assert job.submitted is not None
+    assert job.started is None
+
+
+@every_release
+def test_no_job_pretends_to_be_another(release):
+    jobs = formats.parse_jobs(recorded(release, "jobs"))
+    assert 99 not in {job.job_id for job in jobs}
+    evil = jobs_of(release)[EVIL]
+    assert evil.comment.startswith("c\nJobId=99 AdminComment=moorings:1 nonce=0123456789abcdef")
+    assert evil.account == "acc\nx|y"
+    assert evil.order is None
+    assert evil.restarts == 1
+    assert [job.order for job in jobs if job.order is not None] == [ORDER]
+
+
+@every_release
+def test_the_tasks_of_an_array_and_its_rest(release):
+    tasks = [job for job in formats.parse_jobs(recorded(release, "jobs")) if job.name == "ärr|"]
+    rest, *running = sorted(tasks, key=lambda job: job.phase is not Phase.WAITING)
+    assert (rest.job_id, rest.array_tasks, rest.reason) == (rest.array_job, "2-5%2", "JobArrayTaskLimit")
+    assert [job.array_tasks for job in running] == ["0", "1"]
+    assert {job.array_job for job in tasks} == {rest.job_id}
+    assert len({job.job_id for job in tasks}) == 3
+    assert {(job.state, job.phase, job.nodes) for job in running} == {("RUNNING", Phase.LIVE, "n1")}
+
+
+@every_release
+def test_how_a_job_ended(release):
+    jobs = [job for job in formats.parse_jobs(recorded(release, "jobs")) if job.state == "FAILED"]
+    assert sorted(job.status for job in jobs) == [(0, 9), (3, 0)]
+    assert {job.phase for job in jobs} == {Phase.ENDED}
+    assert "x" * 63 in {job.name[:63] for job in jobs}  # a name of 200 characters, cut
+
+
+@every_release
+def test_other_jobs_of_the_recording(release):
+    jobs = formats.parse_jobs(recorded(release, "jobs"))
+    assert [(job.het_offset, job.job_id == job.het_job) for job in jobs if job.het_job] == [(0, True)]
+    assert [job.reason for job in jobs if not job.requeue] == ["BeginTime"]
+    assert all(job.licenses["ipu"] for job in jobs)
+
+
+@every_release
+def test_licenses_reservation_nodes_and_configuration(release):
+    licenses = formats.parse_licenses(recorded(release, "licenses"))
+    assert licenses["ipu_16"] == License(total=64, used=0, reserved=60)
+    assert licenses["ipu_16"].free == 4
+    held = formats.parse_reservations(recorded(release, "reservations"))
+    assert held.keys() == {"moorings"}
+    assert held["moorings"].licenses == {"ipu_16": 60, "moorings_gate": 1}
+    assert held["moorings"].flags == {"IGNORE_JOBS", "ANY_NODES"}
+    nodes = formats.parse_nodes(recorded(release, "nodes"))
+    assert nodes[0].name == "n1"
+    assert {node.version.rpartition(".")[0] for node in nodes} == {release}
+    site = parse_site(formats.parse_config(recorded(release, "config")))
+    assert (site.release, site.cluster, site.controllers) == (release, "cluster", ("127.0.0.1",))
+    assert (site.slurm_user, site.conf_hash, site.job_submit) == (("root", 0), "Match", ())
+    assert site.munge_socket == "/srv/cluster/run/munge.socket"
+    assert site.plugstack == Path("/srv/cluster/etc/plugstack.conf")
+    assert site.licenses["moorings_gate"] == 1
+
+
+def test_nothing_is_nothing():
+    assert formats.parse_jobs(b"") == []
+    assert formats.parse_licenses(b"No licenses configured in Slurm.\n") == {}
+    assert formats.parse_reservations(b"No reservations in the system\n") == {}
+
+
+# -- what a user may write -----------------------------------------------------------------------------------------------
+
+JOB_ID = (Column("id", "JobID", 8), Column("name", "Name", 10), Column("state", "State", 8))
+
+
+def printed(id: str, name: bytes, state: str) -> bytes:
+    """A record as squeue prints it: cut and padded by bytes."""
+    cells = [id.encode()[:8].ljust(8), name[:10].ljust(10), state.encode()[:8].ljust(8)]
+    return b"|".join(cells) + b"|\n"
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda name: name.replace(b"\0", b"")), max_size=5))
+def test_no_name_makes_or_hides_a_record(names):
+    answer = b"".join(printed(str(number), name, "RUNNING") for number, name in enumerate(names))
+    rows = list(parse_rows(answer, JOB_ID, source="squeue"))
+    assert [(row["id"], row["state"]) for row in rows] == [(str(number), "RUNNING") for number in range(len(names))]
+
+
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_what_was_cut_off_or_damaged_is_refused_as_a_whole(noise, at):
+    answer = printed("1", b"a", "RUNNING") + printed("2", b"b", "PENDING")
+    damaged = answer[:at] + noise + answer[at:]
+    try:
+        rows = list(parse_rows(damaged, JOB_ID, source="squeue"))
+    except MooringsError as error:
+        assert error.code == "slurm.unreadable"
+    else:
+        assert len(rows) * 30 == len(damaged)
+
+
+@pytest.mark.parametrize("cut", [1, 29, 31])
+def test_half_an_answer_is_no_answer(cut):
+    answer = printed("1", b"a", "RUNNING") + printed("2", b"b", "PENDING")
+    with pytest.raises(MooringsError, match="no multiple"):
+        list(parse_rows(answer[:cut], JOB_ID, source="squeue"))
+
+
+def test_a_field_that_a_release_does_not_know_is_noticed():
+    # squeue leaves the column out, complains on stderr and ends with 0
+    with pytest.raises(MooringsError):
+        list(parse_rows(b"1       ||RUNNING |\n", JOB_ID, source="squeue"))
+
+
+@given(st.binary(max_size=300))
+def test_any_answer_is_read_or_refused(answer):
+    for parse in (formats.parse_jobs, formats.parse_licenses, formats.parse_reservations, formats.parse_nodes):
+        try:
+            parse(answer)
+        except MooringsError as error:
+            assert error.code == "slurm.unreadable"
+    formats.parse_config(answer)
+
+
+# -- states, orders, lists -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        ("PENDING", Phase.WAITING),
+        ("REQUEUE_HOLD", Phase.WAITING),
+        ("RUNNING", Phase.LIVE),
+        ("COMPLETING", Phase.LIVE),
+        ("SUSPENDED", Phase.LIVE),
+        ("CANCELLED", Phase.ENDED),
+        ("OUT_OF_MEMORY", Phase.ENDED),
+        ("SOME_NEW_STATE", Phase.LIVE),  # what is not known holds what it holds
+    ],
+)
+def test_what_a_state_means(state, phase):
+    assert formats.phase_of(state) is phase
+
+
+def test_an_order_is_what_was_written():
+    assert formats.parse_order(formats.build_order(ORDER)) == ORDER
+    assert formats.parse_order(formats.build_order(ORDER) + " and a note of the admin's") == ORDER
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "",
+        "(null)",
+        "note: moorings:1 nonce=00112233aabbccdd ipus=16 gcds=2 replicas=4",
+        "moorings:2 nonce=00112233aabbccdd ipus=16 gcds=2 replicas=4",
+        "moorings:1 nonce=00112233AABBCCDD ipus=16 gcds=2 replicas=4",
+        "moorings:1 nonce=00112233aabbccdd ipus=-1 gcds=2 replicas=4",
+        "moorings:1 nonce=00112233aabbccdd ipus=16 gcds=2 replicas=4x",
+        "moorings:1 nonce=00112233aabbccdd ipus=16 gcds=2",
+    ],
+)
+def test_what_is_no_order(comment):
+    assert formats.parse_order(comment) is None
+
+
+def test_a_license_that_was_cut_is_not_believed():
+    whole = ",".join(f"lic{number}:{number}" for number in range(100))
+    assert formats._licenses(whole[:256]).keys() < {f"lic{number}" for number in range(100)}
+    assert formats._licenses(whole[:256])["lic9"] == 9
+    assert all(count == int(name[3:]) for name, count in formats._licenses(whole[:256]).items())
+
+
+def test_license_lists_of_both_shapes():
+    assert dict(formats.parse_license_list("ipu:4,ipu_1:4,other")) == {"ipu": 4, "ipu_1": 4, "other": 1}
+    assert dict(formats.parse_license_list("ipu_16:60;moorings_gate:1")) == {"ipu_16": 60, "moorings_gate": 1}
+    assert formats.build_license_list({"ipu_1": 3, "ipu_2": 0, "moorings_gate": 1}) == "ipu_1:3,moorings_gate:1"
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b:1", "", "-x", "a\n", "x" * 65])
+def test_what_would_be_another_argument_is_refused(name):
+    for build in (formats.build_delete_reservation, lambda text: formats.build_jobs(license_name=text + ",")):
+        with pytest.raises(MooringsError) as told:
+            build(name)
+        assert told.value.code == "name.invalid"
+
+
+def test_every_command_is_words_of_ours():
+    assert formats.build_requeue(7) == ["scontrol", "requeue", "7"]
+    assert formats.build_requeue(7, hold=True) == ["scontrol", "requeuehold", "7"]
+    assert formats.build_cancel(7, signal="TERM") == ["scancel", "--signal=TERM", "7"]
+    assert formats.build_jobs(jobs=[1, 2], user=3, ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
+    assert "--states=all" in formats.build_jobs()
+
+
+@pytest.mark.parametrize(
+    ("folded", "hosts"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[08-10],gpu1", ("n08", "n09", "n10", "gpu1")),
+        ("r[1-2]n[1,3]", ("r1n1", "r1n3", "r2n1", "r2n3")),
+    ],
+)
+def test_hosts_are_unfolded(folded, hosts):
+    assert expand_hosts(folded) == hosts
+
+
+@pytest.mark.parametrize("folded", ["n[1", "n1]", "n[3-1]", "n[1-999999999]", "n[a-b]", "[]", ",", "n[0-9][0-99999]"])
+def test_what_is_no_list_of_hosts(folded):
+    with pytest.raises(MooringsError, match=r"host"):
+        expand_hosts(folded)
+
+
+@given(st.text(alphabet="n0123456789[],-", max_size=20))
+def test_no_list_of_hosts_is_too_much(folded):
+    try:
+        assert len(expand_hosts(folded, 1000)) <= 1000
+    except MooringsError as error:
+        assert error.code == "slurm.unreadable"
+
+
+def test_the_accounting():
+    told = b"12|CANCELLED by 1000|0:15|2026-11-21T10:00:00|2026-11-21T10:00:01|2026-11-21T10:00:03\n"
+    (ended,) = formats.parse_history(told)
+    assert (ended.job_id, ended.state, ended.status) == (12, "CANCELLED", (0, 15))
+    assert ended.started is not None
+    assert ended.ended is not None
+    assert ended.ended - ended.started == 2_000_000
+    with pytest.raises(MooringsError):
+        formats.parse_history(b"12|COMPLETED\n")
+
+
+def test_a_record_is_as_wide_as_was_asked_for():
+    assert listings.build_format(JOB_ID) == "JobID:8|,Name:10|,State:8|"

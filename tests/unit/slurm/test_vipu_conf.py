@@ -1,0 +1,184 @@
+"""vipu.conf: the manual's keys in the syntax of Slurm's files, and complaints that say what is allowed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, parse_vipu_conf, vipu_conf_path
+
+SECURE = """\
+ApiHost=ctl1.site.org
+IsSecure=yes
+ApiUser=slurm
+ApiAccessKey=mk_0123456789.abcdefghijklmnop
+ClientCertFile=/etc/moorings/pki/slurm.crt
+ClientKeyFile=/etc/moorings/pki/slurm.key
+ServerCertFile=/etc/moorings/pki/ca.crt
+"""
+
+
+def read(text: str) -> VipuConf:
+    return parse_vipu_conf(text, "vipu.conf")
+
+
+def refusal(text: str) -> MooringsError:
+    with pytest.raises(MooringsError) as told:
+        read(text)
+    assert told.value.code == "config.invalid"
+    return told.value
+
+
+def test_the_manuals_defaults():
+    conf = read("ApiHost=ctl1")
+    assert conf == VipuConf(api_host="ctl1")
+    assert (conf.api_port, conf.max_ipus, conf.timeout_s, conf.secure, conf.ipuof_dir) == (8090, 256, 50, False, None)
+    assert conf.server == "http://ctl1:8090"
+
+
+def test_every_key():
+    conf = read(SECURE + "ApiPort=9000\nIpuofDir=/var/spool/ipuof\nMaxIpusPerJob=64\nApiTimeout=5\nPool=a\nAgentPort=1")
+    assert conf == VipuConf(
+        api_host="ctl1.site.org",
+        api_port=9000,
+        ipuof_dir=Path("/var/spool/ipuof"),
+        max_ipus=64,
+        timeout_s=5,
+        secure=True,
+        user="slurm",
+        access_key="mk_0123456789.abcdefghijklmnop",
+        client_cert=Path("/etc/moorings/pki/slurm.crt"),
+        client_key=Path("/etc/moorings/pki/slurm.key"),
+        server_cert=Path("/etc/moorings/pki/ca.crt"),
+        pool="a",
+        agent_port=1,
+    )
+    assert conf.server == "https://ctl1.site.org:9000"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apihost=c apiPORT=9000",
+        "ApiHost = c   ApiPort= 9000 # as slurm.conf has it",
+        'ApiHost="c"\n\n#ApiPort=1\nApiPort=9000',
+        "ApiHost=c \\\n  ApiPort=9000",
+        "ApiHost=c\\\nApiPort=9000 \\",
+        "ApiHost=c\r\nApiPort=9000\r\n",
+        '# it\'s "all\nApiHost=c ApiPort=9000',
+    ],
+)
+def test_the_syntax_of_slurms_files(text):
+    assert (read(text).api_host, read(text).api_port) == ("c", 9000)
+
+
+def test_a_value_may_hold_what_else_ends_it():
+    assert read('ApiHost=c ApiAccessKey="a#b" IpuofDir="/var/a b"').access_key == "a#b"
+    assert read('ApiHost=c IpuofDir="/var/a b" # c').ipuof_dir == Path("/var/a b")
+    assert read("ApiHost=c ApiAccessKey=a\\#b # c").access_key == "a#b"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "told", "hint"),
+    [
+        ("ApiHost=c\nApiPort=0", "vipu.conf:2", "ApiPort '0'", "1 to 65535"),
+        ("ApiHost=c\nApiPort=80800", "vipu.conf:2", "ApiPort '80800'", "1 to 65535"),
+        ("ApiHost=c MaxIpusPerJob=many", "vipu.conf:1", "MaxIpusPerJob 'many'", "a whole number"),
+        ("ApiHost=c ApiTimeout=-1", "vipu.conf:1", "ApiTimeout '-1'", "seconds, 1 to 3600"),
+        ("ApiHost=c\n\nIpuofDir=ipuof", "vipu.conf:3", "IpuofDir 'ipuof'", "absolute path"),
+        ("ApiHost=c IsSecure=maybe", "vipu.conf:1", "IsSecure 'maybe'", "yes or no"),
+        ("ApiHost=http://c", "vipu.conf:1", "ApiHost 'http://c'", "a host name or an IP address"),
+        ("ApiHost=c\nApiPorts=1", "vipu.conf:2", "ApiPorts is no key", "ApiHost, ApiPort, IpuofDir"),
+        ("ApiHost=c\nApiHost=d", "vipu.conf:2", "twice, first in line 1", "keep one"),
+        ("ApiHost=c\nwhat", "vipu.conf:2", "no KEY=VALUE", "KEY=VALUE|ApiHost=HOST"),
+        ("ApiHost=c\nApiUser=", "vipu.conf:2", "ApiUser has no value", "KEY=VALUE"),
+        ('ApiHost=c\nApiUser="a', "vipu.conf:2", "ApiUser has no value", "KEY=VALUE"),
+        ("ApiPort=1", "vipu.conf", "ApiHost is missing", "ApiHost=HOST"),
+        ("ApiHost=c\nIsSecure=yes", "vipu.conf:2", "ApiUser, ClientCertFile, ClientKeyFile, ServerCertFile", "pki"),
+        ("ApiHost=c \\\n\\\nApiPort=x", "vipu.conf:1", "ApiPort 'x'", "1 to 65535"),
+    ],
+)
+def test_a_bad_file_names_line_key_and_what_is_allowed(text, where, told, hint):
+    error = refusal(text)
+    assert error.detail.startswith(f"{where}: ")
+    assert told in error.detail
+    assert any(words in error.hint for words in hint.split("|"))
+
+
+@pytest.mark.parametrize("key", ["se cret", "secret\x07"])
+def test_a_secret_is_never_told(key):
+    error = refusal(f'ApiHost=c\nApiAccessKey="{key}"')
+    assert "ApiAccessKey" in error.detail
+    assert "se" not in error.detail.replace("access", "").replace("ApiAccess", "").partition(":2:")[2].lower()
+    assert "secret" not in repr(read("ApiHost=c ApiAccessKey=secret"))
+
+
+@given(st.text(max_size=200) | st.text(alphabet='ApiHostIsSecure="\\# \n01', max_size=80))
+def test_any_text_is_read_or_refused(text):
+    try:
+        assert read(text).api_host
+    except MooringsError as error:
+        assert error.code == "config.invalid"
+        assert error.detail.startswith("vipu.conf")
+
+
+# -- the file ------------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_it_lies_beside_slurm_conf():
+    assert vipu_conf_path({"SLURM_CONF": "/srv/slurm/etc/slurm.conf"}) == Path("/srv/slurm/etc/vipu.conf")
+    assert vipu_conf_path({}) == Path("/etc/slurm/vipu.conf")
+
+
+def test_the_key_may_stand_in_a_file_of_its_own(tmp_path):
+    key = written(tmp_path / "key", "mk_1.abc\n")
+    conf = written(tmp_path / "vipu.conf", f"ApiHost=c ApiAccessKeyFile={key}")
+    assert load_vipu_conf(conf).access_key == "mk_1.abc"
+    written(key, "two words\n")
+    with pytest.raises(MooringsError, match="does not hold one access key"):
+        load_vipu_conf(conf)
+    assert "both stand here" in refusal("ApiHost=c ApiAccessKey=a ApiAccessKeyFile=/b").detail
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_what_others_could_read_is_refused(tmp_path, mode):
+    with pytest.raises(MooringsError) as told:
+        load_vipu_conf(written(tmp_path / "vipu.conf", "ApiHost=c", mode))
+    assert told.value.code == "credentials.unsafe"
+    assert f"{mode:04o}" in told.value.detail
+    assert "chmod 600" in told.value.hint
+
+
+def test_a_strangers_file_is_refused(tmp_path):
+    assert os.geteuid() == 0, "as any other user nobody could make this file"
+    path = written(tmp_path / "vipu.conf", "ApiHost=c")
+    os.chown(path, 1234, -1)
+    with pytest.raises(MooringsError) as told:
+        load_vipu_conf(path)
+    assert told.value.code == "credentials.unsafe"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "No such file"), (b"ApiHost=\xff", "is not UTF-8"), (b"#" * 70_000, "longer than"), ("folder", "directory")],
+)
+def test_a_file_that_cannot_be_used(tmp_path, content, told):
+    path = tmp_path / "vipu.conf"
+    if content == "folder":
+        path.mkdir(mode=0o700)
+    elif content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    with pytest.raises(MooringsError, match=told):
+        load_vipu_conf(path)
