@@ -22,6 +22,8 @@ from moorings.core.pools import PoolEntry, parse_pools
 from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.drivers.vipu.driver import VipuDriver
+from moorings.drivers.vipu.settings import VipuSettings
 from moorings.local.engine import LocalEngine
 from moorings.local.usage import partitions_in_use
 from moorings.ports.clock import Clock
@@ -49,7 +51,12 @@ def _simulated(entry: PoolEntry, data: Path, clock: Clock) -> Driver:
     return SimulatedDriver(entry.pool, settings, data / "simulated" / entry.pool.name, clock)
 
 
-DRIVERS: dict[str, Callable[[PoolEntry, Path, Clock], Driver]] = {"simulated": _simulated}
+def _vipu(entry: PoolEntry, data: Path, clock: Clock) -> Driver:
+    settings = VipuSettings.read(entry.settings)
+    return VipuDriver(entry.pool, settings, data / "vipu" / entry.pool.name, clock)
+
+
+DRIVERS: dict[str, Callable[[PoolEntry, Path, Clock], Driver]] = {"simulated": _simulated, "vipu": _vipu}
 
 
 def make_drivers(

@@ -2,7 +2,7 @@
 
 Here: one conformance suite a port (``driver_suite``, ``engine_suite``, ``store_suite``): a class of tests to subclass
 with a fixture that makes the implementation; builders of records (``records``); the seeded simulator that runs the
-real controller in virtual time (``simulation``).
+real controller in virtual time (``simulation``); a stand-in for a vendor's command (``vipu_stand_in``).
 
 Not here: tests themselves (``tests``), and fakes of our own parts: there are none, the real ones are fast enough.
 Start reading at the suite of the port that you implement.

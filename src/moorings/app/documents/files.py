@@ -15,6 +15,7 @@ from moorings.core import pools
 from moorings.core.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX, WARN_SIGNALS, CheckpointContract
 from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
 from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.drivers.vipu.settings import VipuSettings
 from moorings.workloads import jobs
 
 _DAYS = TIME_LIMIT_S_MAX // 86_400
@@ -47,7 +48,7 @@ class Key:
 POOLS: tuple[Key, ...] = (
     Key("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "What the pool is called.", True),
     Key("", "kind", "string", "", "1 to 32 lower-case letters, digits, `-`", "Kind of its accelerators: `ipu`.", True),
-    Key("", "driver", "string", "", "`simulated`", "What talks to the hardware.", True),
+    Key("", "driver", "string", "", "`simulated`, `vipu`", "What talks to the hardware.", True),
     Key("topology", "type", "string", "", "`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are.", True),
     Key("topology", "domains", "integer", "1", f"1 to {DEVICES_MAX:,} devices in all", "How many domains."),
     Key(
@@ -167,7 +168,11 @@ def pools_page() -> str:
     text += "\n## `[pool.simulated]`\n\n"
     text += "The settings of the driver `simulated`, all of them optional. [Simulated accelerators](simulated.md)"
     text += " tells more, faults included.\n\n"
-    return text + table(("key", "default", "meaning"), simulated_rows())
+    text += table(("key", "default", "meaning"), simulated_rows())
+    text += "\n## `[pool.vipu]`\n\n"
+    text += "The settings of the driver `vipu`, all of them optional. [Use a V-IPU controller](../how-to/vipu.md)"
+    text += " tells which you need.\n\n"
+    return text + table(("key", "default", "meaning"), vipu_rows())
 
 
 def job_page() -> str:
@@ -204,12 +209,29 @@ def example_of(module: object) -> str:
 
 def simulated_rows() -> list[tuple[str, str, str]]:
     """Key, default and meaning of every setting of the simulated driver, from its docstring."""
-    said = attributes(SimulatedSettings)
-    shown = {
-        item.name: f'"{item.default}"' if isinstance(item.default, str) else item.default
-        for item in fields(SimulatedSettings)
-    }
-    return [(code(name), code(default), said[name]) for name, default in shown.items()]
+    return _setting_rows(SimulatedSettings)
+
+
+def vipu_rows() -> list[tuple[str, str, str]]:
+    """Key, default and meaning of every setting of the vipu driver, from its docstring."""
+    return _setting_rows(VipuSettings)
+
+
+def _setting_rows(settings: type[SimulatedSettings | VipuSettings]) -> list[tuple[str, str, str]]:
+    said = attributes(settings)
+    return [(code(item.name), code(_as_toml(item.default)), said[item.name]) for item in fields(settings)]
+
+
+def _as_toml(value: object) -> str | int | float:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return value
+        case tuple():
+            return "[]"
+        case _:
+            return f'"{value}"'
 
 
 def attributes(cls: type) -> dict[str, str]:

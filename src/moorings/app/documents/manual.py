@@ -6,7 +6,7 @@ Refused: a converter from Markdown; none that is packaged reads our pages withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 
 import click
@@ -36,10 +36,10 @@ def manual_pages() -> dict[str, str]:
         files.POOLS_ABOUT,
         files.example_of(pools),
         files.POOLS,
-        _SIMULATED,
+        _DRIVERS,
     )
     pages["moorings-job.5"] = _file(
-        "moorings-job", "a job for moor run", files.JOB_ABOUT, files.example_of(jobs), files.JOB, ()
+        "moorings-job", "a job for moor run", files.JOB_ABOUT, files.example_of(jobs), files.JOB, {}
     )
     return pages
 
@@ -204,7 +204,7 @@ def _meaning(name: str) -> str:
 
 
 _DOCS = field_docs(Settings)
-_SIMULATED = files.simulated_rows()
+_DRIVERS = {"simulated": files.simulated_rows(), "vipu": files.vipu_rows()}
 
 
 def _settings_file() -> str:
@@ -236,15 +236,20 @@ def _settings_file() -> str:
 
 
 def _file(
-    name: str, about: str, text: str, example: str, keys: Sequence[Key], driver: Sequence[tuple[str, str, str]]
+    name: str,
+    about: str,
+    text: str,
+    example: str,
+    keys: Sequence[Key],
+    drivers: Mapping[str, Sequence[tuple[str, str, str]]],
 ) -> str:
     parts = [section("DESCRIPTION", paragraph(text)), section("EXAMPLE", verbatim(example.splitlines()))]
     for group in dict.fromkeys(key.table for key in keys):
         rows = [_key(key) for key in keys if key.table == group]
         parts.append(subsection(f"[{group}]", *rows) if group else section("KEYS", *rows))
-    if driver:
-        rows = [tagged(key, f"{meaning} Default: {default}.") for key, default, meaning in driver]
-        parts.append(subsection("[pool.simulated]", *rows))
+    for driver, settings in drivers.items():
+        rows = [tagged(key, f"{meaning} Default: {default}.") for key, default, meaning in settings]
+        parts.append(subsection(f"[pool.{driver}]", *rows))
     return _page(name, 5, about, *parts, see=_SEE)
 
 

@@ -1,0 +1,421 @@
+"""The driver of a real V-IPU controller, through its ``vipu`` command.
+
+Each order is *look, write down, order, look*: the listing says what is there (an order that was done before is not
+given again), our order is on the disk before the vendor hears of it (``orders``), and what the command says of itself
+is believed only as far as the next listing shows it. A command that fails, hangs or prints what nobody understands is
+*unavailable*: its order may or may not have been done, and is asked again. *Rejected* is only what we know without
+asking, because the words of the vendor's refusals are not public.
+
+The command may wait until a partition is ready, which takes minutes. An order is answered as soon as a listing shows
+that it was taken, or after ``PATIENCE_S``; the command runs on behind, and while it does, an old ACTIVE of a partition
+that is being reset or removed is not believed.
+
+Refused: telling the vendor by default which IPUs to take. ``--index`` exists, but no public text says what it counts;
+``create_arguments`` is there for sites that know. What is made elsewhere than ordered is seen and undone: ``sight``. A
+vendor that goes on choosing other IPUs than we do is asked ever more rarely, so that its hardware has some rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.devices import device_id
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import Answer, Capability, PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.instants import after
+from moorings.core.partitions import gcd_blocks
+from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.drivers.vipu import commands
+from moorings.drivers.vipu.commands import NAME_CHARS_MAX, UnreadableError
+from moorings.drivers.vipu.orders import Orders, Record
+from moorings.drivers.vipu.settings import VipuSettings
+from moorings.drivers.vipu.sight import MISPLACED, Sight, look, under_way, with_states
+from moorings.drivers.vipu.tool import FailedError, NotStartedError, Tool
+from moorings.ports.clock import Clock
+
+MISPLACED_MAX = 4  # so many in a row are bad luck; from then on there are pauses, each twice as long
+PAUSE_S, PAUSE_S_MAX = 2.0, 120.0
+PATIENCE_S = 2.0  # an order that is still under way by then is answered as taken, if it is seen to be
+CLUSTERS_BYTES_MAX = 16 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # never an option of the command
+_OWN_CHOICE = "the V-IPU controller makes partitions on other IPUs than ordered (see create_arguments in [pool.vipu])"
+
+_Value = TypeVar("_Value")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A command that is being carried out: what it turns its partition into, and on which devices."""
+
+    seen: Seen
+    block: Block
+    task: asyncio.Task[str]
+
+
+class VipuDriver:
+    """One pool behind a V-IPU controller.
+
+    Args:
+        pool: which devices there are; one cluster of the vendor's.
+        settings: how the controller is reached.
+        folder: where our orders and the command's configuration are kept; made if need be.
+        clock: the time.
+
+    Raises:
+        MooringsError: ``pools.invalid`` (kind, topology, secret files), ``driver.unavailable`` (the folder).
+    """
+
+    def __init__(self, pool: Pool, settings: VipuSettings, folder: Path, clock: Clock) -> None:
+        if pool.kind != "ipu" or not isinstance(pool.topology, PowerOfTwo):
+            raise MooringsError(
+                "pools.invalid",
+                f"pool {pool.name}: the driver vipu needs kind = 'ipu' and a topology of type power-of-two",
+                hint="a V-IPU partition has a power of two of IPUs",
+            )
+        self._pool = pool
+        self._settings = settings
+        self._clock = clock
+        self._tool = Tool(settings, folder)
+        self._orders = Orders(folder)
+        self._places: dict[str, int] = {}  # of the cluster's IPUs; empty until it has been asked
+        self._strange: set[str] = set()  # IPUs seen that are not the cluster's: another pool's
+        self._jobs: dict[str, _Job] = {}
+        self._misplaced: set[str] = set()  # names of those that were made elsewhere, since one was not
+        self._rests_until = clock.now()
+        self._turn = asyncio.Lock()  # one order at a time decides by what is there
+
+    @property
+    def capability(self) -> Capability:
+        facts = {
+            "hardware": "a V-IPU controller, through its vipu command (this driver has not met real hardware)",
+            "api": f"{self._settings.api_host}:{self._settings.api_port}",
+            "cluster": self._settings.cluster or "the only one",
+        }
+        return Capability(name_chars_max=NAME_CHARS_MAX, facts=facts)
+
+    # ---- orders
+
+    async def create(self, order: PartitionOrder) -> Answer:
+        refusal = self._refusal(order)
+        if refusal:
+            return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+        try:
+            return await self._create(order)
+        except MooringsError as error:
+            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+
+    async def reset(self, name: str, mark: str) -> Answer:
+        try:
+            return await self._reset(name, mark)
+        except MooringsError as error:
+            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+
+    async def remove(self, name: str, mark: str) -> Answer:
+        try:
+            return await self._remove(name, mark)
+        except MooringsError as error:
+            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+
+    def _refusal(self, order: PartitionOrder) -> str:
+        size = len(order.block)
+        if not _NAME.fullmatch(order.name) or len(order.name) > NAME_CHARS_MAX:
+            return f"{order.name[:48]!r} cannot be the name of a partition"
+        if not self._pool.topology.is_block(order.block):
+            return f"devices {order.block} cannot form a partition"
+        if order.gcds < 1 or size % order.gcds:
+            return f"{size} devices cannot be divided among {order.gcds} GCDs"
+        reason = self._pool.topology.why_not(size, order.gcds)
+        return reason.message if reason is not None else ""
+
+    async def _create(self, order: PartitionOrder) -> Answer:
+        async with self._turn:
+            seen = await self._look()
+            if order.name in seen:
+                return _created_before(order, seen[order.name])
+            job = self._jobs.get(order.name)
+            if job is None:
+                holder = self._holder(order.block, seen)
+                if holder:
+                    return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"device in use: {order.block} overlaps {holder}")
+                if self._rests_until - (now := self._clock.now()) > 0:
+                    rest_s = (self._rests_until - now) / 1e6
+                    return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s")
+                await asyncio.to_thread(self._orders.write, Record(order))
+                words = commands.build_create(order, self._settings)
+                job = self._start(order.name, _Job(Seen.PROVISIONING, order.block, self._command(words)))
+        try:
+            await self._wait(job, lambda now: order.name in now)
+        except NotStartedError:
+            await asyncio.to_thread(self._orders.forget, order.name)
+            raise
+        except FailedError as error:
+            if not commands.is_lost(error.detail):
+                await asyncio.to_thread(self._orders.settle, [order.name])
+            raise
+        seen = await self._look()
+        if order.name not in seen:
+            done = "said that it was done" if job.task.done() else "has not answered yet"
+            return Answer(Verdict.UNAVAILABLE, detail=f"'vipu create' {done}, and {order.name} is not listed")
+        self._learn(seen[order.name])
+        return _created_before(order, seen[order.name])
+
+    def _learn(self, made: Sight) -> None:
+        """Rest the longer, the more partitions in a row the vendor made elsewhere."""
+        if not made.misplaced:
+            self._misplaced.clear()
+            return
+        self._misplaced.add(made.sighting.name)
+        beyond = len(self._misplaced) - MISPLACED_MAX
+        if beyond > 0:
+            self._rests_until = after(self._clock.now(), min(PAUSE_S * 2 ** min(beyond, 16), PAUSE_S_MAX))
+
+    def _holder(self, block: Block, seen: dict[str, Sight]) -> str:
+        """Who has some of these devices: a partition that is there, or one that is just being made."""
+        others = [(name, sight.sighting.block) for name, sight in seen.items()]
+        others += [(name, job.block) for name, job in self._jobs.items()]
+        return next((f"partition {name}" for name, other in others if other.overlaps(block)), "")
+
+    async def _reset(self, name: str, mark: str) -> Answer:
+        async with self._turn:
+            sight = (await self._look()).get(name)
+            if sight is None or sight.sighting.mark != mark:
+                return Answer(Verdict.REJECTED, Seen.ABSENT, f"no partition {name}")
+            state = sight.sighting.seen
+            job = self._jobs.get(name)
+            if state is Seen.REMOVING:
+                return Answer(Verdict.REJECTED, state, f"partition {name} is being removed")
+            if state is Seen.PROVISIONING or (job is not None and job.seen is Seen.PROVISIONING):
+                return Answer(Verdict.UNAVAILABLE, state, f"partition {name} is not ready yet")
+            if state is not Seen.ACTIVE:
+                return _present(sight)
+            job = self._start(name, _Job(Seen.RESETTING, Block(()), self._command(commands.build_reset(name))))
+        await self._wait(job, None)
+        if not job.task.done():
+            return Answer(Verdict.OK, Seen.RESETTING)
+        after = (await self._look()).get(name)
+        if after is None:
+            return Answer(Verdict.UNAVAILABLE, detail=f"partition {name} is not listed any more")
+        return _present(after)
+
+    async def _remove(self, name: str, mark: str) -> Answer:
+        async with self._turn:
+            sight = (await self._look()).get(name)
+            job = self._jobs.get(name)
+            if job is not None and job.seen is Seen.PROVISIONING:
+                if sight is None:  # it may be there the next moment
+                    return Answer(Verdict.UNAVAILABLE, detail=f"partition {name} is just being made")
+                await _stop(job)  # the command only waits for it to get ready
+                job = None
+            ordered = mark.removesuffix(MISPLACED)
+            if sight is None or sight.record is None or sight.record.order.mark != ordered:
+                await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
+                return Answer(Verdict.OK, Seen.ABSENT)
+            if sight.sighting.seen is Seen.REMOVING or (job is not None and job.seen is Seen.REMOVING):
+                return Answer(Verdict.OK, Seen.REMOVING)
+            if job is not None:  # a reset that nobody waits for any more
+                await _stop(job)
+            broken = sight.sighting.seen is Seen.ERROR
+            job = self._start(name, _Job(Seen.REMOVING, Block(()), self._command(commands.build_delete(name))))
+        try:
+            await self._wait(job, None)
+        except FailedError as error:
+            if commands.is_lost(error.detail):
+                raise
+            after_all = (await self._look()).get(name)
+            if after_all is not None and broken and after_all.sighting.seen is Seen.ERROR:
+                return Answer(Verdict.BROKEN, Seen.ERROR, error.detail)
+            if after_all is not None:
+                raise  # else it had gone by itself
+        if not job.task.done():
+            return Answer(Verdict.OK, Seen.REMOVING)
+        if name in await self._look():
+            return Answer(Verdict.OK, Seen.REMOVING)
+        await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
+        return Answer(Verdict.OK, Seen.ABSENT)
+
+    # ---- commands under way
+
+    def _command(self, words: Sequence[str]) -> asyncio.Task[str]:
+        return asyncio.create_task(self._tool.run(words, self._settings.timeout_s), name=f"vipu-{'-'.join(words[:3])}")
+
+    def _start(self, name: str, job: _Job) -> _Job:
+        self._jobs[name] = job
+
+        def ended(task: asyncio.Task[str]) -> None:
+            if self._jobs.get(name) is job:
+                del self._jobs[name]
+            if not task.cancelled() and task.exception() is not None:
+                _log.info("vipu.failed pool=%s partition=%s detail=%s", self._pool.name, name, task.exception())
+
+        job.task.add_done_callback(ended)
+        return job
+
+    async def _wait(self, job: _Job, taken: Callable[[dict[str, Sight]], bool] | None) -> None:
+        """Returns when the command has ended, or when its order is seen to be taken and ``PATIENCE_S`` have passed.
+
+        Args:
+            job: the command.
+            taken: what shows that the order was taken; None: that it runs.
+
+        Raises:
+            MooringsError: the command failed.
+        """
+        while not job.task.done():
+            await asyncio.wait((job.task,), timeout=PATIENCE_S)
+            if not job.task.done() and (taken is None or taken(await self._look())):
+                return
+        if job.task.cancelled():
+            raise _unavailable("the command was stopped by another order")
+        job.task.result()
+
+    # ---- looking
+
+    async def list_partitions(self) -> Sequence[Sighting]:
+        return [sight.sighting for sight in (await self._look()).values()]
+
+    async def _look(self) -> dict[str, Sight]:
+        """What is there, by name.
+
+        Raises:
+            MooringsError: ``driver.unavailable``.
+        """
+        # Jobs and orders as they were when the listing was begun: one that ends meanwhile may still show in it.
+        jobs, orders = dict(self._jobs), await asyncio.to_thread(self._orders.all)
+        parse = partial(commands.parse_partitions, ipu_keys=self._settings.ipu_keys)
+        partitions = await self._ask(commands.build_partitions(), parse)
+        if any(not partition.state for partition in partitions):
+            states = await self._ask(commands.build_states(), commands.parse_states)
+            partitions = tuple(with_states(partitions, states))
+        await self._survey({ipu for partition in partitions for ipu in partition.ipus})
+        seen = look(partitions, self._places, orders | await asyncio.to_thread(self._orders.all))
+        ours = [name for name, sight in seen.items() if sight.record is not None]
+        await asyncio.to_thread(self._orders.settle, ours)
+        for name, job in jobs.items():
+            if name in seen and job.seen is not Seen.PROVISIONING:
+                seen[name] = under_way(seen[name], job.seen)
+        return seen
+
+    async def _survey(self, used: set[str]) -> None:
+        """Know where the cluster's IPUs are; asked once, and again when one turns up that is not known."""
+        if self._places and used <= self._places.keys() | self._strange:
+            return
+        settings = self._settings
+        parse = partial(commands.parse_clusters, cluster=settings.cluster, ipu_keys=settings.ipu_keys)
+        if settings.clusters_file:
+            ipus = _read(parse, await asyncio.to_thread(_text_of, Path(settings.clusters_file)), settings.clusters_file)
+        else:
+            ipus = await self._ask(commands.build_clusters(), parse)
+        n_devices = self._pool.topology.n_devices
+        if len(ipus) != n_devices:
+            raise _unavailable(
+                f"the V-IPU cluster has {len(ipus)} IPUs, and pool {self._pool.name} is said to have {n_devices}"
+            )
+        places = {ipu: index for index, ipu in enumerate(ipus)}
+        if self._places and places != self._places:
+            _log.warning("vipu.cluster_changed pool=%s", self._pool.name)
+        self._places, self._strange = places, used - places.keys()
+
+    async def _ask(self, words: Sequence[str], parse: Callable[[str], _Value]) -> _Value:
+        text = await self._tool.run(words, self._settings.question_timeout_s)
+        return _read(parse, text, f"vipu {' '.join(words)}")
+
+    # ---- what a job is given
+
+    async def binding(self, order: PartitionOrder) -> Binding:
+        sight = (await self._look()).get(order.name)
+        seen = sight.sighting if sight is not None else None
+        if seen is None or seen.mark != order.mark or seen.seen is not Seen.ACTIVE or seen.block != order.block:
+            state = "absent" if seen is None or seen.mark != order.mark else f"{seen.seen} on {seen.block}"
+            raise MooringsError(
+                "partition.not_active", f"partition {order.name} is not ACTIVE but {state}", retryable=True
+            )
+        gcds = [
+            GcdBinding(gcd, tuple(device_id(self._pool.name, index) for index in members))
+            for gcd, members in enumerate(gcd_blocks(order.block, order.gcds))
+        ]
+        if self._settings.ipuof == "file":
+            gcds = list(await asyncio.gather(*(self._with_file(order.name, gcd) for gcd in gcds)))
+        return Binding(order.name, self._api(order.name), tuple(gcds))
+
+    async def _with_file(self, name: str, gcd: GcdBinding) -> GcdBinding:
+        words = commands.build_ipuof(name, gcd.gcd, self._settings)
+        text = await self._ask(words, lambda said: commands.parse_ipuof(said, gcd.gcd, len(gcd.devices)))
+        return replace(gcd, file_name=f"{name}_gcd{gcd.gcd}_ipuof.conf", file_text=text)
+
+    def _api(self, name: str) -> dict[str, str]:
+        return {
+            "IPUOF_VIPU_API_HOST": self._settings.api_host,
+            "IPUOF_VIPU_API_PORT": str(self._settings.api_port),
+            "IPUOF_VIPU_API_PARTITION_ID": name,
+            "IPUOF_VIPU_API_TIMEOUT": str(self._settings.ipuof_timeout_s),
+        }
+
+    async def close(self) -> None:
+        for job in list(self._jobs.values()):
+            await _stop(job)
+        self._orders.close()
+
+
+async def _stop(job: _Job) -> None:
+    job.task.cancel()
+    await asyncio.wait((job.task,))
+
+
+def _created_before(order: PartitionOrder, sight: Sight) -> Answer:
+    """The answer for a partition that is there under the ordered name."""
+    if sight.record is None or sight.record.order.mark != order.mark:
+        return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
+    if sight.record.order.block != order.block:
+        return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {sight.record.order.block}")
+    if sight.misplaced:
+        where = (
+            f"on {sight.sighting.block}"
+            if not sight.elsewhere
+            else "on IPUs that are not the pool's (see cluster, allocation and ipu_keys)"
+        )
+        detail = f"the V-IPU controller made {order.name} {where} and not on {order.block}; it is removed again"
+        return Answer(Verdict.UNAVAILABLE, detail=detail)
+    return _present(sight)
+
+
+def _present(sight: Sight) -> Answer:
+    """The answer that tells how far a partition of ours is."""
+    sighting = sight.sighting
+    if sighting.seen is Seen.ERROR:
+        return Answer(Verdict.BROKEN, Seen.ERROR, f"partition {sighting.name} is in state {sighting.raw}")
+    if sighting.seen is Seen.REMOVING:
+        return Answer(Verdict.UNAVAILABLE, Seen.REMOVING, f"partition {sighting.name} is being removed")
+    return Answer(Verdict.OK, sighting.seen)
+
+
+def _read(parse: Callable[[str], _Value], text: str, what: str) -> _Value:
+    try:
+        return parse(text)
+    except UnreadableError as error:
+        raise _unavailable(f"'{what}': {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(CLUSTERS_BYTES_MAX + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unavailable(f"{path} cannot be read: {error}") from error
+    if len(text) > CLUSTERS_BYTES_MAX:
+        raise _unavailable(f"{path} is larger than {CLUSTERS_BYTES_MAX} characters")
+    return text
+
+
+def _unavailable(detail: str) -> MooringsError:
+    return MooringsError("driver.unavailable", detail, hint="Moorings asks again by itself", retryable=True)

@@ -1,0 +1,221 @@
+"""Settings of a pool behind a V-IPU controller: the table ``[pool.vipu]`` of the pools file.
+
+Where public texts do not say how a release of the ``vipu`` command behaves, there is a setting for it (which IPUs a
+partition gets, how an IPU is named, which option prints an IPUoF file), so that a site can correct what we guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from moorings.core.tables import Table
+
+TIME_S_MAX = 86_400.0
+PARALLEL_MAX = 64
+TEXT_CHARS_MAX = 4096
+PLACEHOLDERS = ("name", "start", "end", "size", "index")
+
+Ipuof = Literal["file", "api"]
+
+_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
+_WORD = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._:-]{0,199}")  # never an option
+_OPTION = re.compile(r"--[a-z][a-z0-9-]{0,60}")
+_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VipuSettings:
+    """How a pool's V-IPU controller is reached, and how its release of ``vipu`` is to be spoken to.
+
+    Attributes:
+        api_host: where the V-IPU controller listens; also told to jobs in the API form of a binding.
+        api_port: its port for users.
+        command: the `vipu` command, by name or absolute path.
+        timeout_s: seconds an order (create, reset, delete) may take before the command is killed; poprun's default.
+        question_timeout_s: seconds a question (list, get) may take.
+        parallel: how many `vipu` processes may run at once; a hung controller must not fill the machine with them.
+        config: a configuration file of the vendor's (as `vipu-admin create user` writes), used as it is, in place of
+            the one Moorings makes from `api_host`, `api_port` and the five keys of secure mode. Must be private: 0600.
+        api_user: user id in secure mode; with `api_key_file`.
+        api_key_file: file with that user's access key alone; must be private: 0600.
+        client_cert_file: our certificate (PEM) in secure mode; with `client_key_file`.
+        client_key_file: its key; must be private: 0600.
+        server_cert_file: certificate by which the V-IPU controller is known.
+        allocation: the allocation partitions are made in; empty: the controller chooses.
+        cluster: the V-IPU cluster that this pool is; may be empty where the controller shows only one.
+        clusters_file: file that holds what `vipu-admin --showjson list clusters` prints, for controllers that show
+            clusters to admins only; empty: `vipu` is asked.
+        ipu_keys: keys by which an IPU is known in the vendor's JSON; empty: an IPU is all that stands there.
+        reconfigurable: make partitions of one GCD with `--reconfigurable`.
+        create_arguments: further words for `vipu create partition`; `{name}`, `{start}`, `{end}` (first and last
+            device), `{size}` and `{index}` (which block of that size: start / size) are filled in.
+        ipuof: `"file"`: jobs get an IPUoF file for each GCD, or the API form where there is no folder for files;
+            `"api"`: always the API form.
+        ipuof_option: the option of `vipu get partition` that prints a GCD's IPUoF file.
+        ipuof_timeout_s: how long a job's runtime may wait for the V-IPU controller, in whole seconds; poprun's
+            default. Large partitions need up to 3600.
+    """
+
+    api_host: str = "127.0.0.1"
+    api_port: int = 8090
+    command: str = "vipu"
+    timeout_s: float = 120.0
+    question_timeout_s: float = 20.0
+    parallel: int = 4
+    config: str = ""
+    api_user: str = ""
+    api_key_file: str = ""
+    client_cert_file: str = ""
+    client_key_file: str = ""
+    server_cert_file: str = ""
+    allocation: str = ""
+    cluster: str = ""
+    clusters_file: str = ""
+    ipu_keys: tuple[str, ...] = ()
+    reconfigurable: bool = True
+    create_arguments: tuple[str, ...] = ()
+    ipuof: Ipuof = "file"
+    ipuof_option: str = "--ipuof-configs"
+    ipuof_timeout_s: int = 120
+
+    @classmethod
+    def read(cls, table: Table) -> VipuSettings:
+        """The settings a pool's table holds.
+
+        Raises:
+            MooringsError: the table's code (``pools.invalid``); the message names file, line and key.
+        """
+        usual = cls()
+        settings = cls(
+            api_host=_matching(table, "api_host", usual.api_host, _HOST, "a host name or address"),
+            api_port=_within(table, "api_port", usual.api_port, 65_535),
+            command=_command(table, usual.command),
+            timeout_s=_time_s(table, "timeout_s", usual.timeout_s),
+            question_timeout_s=_time_s(table, "question_timeout_s", usual.question_timeout_s),
+            parallel=_within(table, "parallel", usual.parallel, PARALLEL_MAX),
+            config=_path(table, "config"),
+            api_user=_name(table, "api_user"),
+            api_key_file=_path(table, "api_key_file"),
+            client_cert_file=_path(table, "client_cert_file"),
+            client_key_file=_path(table, "client_key_file"),
+            server_cert_file=_path(table, "server_cert_file"),
+            allocation=_name(table, "allocation"),
+            cluster=_name(table, "cluster"),
+            clusters_file=_path(table, "clusters_file"),
+            ipu_keys=_keys(table, usual.ipu_keys),
+            reconfigurable=table.boolean("reconfigurable", usual.reconfigurable),
+            create_arguments=_arguments(table, usual.create_arguments),
+            ipuof=_ipuof(table, usual.ipuof),
+            ipuof_option=_matching(
+                table, "ipuof_option", usual.ipuof_option, _OPTION, "an option such as --ipu-configs"
+            ),
+            ipuof_timeout_s=_within(table, "ipuof_timeout_s", usual.ipuof_timeout_s, int(TIME_S_MAX)),
+        )
+        _check_secure_mode(table, settings)
+        table.finish()
+        return settings
+
+    @property
+    def secret_files(self) -> dict[str, str]:
+        """The files that nobody else may read, by key."""
+        files = {
+            "config": self.config,
+            "api_key_file": self.api_key_file,
+            "client_key_file": self.client_key_file,
+        }
+        return {key: path for key, path in files.items() if path}
+
+
+def _check_secure_mode(table: Table, settings: VipuSettings) -> None:
+    for one, other in (("api_user", "api_key_file"), ("client_cert_file", "client_key_file")):
+        given = {key for key in (one, other) if getattr(settings, key)}
+        if len(given) == 1:
+            missing = one if other in given else other
+            table.complain(given.pop(), f"{missing} is missing", hint=f"{one} and {other} go together")
+    own = (
+        "api_host",
+        "api_port",
+        "api_user",
+        "api_key_file",
+        "client_cert_file",
+        "client_key_file",
+        "server_cert_file",
+    )
+    if settings.config:
+        both = [key for key in own[2:] if getattr(settings, key)]
+        if both:
+            table.complain(both[0], f"{both[0]} and config cannot both be given", hint="config says it all")
+
+
+def _time_s(table: Table, key: str, default: float) -> float:
+    value = table.number(key, default)
+    if not 0.1 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
+        table.complain(key, f"{key} = {value} is not between 0.1 and {TIME_S_MAX:.0f} seconds")
+    return value
+
+
+def _within(table: Table, key: str, default: int, most: int) -> int:
+    value = table.integer(key, default)
+    if not 1 <= value <= most:
+        table.complain(key, f"{key} = {value} is not between 1 and {most}")
+    return value
+
+
+def _matching(table: Table, key: str, default: str, pattern: re.Pattern[str], what: str) -> str:
+    value = table.text(key, default)
+    if not pattern.fullmatch(value):
+        table.complain(key, f"{key} = {value[:80]!r} is not {what}")
+    return value
+
+
+def _name(table: Table, key: str) -> str:
+    value = table.text(key, "")
+    if value and not _WORD.fullmatch(value):
+        table.complain(key, f"{key} = {value[:80]!r} is not allowed", hint="letters, digits, '.', '_', ':' and '-'")
+    return value
+
+
+def _path(table: Table, key: str) -> str:
+    value = table.text(key, "")
+    if value and not (value.startswith("/") and value.isprintable() and len(value) <= TEXT_CHARS_MAX):
+        table.complain(key, f"{key} = {value[:80]!r} is not an absolute path", hint="begin it with /")
+    return value
+
+
+def _command(table: Table, default: str) -> str:
+    value = table.text("command", default)
+    if value.startswith("/") and value.isprintable() and len(value) <= TEXT_CHARS_MAX:
+        return value
+    return _matching(table, "command", default, _WORD, "the name of a command, or an absolute path")
+
+
+def _keys(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
+    values = table.strings("ipu_keys", default)
+    for value in values:
+        if not _KEY.fullmatch(value):
+            table.complain("ipu_keys", f"ipu_keys: {value[:80]!r} is not a key")
+    return values
+
+
+def _arguments(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
+    values = table.strings("create_arguments", default)
+    for value in values:
+        if not value.isprintable() or len(value) > TEXT_CHARS_MAX:
+            table.complain("create_arguments", f"create_arguments: {value[:80]!r} is not a word")
+        unknown = [name for name in _PLACEHOLDER.findall(value) if name not in PLACEHOLDERS]
+        if unknown:
+            known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+            table.complain("create_arguments", f"{{{unknown[0][:40]}}} is not known", hint=f"known: {known}")
+    return values
+
+
+def _ipuof(table: Table, default: Ipuof) -> Ipuof:
+    value = table.text("ipuof", default)
+    if value == "file":
+        return "file"
+    if value == "api":
+        return "api"
+    table.complain("ipuof", f"ipuof = {value[:40]!r} is not known", hint='write "file" or "api"')

@@ -1,0 +1,86 @@
+"""What the vendor shows, in our words: whose a partition is, on which of our devices, and how far it is; pure.
+
+Device ``i`` of the pool is the ``i``-th IPU of the vendor's cluster. The vendor chooses the IPUs of a partition, so it
+is looked at, each time, where a partition really is. One of ours that is not on the devices that were ordered is shown
+where it is, with a mark that nobody holds (``<mark>/misplaced``). What follows is what follows from every such sighting
+without a line in the controller: its devices are given to nobody, the claim that waits for it tries another block under
+another name, and the partition is removed. Refused: to take such a block for the ordered one (the controller's map of
+free devices would be wrong from then on), and to delete it at once (the same order would go to the same IPUs for ever).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moorings.core.hardware import Seen, Sighting
+from moorings.core.topology import Block
+from moorings.drivers.vipu.commands import VendorPartition, seen_of
+from moorings.drivers.vipu.orders import Record
+
+MISPLACED = "/misplaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A partition as it stands.
+
+    Attributes:
+        sighting: in the port's words.
+        record: our order, if it is ours.
+        elsewhere: IPUs of it that are none of the pool's.
+    """
+
+    sighting: Sighting
+    record: Record | None = None
+    elsewhere: int = 0
+
+    @property
+    def misplaced(self) -> bool:
+        """Whether it is ours, and not on the devices that were ordered."""
+        return self.record is not None and self.sighting.mark.endswith(MISPLACED)
+
+
+def look(
+    partitions: Sequence[VendorPartition], places: Mapping[str, int], records: Mapping[str, Record]
+) -> dict[str, Sight]:
+    """What is seen of a pool, by name.
+
+    Args:
+        partitions: the vendor's listing.
+        places: the index in the pool of each IPU, by what names it.
+        records: our orders.
+    """
+    seen = {partition.name: _sight(partition, places, records.get(partition.name)) for partition in partitions}
+    return {name: sight for name, sight in seen.items() if sight.record is not None or len(sight.sighting.block)}
+
+
+def _sight(partition: VendorPartition, places: Mapping[str, int], record: Record | None) -> Sight:
+    inside = [places[ipu] for ipu in partition.ipus if ipu in places]
+    elsewhere = len(partition.ipus) - len(inside)
+    sighting = Sighting(
+        partition.name, seen_of(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
+    )
+    if record is None or not is_of(partition, record):
+        return Sight(sighting, elsewhere=elsewhere)
+    placed = sighting.block == record.order.block and not elsewhere
+    mark = record.order.mark if placed else record.order.mark + MISPLACED
+    return Sight(replace(sighting, mark=mark), record, elsewhere)
+
+
+def is_of(partition: VendorPartition, record: Record) -> bool:
+    """Whether a partition of that name can have come of our order: by its size and its GCDs."""
+    same_size = len(partition.ipus) == len(record.order.block)
+    return same_size and partition.gcds in (None, record.order.gcds)
+
+
+def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]) -> list[VendorPartition]:
+    """The partitions with the states of a table, where they have none of their own."""
+    return [one if one.state else replace(one, state=states.get(one.name, "")) for one in partitions]
+
+
+def under_way(sight: Sight, seen: Seen) -> Sight:
+    """The same while an order to it is still being carried out: a state from before the order is not believed."""
+    if sight.sighting.seen is Seen.ACTIVE:
+        return replace(sight, sighting=replace(sight.sighting, seen=seen))
+    return sight

@@ -1,0 +1,209 @@
+"""Runs the ``vipu`` command: the only place that starts processes, keeps secrets, and waits.
+
+What is run is bounded in every way: how many at once, how long, how much it may print. A command that hangs is killed
+with all it started. No secret stands on a command line, which everybody on the machine can read: the access key goes
+into a configuration file (0600) that is named by ``--config``. The command gets an environment of its own, because
+``VIPU_CLI_*`` variables of whoever started the controller would send it elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.drivers.vipu.commands import build_configuration
+from moorings.drivers.vipu.settings import VipuSettings
+
+OUTPUT_BYTES_MAX = 16 << 20  # a listing of 4,096 IPUs in JSON is far below
+ERRORS_BYTES_MAX = 64 << 10
+TOLD_CHARS_MAX = 300
+SECRET_BYTES_MAX = 64 << 10
+KILLED_WITHIN_S = 5.0
+CONFIGURATION = "vipu-cli.hcl"
+
+_AGAIN = "Moorings asks again by itself"
+
+
+class NotStartedError(MooringsError):
+    """The command was not started: nothing can have come of it."""
+
+
+class FailedError(MooringsError):
+    """The command ran to its end and said that it failed."""
+
+
+class Tool:
+    """The ``vipu`` command of one pool.
+
+    Args:
+        settings: how to reach the V-IPU controller.
+        folder: where the configuration file is written.
+
+    Raises:
+        MooringsError: ``pools.invalid`` (a secret file is missing, or others can read it), ``driver.unavailable`` (the
+            configuration file cannot be written).
+    """
+
+    def __init__(self, settings: VipuSettings, folder: Path) -> None:
+        key = ""
+        for name, path in settings.secret_files.items():
+            text = _read_secret(name, Path(path))
+            if name == "api_key_file":
+                key = text.strip()
+        if settings.config:
+            configuration = settings.config
+        else:
+            configuration = str(folder / CONFIGURATION)
+            _write_private(folder / CONFIGURATION, build_configuration(settings, key))
+        self._key = key
+        self._argv = (settings.command, "--config", configuration)
+        self._seats = asyncio.Semaphore(settings.parallel)
+
+    async def run(self, words: Sequence[str], timeout_s: float) -> str:
+        """What the command prints.
+
+        Args:
+            words: verb, noun, name, options.
+            timeout_s: seconds after which it is killed.
+
+        Raises:
+            NotStartedError: it could not be started.
+            FailedError: it failed.
+            MooringsError: ``driver.unavailable``: it took too long, was killed, or printed too much or no text; it may
+                or may not have been done.
+        """
+        said = " ".join(("vipu", *words))
+        try:
+            async with asyncio.timeout(timeout_s), self._seats:
+                output, errors, status = await self._run(words, said)
+        except TimeoutError as error:
+            raise _unavailable(f"no answer to '{said}' within {timeout_s:g} s") from error
+        told = self._told(errors or output)
+        if status > 0:
+            detail = f"'{said}' failed (exit code {status}): {told or 'it said nothing'}"
+            raise FailedError("driver.unavailable", detail, hint=_AGAIN, retryable=True)
+        if status < 0:
+            raise _unavailable(f"'{said}' was killed by signal {-status}")
+        try:
+            return output.decode()
+        except UnicodeDecodeError as error:
+            raise _unavailable(f"'{said}' printed what is no text") from error
+
+    async def _run(self, words: Sequence[str], said: str) -> tuple[bytes, bytes, int]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        loop = asyncio.get_running_loop()
+        try:
+            transport, hearing = await loop.subprocess_exec(
+                partial(_Hearing, said, loop.create_future()),
+                *self._argv,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**kept, "LANG": "C.UTF-8"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotStartedError(
+                "driver.unavailable",
+                f"'{said}' could not be started: {error}",
+                hint="set 'command' in [pool.vipu] to where the vipu command is",
+                retryable=True,
+            ) from error
+        try:
+            await hearing.over
+        except BaseException:  # also when we are told to stop
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hearing.exited.wait(), KILLED_WITHIN_S)
+            raise
+        finally:
+            transport.close()  # what fled from the group may hold the pipes open
+        status = transport.get_returncode()
+        assert status is not None
+        return bytes(hearing.said[1]), bytes(hearing.said[2]), status
+
+    def _told(self, output: bytes) -> str:
+        """The vendor's words on one line, without our key."""
+        words = " ".join(output[: 4 * TOLD_CHARS_MAX].decode(errors="replace").split())
+        words = "".join(char if char.isprintable() else "?" for char in words)
+        if self._key:
+            words = words.replace(self._key, "***")
+        return words if len(words) <= TOLD_CHARS_MAX else f"{words[:TOLD_CHARS_MAX]}..."
+
+
+class _Hearing(asyncio.SubprocessProtocol):
+    """Hears what a command prints, up to a limit; ``over`` when it has exited and nobody can print any more."""
+
+    def __init__(self, words: str, over: asyncio.Future[None]) -> None:
+        self.over = over
+        self.exited = asyncio.Event()
+        self.said = {1: bytearray(), 2: bytearray()}
+        self._words = words
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        most = OUTPUT_BYTES_MAX if fd == 1 else ERRORS_BYTES_MAX
+        if len(self.said[fd]) + len(data) <= most:
+            self.said[fd] += data
+        elif not self.over.done():
+            self.over.set_exception(_unavailable(f"'{self._words}' printed more than {most} bytes"))
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+def _read_secret(key: str, path: Path) -> str:
+    """The text of a file that nobody else may read.
+
+    Raises:
+        MooringsError: ``pools.invalid``.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(SECRET_BYTES_MAX) if stat.S_ISREG(status.st_mode) else b""
+    except OSError as error:
+        raise MooringsError("pools.invalid", f"{key}: {path} cannot be read: {error.strerror}") from error
+    problem = ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is not a file"
+    elif status.st_mode & 0o077:
+        problem = f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    elif status.st_uid not in (0, os.geteuid()):
+        problem = f"belongs to another user (uid {status.st_uid})"
+    elif not content.strip():
+        problem = "is empty"
+    elif key == "api_key_file" and len(content.split()) != 1:
+        problem = "holds more than one word; it is to hold the access key alone"
+    if problem:
+        raise MooringsError("pools.invalid", f"{key}: {path} {problem}", hint=f"chmod 600 {path}, owned by us or root")
+    return content.decode(errors="replace")
+
+
+def _write_private(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as error:
+        raise _unavailable(f"{path} cannot be written: {error}") from error
+
+
+def _unavailable(detail: str) -> MooringsError:
+    return MooringsError("driver.unavailable", detail, hint=_AGAIN, retryable=True)

@@ -1,0 +1,109 @@
+"""What we ordered is on the disk, is never lost, and is forgotten when it is over."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import PartitionOrder
+from moorings.core.instants import Instant, after
+from moorings.core.topology import Block
+from moorings.drivers.vipu.orders import LATE_S, Orders, Record
+
+NOW = Instant(1_700_000_000_000_000)
+
+
+def order(name: str, devices: str = "0-3", mark: str = "ours") -> PartitionOrder:
+    return PartitionOrder(name, Block.parse(devices), 2, 3, mark)
+
+
+@pytest.fixture
+def orders(tmp_path):
+    orders = Orders(tmp_path / "a" / "b")
+    yield orders
+    orders.close()
+
+
+def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
+    orders.write(Record(order("p", "0,2-3")))
+    again = Orders(tmp_path / "a" / "b")
+    assert again.all() == {"p": Record(order("p", "0,2-3"))}
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert again.path.stat().st_mode & 0o777 == 0o600
+    again.settle(["p", "strangers"])
+    assert orders.all()["p"].settled, "another process's words are heard"
+    again.close()
+    again.close()
+
+
+def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):
+    orders.write(Record(order("p")))
+    orders.settle(["p"])
+    orders.gone("p", "another mark", NOW)
+    assert "p" in orders.all()
+    orders.gone("p", "ours", NOW)
+    assert orders.all() == {}
+    orders.gone("p", "ours", NOW)
+
+
+def test_an_order_of_unknown_fate_is_kept_for_a_while(orders):
+    orders.write(Record(order("lost")))
+    orders.gone("lost", "ours", NOW)
+    orders.gone("lost", "ours", after(NOW, 10))
+    assert orders.all()["lost"].given_up_at == NOW
+    orders.write(Record(order("other")))
+    orders.gone("other", "ours", after(NOW, LATE_S - 1))
+    assert set(orders.all()) == {"lost", "other"}
+    orders.gone("other", "ours", after(NOW, LATE_S + 1))
+    assert set(orders.all()) == {"other"}
+
+
+def test_one_that_turned_up_late_counts_as_there(orders):
+    orders.write(Record(order("late")))
+    orders.gone("late", "ours", NOW)
+    orders.settle(["late"])
+    assert orders.all()["late"] == Record(order("late"), settled=True)
+
+
+def test_what_was_never_given_is_forgotten(orders):
+    orders.write(Record(order("p")))
+    orders.forget("p")
+    orders.forget("p")
+    assert orders.all() == {}
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MooringsError) as caught:
+        Orders(tmp_path / "file" / "pool")
+    assert caught.value.code == "driver.unavailable"
+
+
+def _write_for_ever(folder: Path, begun: "multiprocessing.synchronize.Event") -> None:
+    orders = Orders(folder)
+    orders.write(Record(order("kept")))
+    begun.set()
+    number = 0
+    while True:
+        number += 1
+        orders.write(Record(order(f"p{number % 50}", mark="x" * number)))
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    for _ in range(5):
+        begun = context.Event()
+        writer = context.Process(target=_write_for_ever, args=(tmp_path, begun))
+        writer.start()
+        assert begun.wait(30)
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        orders = Orders(tmp_path)
+        assert "kept" in orders.all()
+        orders.write(Record(order("after")))
+        assert "after" in orders.all()
+        orders.close()
