@@ -91,7 +91,8 @@ def run() -> Report:
         notes=(
             f"{JOBS} jobs: plain {plain_rate:.1f}/s, with --ipus=1 {ipu_rate:.1f}/s, submitted by {SUBMITTERS} at once",
             f"submit to first act, median of {STARTS} one by one: plain {plain_s:.3f} s, IPU {ipu_s:.3f} s",
-            f"plain srun, ms, p50 of {SRUNS}: before {before:.1f}, after {after:.1f}, {WAITING} waiting {while_waiting:.1f}",
+            f"plain srun, median of {SRUNS}: before {before:.1f} ms, installed {after:.1f} ms",
+            f"the same while {WAITING} IPU jobs wait: {while_waiting:.1f} ms",
             f"Slurm {RELEASE}, 4 nodes, everything on this machine; bound: the plain job itself",
         ),
     )
