@@ -6,6 +6,7 @@ from tests.guards.guard import Guard
 
 TURN = "tests/unit/core/test_turn.py::"
 QUEUE = "tests/unit/core/test_queue.py::"
+ANNOUNCED = "tests/unit/core/test_announced.py::"
 CLAIMS = "tests/unit/core/test_claims.py::"
 PARTITIONS = "tests/unit/core/test_partitions.py::"
 EVENTS = "tests/unit/core/test_events.py::"
@@ -242,6 +243,41 @@ ORDER = (
         old='        changed |= {"attempt": claim.attempt + 1,',
         new='        changed |= {"arrival": now, "attempt": claim.attempt + 1,',
         tests=(f"{TURN}test_a_block_that_breaks_is_quarantined_and_the_claim_gets_another_at_once",),
+    ),
+    Guard(
+        law="7",
+        what="a job that waits in another scheduler is never granted",
+        file="core/queue.py",
+        old="            if grant is not None and claim.state is ClaimState.ANNOUNCED:\n",
+        new="            if False:\n",
+        tests=(f"{ANNOUNCED}test_a_job_that_waits_elsewhere_is_never_granted_and_never_loses_its_place",),
+    ),
+    Guard(
+        law="7",
+        what="no device is offered to two schedulers",
+        file="core/queue.py",
+        old="                    if number:\n",
+        new="                    if False:\n",
+        tests=(f"{ANNOUNCED}test_no_device_is_offered_twice_and_what_is_offered_fits",),
+    ),
+    Guard(
+        law="7",
+        what="a job that its scheduler has started stands before those that wait there",
+        file="core/announced.py",
+        old="        return told.place()\n",
+        new="        return None\n",
+        tests=(
+            f"{ANNOUNCED}test_a_job_that_its_scheduler_started_keeps_its_place",
+            f"{ANNOUNCED}test_a_job_that_was_never_announced_stands_before_those_that_wait_there",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="another scheduler that is silent keeps nothing from others",
+        file="core/announced.py",
+        old="            if told.until <= self._now:\n",
+        new="            if False:\n",
+        tests=(f"{ANNOUNCED}test_a_silent_queue_is_no_longer_reckoned_with",),
     ),
     # -- law 8: every wait and every refusal says why ---------------------------------------------------------------
     Guard(

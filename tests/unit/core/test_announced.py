@@ -189,6 +189,9 @@ def test_no_device_is_offered_twice_and_what_is_offered_fits(
         world.create(size, gcds=2 if size > 8 else 1)
     world.step(told(world, *here), told(world, *there, queue=THERE))
     before = {claim.id for claim in world.fleet.claims.values() if claim.state is ClaimState.PENDING}
+    for pool in (POD, WIDE):  # partitions of one device: as many as devices are offered
+        offered = sum(offer(world, queue, pool.name).get(1, 0) for queue in (HERE, THERE))
+        assert offered <= world.fleet.pools[pool.name].free.free
     started: list[Claim] = []
     for queue in (HERE, THERE):
         for pool in (POD, WIDE):

@@ -12,12 +12,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from moorings.controller.queues import QueueView
 from moorings.controller.service import UNTIL, Controller
 from moorings.controller.views import ClaimView, RunView
 from moorings.core.access import Caller, Role
+from moorings.core.announced import AnnouncedJob
 from moorings.core.claims import ENDED, Claim, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
+from moorings.core.instants import after
 from moorings.core.topology import Pool
 from moorings.ports.store import Page, Seq
 from moorings.testing.simulation.stage import Stage
@@ -46,7 +49,7 @@ ALLOWED = frozenset(  # answers that may come to a demand that was well formed
         *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
         *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
-        "store.conflict",
+        *("store.conflict", "queue.unknown"),
     )
 )
 
@@ -147,6 +150,8 @@ def _short(answer: object) -> str:
             return f"{answer.claim.id} {answer.claim.state} v{answer.claim.version}"
         case RunView():
             return f"{answer.run.id} {answer.run.state}"
+        case QueueView():
+            return f"{answer.told.queue}: {answer.offer}"
         case list() | tuple():
             return f"{len(answer)} items"
         case _:
@@ -190,7 +195,7 @@ class Client:
         elif self._caller.role is Role.VIEWER:
             choices = (*looking, (1, self._meddle))
         else:
-            choices = (*looking, *mine, *(running if self._caller.role is Role.USER else ()))
+            choices = (*looking, *mine, *(running if self._caller.role is Role.USER else ((6, self._tell_queue),)))
         return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
 
     def _any_claim(self) -> str | None:
@@ -411,6 +416,26 @@ class Client:
         wait_s = self._chance.choice((0.0, 20.0))
         view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.get_run(ident, wait_s=wait_s))
         self._shown(view.run)
+
+    # -- other schedulers' agents ------------------------------------------------------------------------------------
+
+    async def _tell_queue(self) -> None:
+        """Tell what waits in one's own queue; the owners are those that one also claims for."""
+        pool = self._chance.choice(self._stage.pools)
+        numbers = self._chance.sample(range(99), self._chance.choice((0, 1, 2, 8)))
+        now, jobs = self._stage.wall.now(), []
+        for number in numbers:
+            size = self._size(pool)
+            spec = ClaimSpec(kind=pool.kind, size=size, gcds=self._gcds(pool, size))
+            jobs.append(AnnouncedJob(f"slurm/alpha/{number}", spec, after(now, -self._chance.uniform(0, 100))))
+        believed_s = self._chance.choice((5.0, 30.0, 120.0))
+        view = await self._crowd.ask(
+            self._who,
+            f"tell of {len(jobs)} {pool.kind}",
+            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s),
+        )
+        if not all(job.reason.message for job in view.jobs):
+            self._stage.story.breaks(8, f"nothing explains {view.jobs}")
 
     # -- admins and onlookers ----------------------------------------------------------------------------------------
 

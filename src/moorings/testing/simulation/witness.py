@@ -259,10 +259,11 @@ class Witness:
     def _not_overtaken(self, fleet: Fleet, change: Change) -> None:
         """No block that is kept for a claim was given to one behind it (law 7)."""
         made = [one for one in change.partitions if one.state is PartitionState.PROVISIONING and one.version == 1]
+        announced = {claim.id: claim for told in fleet.announced.values() for claim in told.claims()} if made else {}
         for partition in made:
             claim = fleet.claims.get(partition.claim)
             for kept in fleet.reservations:
-                keeper = fleet.claims.get(kept.claim)
+                keeper = fleet.claims.get(kept.claim) or announced.get(kept.claim)
                 if claim is None or keeper is None or kept.pool != partition.pool:
                     continue
                 if claim.order > keeper.order and kept.block.overlaps(partition.block):
@@ -280,7 +281,7 @@ class Witness:
     def idled(self, fleet: Fleet, outcome: Outcome) -> None:
         """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
         first = _first(fleet)
-        if first is None or first.id in outcome.fleet.claims:
+        if first is None or first.state is ClaimState.ANNOUNCED or first.id in outcome.fleet.claims:
             return
         for state in _able(first, fleet):
             fits = not first.spec.size or state.free.find(first.spec.size) is not None
@@ -336,7 +337,14 @@ def _said(reply: object) -> object:
 
 
 def _first(fleet: Fleet) -> Claim | None:
-    return next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)
+    """The first that waits, here or in another scheduler's queue, where some could never be served."""
+    waiting = [next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)]
+    waiting += [claim for told in fleet.announced.values() for claim in told.claims() if _served_one_day(claim, fleet)]
+    return min((claim for claim in waiting if claim is not None), key=lambda claim: claim.order, default=None)
+
+
+def _served_one_day(claim: Claim, fleet: Fleet) -> bool:
+    return any(_could_ever(state, claim) for state in _able(claim, fleet))
 
 
 def _able(claim: Claim, fleet: Fleet) -> list[PoolState]:
