@@ -33,10 +33,14 @@ def run(tool: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit with a Python that is here, for systemd looks whether the command can be run."""
-    text = UNIT.read_text()
+    return runnable(UNIT, tmp_path)
+
+
+def runnable(unit: Path, folder: Path) -> Path:
+    """A unit with a Python that is here, for systemd looks whether the command can be run."""
+    text = unit.read_text()
     assert "ExecStart=/opt/moorings/bin/python " in text
-    made = tmp_path / UNIT.name
+    made = folder / unit.name
     made.write_text(text.replace("/opt/moorings/bin/python", sys.executable))
     return made
 
@@ -51,6 +55,11 @@ def test_systemd_can_read_the_unit(unit: Path) -> None:
     done = analyze("verify", "--man=no", unit)
     assert (done.returncode, done.stderr) == (0, "")
     done = analyze("verify", "--man=no", closed(unit))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_can_read_the_unit_of_slurm_s_agent(tmp_path: Path) -> None:
+    done = analyze("verify", "--man=no", runnable(DEPLOY / "moorings-slurm-agent.service", tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
 
 
