@@ -100,8 +100,10 @@ class Terminal:
         credentials = self.home / ".config" / "moorings" / "credentials.toml"
         if not credentials.exists():
             return
-        key = tomllib.loads(credentials.read_text())["contexts"]["default"]["access_key"]
-        with Client(Transport(Endpoint(server=f"http://127.0.0.1:{self.port}", access_key=key))) as client:
+        context = tomllib.loads(credentials.read_text())["contexts"]["default"]
+        files = {name: context.get(name, "") for name in ("ca_file", "cert_file", "key_file")}
+        server = f"{context['server'].partition(':')[0]}://127.0.0.1:{self.port}"
+        with Client(Transport(Endpoint(server=server, access_key=context["access_key"], **files))) as client:
 
             def still() -> bool:
                 try:

@@ -21,8 +21,9 @@ from moorings.api.operations import KEY_HEADER, Operation
 from moorings.api.pages import Wanted, dumps, parse_token, written
 from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
 from moorings.api.receiving import headers_by_name, read_body
-from moorings.api.security import bearer
-from moorings.core.access import Caller
+from moorings.api.security import STANDBY, bearer
+from moorings.api.tls import PEER
+from moorings.core.access import Caller, Peer, check_bound
 from moorings.core.claims import KEY_CHARS_MAX
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
@@ -173,6 +174,7 @@ class Call:
         operation: what is asked.
         caller: who asks; known unless the operation is open.
         headers: by lower-case name; those that decide something are there once.
+        peer: whom the client's certificate names; None where none is asked for.
         path_values: values of the path by name, as they came; ``path`` checks them.
         request_id: names this request in answers and logs.
         secret: the access key, once it was found good.
@@ -187,6 +189,7 @@ class Call:
         "headers",
         "operation",
         "path_values",
+        "peer",
         "request_id",
         "secret",
         "service",
@@ -198,6 +201,7 @@ class Call:
         self.operation = operation
         self.headers: dict[bytes, bytes] = headers_by_name(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
+        self.peer: Peer | None = scope.get(PEER)
         self.request_id: str = scope[REQUEST_ID]
         self.secret = ""
         self._caller: Caller | None = None
@@ -218,10 +222,12 @@ class Call:
         """Find out who calls.
 
         Raises:
-            MooringsError: ``auth.missing``, ``auth.invalid``.
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.certificate_mismatch``.
         """
         secret = bearer(self.headers)
-        self._caller = await self.service.controller.authenticate(secret)
+        caller = await self.service.controller.authenticate(secret)
+        check_bound(caller, self.peer, handed_on=STANDBY in self.headers)
+        self._caller = caller
         self.secret = secret
 
     async def serve(self) -> Response:

@@ -7,10 +7,12 @@ controller's use cases, where the owner of the thing is known (law 10).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from moorings.core.errors import MooringsError
 
 SECRET_CHARS_MAX = 200
+STANDBY: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
 _HINT = "send the header Authorization: Bearer moor_..."
 
 

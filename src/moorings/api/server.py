@@ -4,6 +4,8 @@ uvicorn on httptools bounds neither the size of a request's head nor the time it
 are sent ahead, waits for ever for a client to read, and counts connections only to answer in plain text. The protocol
 class here adds those bounds in uvicorn's own hooks. A proxy in front was refused as a condition: a controller must be
 safe to start with one command.
+
+With TLS connections are taken in by ``api.tls.Handshakes``, which bounds what no protocol class sees.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ import asyncio
 import ipaddress
 import json
 import socket
+import ssl
+import time
 from collections import Counter
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.problems import MEDIA_TYPE, problem_body
+from moorings.api.tls import PEER, Handshakes, peer_of
+from moorings.core.access import Peer
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 
@@ -54,13 +60,22 @@ def _counted_as(host: str) -> str:
     return "127.0.0.0/8" if found.is_loopback else str(found)
 
 
+def has_room(limits: Limits, of_address: int, in_all: int) -> bool:
+    """Whether a connection is within the limits; the numbers count it already."""
+    reserved = min(limits.connections_reserved, int(limits.connections_max * RESERVED_PART))
+    most = limits.connections_max - (reserved if of_address > FEW else 0)
+    return in_all <= most and of_address <= limits.connections_per_address_max
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, whose requests' heads are bounded in size and time, and which is cut if nobody reads it."""
 
     limits: ClassVar[Limits] = DEFAULT_LIMITS
     addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
+    asks_certificates: ClassVar[bool] = False
 
     _address = ""
+    _peer: Peer | None = None
     _running: RequestResponseCycle | None = None
     _unsent_bytes = 0
     _unsent_since_s = 0.0
@@ -74,18 +89,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._address = address_of(self.client)
         self.addresses[self._address] += 1
-        if not self._has_room():
+        if not has_room(self.limits, self.addresses[self._address], len(self.connections)):
             transport.close()
             return
+        if self.asks_certificates:
+            self._peer = peer_of(transport.get_extra_info("peercert"))
         # uvicorn waits for ever for the first byte; for later requests it uses the same timer.
         self.timeout_keep_alive_task = self.loop.call_later(self.limits.head_timeout_s, self.timeout_keep_alive_handler)
-
-    def _has_room(self) -> bool:
-        """Whether this connection is within the limits; it counts already."""
-        limits, of_address, in_all = self.limits, self.addresses[self._address], len(self.connections)
-        reserved = min(limits.connections_reserved, int(limits.connections_max * RESERVED_PART))
-        most = limits.connections_max - (reserved if of_address > FEW else 0)
-        return in_all <= most and of_address <= limits.connections_per_address_max
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override] # wider
         self._running = cycle
@@ -129,6 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_message = True
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope[PEER] = self._peer  # type: ignore[typeddict-unknown-key] # ours, and no header's
 
     def on_headers_complete(self) -> None:
         self._head_ended()
@@ -159,6 +170,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unsent_bytes, self._unsent_since_s = unsent_bytes, now_s
         elif now_s - self._unsent_since_s >= self.limits.unread_s:
             self.transport.abort()
+
+    def end_if_expired(self, now_s: float) -> None:
+        """End the connection, after the answer that is under way, if its client's certificate is not good any more."""
+        if self._peer is not None and now_s >= self._peer.expires_s:
+            self.shutdown()
 
     def _head_unfinished(self, more_bytes: int) -> None:
         self._head_bytes += more_bytes
@@ -209,11 +225,43 @@ class ApiServer(uvicorn.Server):
     Args:
         app: what it serves.
         config: from ``make_server_config``.
+        tls: how TLS is spoken; None: it is not.
     """
 
-    def __init__(self, app: Served, config: uvicorn.Config) -> None:
+    def __init__(self, app: Served, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
         self._app = app
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        assert sockets is not None, "with TLS the caller listens"
+        await super().startup([])
+        for listening in sockets:
+            handshakes = Handshakes(
+                listening, self._tls, self._new_protocol, self._room_for, self._app.limits.head_timeout_s
+            )
+            self.servers.append(cast("asyncio.base_events.Server", handshakes))
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        made = self._protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        assert isinstance(made, asyncio.Protocol)
+        return made
+
+    @property
+    def _protocol(self) -> type[BoundedProtocol]:
+        found = self.config.http_protocol_class
+        assert issubclass(found, BoundedProtocol), "as make_server_config sets it"
+        return found
+
+    def _room_for(self, client: tuple[str, int], handshakes: Counter[str]) -> str | None:
+        """What a new client is counted as; None if there is no room for it."""
+        address = address_of(client)
+        of_address = self._protocol.addresses[address] + handshakes[address] + 1
+        in_all = len(self.server_state.connections) + handshakes.total() + 1
+        return address if has_room(self._app.limits, of_address, in_all) else None
 
     async def on_tick(self, counter: int) -> bool:
         if counter % LOOK_TICKS == 0:
@@ -221,6 +269,7 @@ class ApiServer(uvicorn.Server):
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, BoundedProtocol):
                     connection.cut_if_unread(now_s)
+                    connection.end_if_expired(time.time())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -235,19 +284,24 @@ def make_server_config(
     *,
     access_log: bool = False,
     loop: str = "uvloop",
+    asks_certificates: bool = False,
 ) -> uvicorn.Config:
     """How ``app`` is served; its ``limits`` apply.
+
+    With ``asks_certificates`` the server's TLS lets nobody in without a certificate, and each request is told whom it
+    names.
 
     Proxies' headers are not believed, logging is left as the program has set it up, and there is no lifespan: who
     starts the server starts and stops the controller around it.
     """
     limits = app.limits
+    own = {"limits": limits, "addresses": Counter(), "asks_certificates": asks_certificates}
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         loop=loop,
-        http=type("ApiProtocol", (BoundedProtocol,), {"limits": limits, "addresses": Counter()}),
+        http=type("ApiProtocol", (BoundedProtocol,), own),
         ws="none",
         lifespan="off",
         log_config=None,

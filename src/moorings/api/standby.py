@@ -10,6 +10,9 @@ While nobody leads, a request is held for a few seconds rather than refused: a c
 Whoever asks proves their access key here already, before anything of theirs is kept: else strangers would fill the
 seats and the memory of this controller with requests that the leader refuses. The leader checks the key again, so one
 that was revoked since gets nothing from here but the leader's refusal.
+
+A client's certificate cannot be handed on: its TLS ends here. So it is compared with the access key here, and the
+leader takes our word for it because our own certificate says that we are a controller; a header alone says nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -32,9 +36,10 @@ from moorings.api.operations import KEY_HEADER
 from moorings.api.problems import problem
 from moorings.api.receiving import headers_by_name, read_body
 from moorings.api.routes import OPERATIONS
-from moorings.api.security import bearer
+from moorings.api.security import STANDBY, bearer
 from moorings.api.server import address_of
-from moorings.core.access import Caller
+from moorings.api.tls import PEER
+from moorings.core.access import Caller, check_bound
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, VersionBody
@@ -50,7 +55,6 @@ PATIENCE_S: Final = 8.0  # how long a request is held while nobody leads
 AGAIN_S: Final = 0.1
 CONNECT_S: Final = 1.0
 POOL_S: Final = 2.0  # for one of the connections to the leader to become free
-STANDBY: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
 
 # RFC 9110, section 7.6.1; and what the server under us writes itself.
 _ONE_HOP = frozenset(
@@ -66,7 +70,9 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # The claim of a name may be another one by the second time; an id stands for one claim for ever.
 _RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
 _KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
-_FINAL = frozenset({"auth.missing", "auth.invalid"})  # asking the store again would not help
+_FINAL = frozenset(
+    {"auth.missing", "auth.invalid", "auth.certificate_mismatch"}
+)  # asking the store again would not help
 
 
 class NotReachedError(Exception):
@@ -87,6 +93,7 @@ class Standby:
         patience_s: how long a request waits for somebody who leads.
         authenticate: who holds an access key, as ``controller.keys.Keys`` tells. None: nobody is asked for one here,
             and each address is given one key's part of everything.
+        tls: how the leader is asked over TLS; None: as the system's authorities vouch for it.
     """
 
     def __init__(
@@ -96,6 +103,7 @@ class Standby:
         limits: Limits = DEFAULT_LIMITS,
         patience_s: float = PATIENCE_S,
         authenticate: Callable[[str], Awaitable[Caller]] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.closing = Closing()
         self._leader = leader
@@ -112,6 +120,7 @@ class Standby:
             # The leader sees one address, and gives it no more.
             limits=httpx2.Limits(max_connections=limits.connections_per_address_max, max_keepalive_connections=32),
             trust_env=False,
+            verify=True if tls is None else tls,
         )
 
     async def close(self) -> None:
@@ -175,7 +184,8 @@ class Standby:
         """Whose part of the seats it takes.
 
         Raises:
-            MooringsError: ``auth.missing``, ``auth.invalid``, ``store.unavailable`` for as long as we have patience.
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.certificate_mismatch``; ``store.unavailable`` for
+                as long as we have patience.
         """
         if self._authenticate is None:
             return address_of(scope.get("client"))
@@ -183,7 +193,9 @@ class Standby:
         deadline = clock() + self._patience_s
         while True:
             try:
-                return (await self._authenticate(secret)).key_id
+                caller = await self._authenticate(secret)
+                check_bound(caller, scope.get(PEER))
+                return caller.key_id
             except MooringsError as error:
                 if error.code in _FINAL or clock() > deadline:
                     raise

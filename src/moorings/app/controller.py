@@ -30,6 +30,7 @@ from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
 from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
+from moorings.app.tls import make_tls
 from moorings.app.upkeep import Kept, digest_of, upkeep
 from moorings.app.wiring import assemble, open_store, read_pools
 from moorings.controller.keys import Keys
@@ -81,11 +82,12 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     folder = DataFolder(settings.data)
     try:
         check_whole(settings.data)
+        tls = make_tls(settings)
         shared = SharedFolder(settings.shared or settings.data)
         pools_file = shared.pools_file(settings.pools)
         entries = read_pools(pools_file)
         listening = _listen(settings.host, settings.port)
-        url = _url(settings.host, listening.getsockname()[1])
+        url = _url("http" if tls is None else "https", settings.host, listening.getsockname()[1])
         store, leadership = open_store(settings)
         try:
             if not leadership.alone:
@@ -113,10 +115,11 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 ),
                 limits=_limits(),
                 authenticate=keys.authenticate,
+                tls=tls.client if tls is not None else None,
             )
             async with _standing(replica, stopping):
                 if settings.credentials is not None:
-                    await ensure_admin(keys, settings.credentials, settings.context, url)
+                    await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
                 folder.announce(url)
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = Kept(
@@ -128,9 +131,12 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     runs=shared.path / "runs",
                     clock=clock,
                     assembly=lambda: replica.assembly,
+                    tls=tls,
                 )
+                config = make_server_config(replica, asks_certificates=tls is not None and tls.asks_certificates)
                 async with upkeep(kept):
-                    await _Server(replica, make_server_config(replica)).serve_until(stopping, listening)
+                    server = _Server(replica, config, tls.server if tls is not None else None)
+                    await server.serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
             store.abort()  # everything was answered, or never will be
@@ -206,9 +212,9 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _url(host: str, port: int) -> str:
+def _url(scheme: str, host: str, port: int) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ some other controller is left alone.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
 import logging
-import os
 import re
 import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from moorings.app.folders import write_private
+from moorings.cli.pki.folder import client_certificate, client_key
+from moorings.cli.processes import own_subject
 from moorings.controller.keys import Keys
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
@@ -26,8 +26,11 @@ log = logging.getLogger("moorings.controller")
 Contexts = dict[str, dict[str, str]]
 
 
-async def ensure_admin(keys: Keys, path: Path, context: str, url: str) -> None:
+async def ensure_admin(keys: Keys, path: Path, context: str, url: str, certificate: Path | None = None) -> None:
     """See that the file has an admin's access key for the controller at ``url``.
+
+    Where the controller's ``certificate`` lies in a folder as ``moor pki init`` lays it out, the file names what the
+    admin needs of that folder, too.
 
     A key that works is kept (its address may have changed); one that is dead at this very address (its data folder is
     gone) is replaced; a context that points elsewhere belongs to another controller: it is left alone, and the key goes
@@ -39,22 +42,35 @@ async def ensure_admin(keys: Keys, path: Path, context: str, url: str) -> None:
     contexts = _read(path)
     known = contexts.get(context, {})
     if await _works(keys, known.get("access_key", "")):
-        if known.get("server") != url:
-            _write(path, contexts | {context: {**known, "server": url}})
+        now = {**_trust(certificate), **known, "server": url}
+        if now != known:
+            _write(path, contexts | {context: now})
         return
     if known.get("server", url) != url:
         log.info("credentials.kept", extra={"file": str(path), "context": context, "server": known["server"]})
         own = f"{context}-{urlsplit(url).port}"
         if own not in contexts or not await _works(keys, contexts[own].get("access_key", "")):
-            await _make(keys, path, own, url)
+            await _make(keys, path, own, url, certificate)
         return
-    await _make(keys, path, context, url)
+    await _make(keys, path, context, url, certificate)
 
 
-async def _make(keys: Keys, path: Path, context: str, url: str) -> None:
-    _, secret = await asyncio.to_thread(keys.create, _user(), Role.ADMIN, None, "the first start")
-    _write(path, _read(path) | {context: {"server": url, "access_key": secret}})
+async def _make(keys: Keys, path: Path, context: str, url: str, certificate: Path | None) -> None:
+    _, secret = await asyncio.to_thread(keys.create, own_subject(), Role.ADMIN, None, "the first start")
+    _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_trust(certificate)}})
     log.info("credentials.written", extra={"file": str(path), "context": context})
+
+
+def _trust(certificate: Path | None) -> dict[str, str]:
+    """Authority, certificate and key that this user needs, as far as they lie beside the controller's certificate."""
+    if certificate is None:
+        return {}
+    folder, subject = certificate.parent, own_subject()
+    found = {"ca_file": folder / "ca.pem"}
+    own = {"cert_file": client_certificate(folder, subject), "key_file": client_key(folder, subject)}
+    if all(file.is_file() for file in own.values()):
+        found |= own
+    return {name: str(file) for name, file in found.items() if file.is_file()}
 
 
 def _write(path: Path, contexts: Contexts) -> None:
@@ -70,15 +86,6 @@ async def _works(keys: Keys, secret: str) -> bool:
         return bool(secret) and (await keys.authenticate(secret)).role is Role.ADMIN
     except MooringsError:
         return False
-
-
-def _user() -> str:
-    """This user, as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
-    try:
-        name = re.sub(r"[^A-Za-z0-9._@+-]", "-", getpass.getuser())[:64]
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        name = ""
-    return name if name.strip(".") else f"uid{os.getuid()}"
 
 
 def _read(path: Path) -> Contexts:

@@ -16,12 +16,15 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from moorings.app.backup import DATABASE, look_at
 from moorings.app.folders import PEPPER_BYTES, RESTORED, RESTORING
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
+from moorings.app.tls import is_loopback
 from moorings.app.wiring import read_pools
 from moorings.cli.checks import Finding, Verdict, failed
 from moorings.cli.checks_host import (
@@ -34,8 +37,10 @@ from moorings.cli.checks_host import (
     check_revision,
     check_runs,
     check_space,
+    check_tls,
 )
 from moorings.cli.processes import RECORD_NAME, Running, find_holders
+from moorings.client.keyfiles import key_problem
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.usage import partitions_in_use
@@ -108,6 +113,7 @@ def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str
         "host.pepper": lambda: _pepper(shared / "pepper"),
         "host.space": lambda: _space(data),
         "host.pools": lambda: _pools(pools),
+        "host.tls": lambda: _tls(settings, running),
         "host.restore": lambda: check_restore((data / RESTORING).exists(), (shared / RESTORED).exists()),
     }
     if running is not None:
@@ -148,6 +154,26 @@ def _space(data: Path) -> Finding:
 def _pools(path: Path) -> Finding:
     entries = read_pools(path)
     return Finding("host.pools", Verdict.PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
+
+
+def _tls(settings: Settings, running: Running | None) -> Finding:
+    if settings.tls_cert is None or settings.tls_key is None:
+        if is_loopback(settings.host):
+            return Finding("host.tls", Verdict.PASS, "plain HTTP, to this machine alone")
+        fix = "set tls_cert and tls_key; see docs/how-to/tls.md"
+        return Finding("host.tls", Verdict.WARN, f"plain HTTP to {settings.host}: keys travel in the clear", fix)
+    from moorings.cli.pki.authority import is_of_key, read_facts
+
+    certificate, status = settings.tls_cert.read_bytes(), settings.tls_key.stat()
+    facts, now = read_facts(certificate), datetime.now(UTC)
+    urls = filter(None, (settings.advertise, running.url if running is not None else ""))
+    return check_tls(
+        facts.names,
+        sorted({urlsplit(url).hostname or "" for url in urls}),
+        is_of_key(certificate, settings.tls_key.read_bytes()),
+        key_problem(status.st_mode, status.st_uid, os.geteuid()),
+        (facts.ends - now) // timedelta(days=1),
+    )
 
 
 def _files(pid: int) -> Finding:

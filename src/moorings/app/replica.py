@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,6 +50,7 @@ class Replica:
         assemble: makes the parts of a controller that leads from now on.
         limits: how much is taken on.
         authenticate: who holds an access key; asked before anything is taken in for the leader.
+        tls: how the leader is asked over TLS; None: as the system's authorities vouch for it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Replica:
         assemble: Callable[[], Coroutine[Any, Any, Assembly]],
         limits: Limits,
         authenticate: Callable[[str], Awaitable[Caller]],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.limits = limits
         self.assembly: Assembly | None = None
@@ -73,6 +76,7 @@ class Replica:
         self._url = url
         self._assemble = assemble
         self._authenticate = authenticate
+        self._tls = tls
         self._leader = ""
         self._standby: Standby | None = None
         self._shell: Application | None = None  # around the standby
@@ -117,7 +121,11 @@ class Replica:
             # One for the life of the process: requests that it holds when this controller itself begins to lead find
             # their leader here.
             self._standby = Standby(
-                lambda: self._leader, self._store.installation(), self.limits, authenticate=self._authenticate
+                lambda: self._leader,
+                self._store.installation(),
+                self.limits,
+                authenticate=self._authenticate,
+                tls=self._tls,
             )
             self._shell = Application(self._standby, self._standby.closing, self.limits)
         self._serve_by(self._shell)

@@ -20,9 +20,9 @@ DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
-_PATHS = ("data", "shared", "pools", "credentials", "log_file")
+_PATHS = ("data", "shared", "pools", "credentials", "log_file", "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
 _NUMBERS = ("log_file_bytes_max", "keep_runs_days")
-_BOOLEANS = ("reserve", "local_runs")
+_BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -51,15 +51,38 @@ class Settings:
     takes over could not see the other machine's processes."""
 
     advertise: str = field(default="", metadata={"flag": "--advertise"})
-    """With PostgreSQL: ``http://host:port`` where the other controllers reach this one, or ``https://host:port`` of a
-    proxy before it, whose certificate the system's authorities vouch for. Default: the address it listens on."""
+    """With PostgreSQL: ``https://host:port`` (``http://`` without TLS) where the other controllers reach this one; its
+    certificate must cover that name. Default: the address it listens on."""
 
     host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
-    """Address to listen on. Default: only this machine, because there is no TLS yet."""
+    """Address to listen on. Default: only this machine. Another one needs ``tls_cert`` and ``tls_key``, or
+    ``plain_http``."""
 
     port: int = field(default=8090, metadata={"flag": "--port"})
     """TCP port, 0 to 65535 (0: any free one; it stands in ``controller.json``). Default 8090, the port V-IPU users
     know."""
+
+    tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert", "environment": "MOORINGS_TLS_CERT"})
+    """PEM file of the controller's certificate, and of those between it and its authority. With it and ``tls_key`` the
+    controller speaks HTTPS only, TLS 1.2 or newer. A file that changes is taken over within 10 s, or at SIGHUP."""
+
+    tls_key: Path | None = field(default=None, metadata={"flag": "--tls-key", "environment": "MOORINGS_TLS_KEY"})
+    """PEM file (0600, unencrypted) of that certificate's private key."""
+
+    tls_client_ca: Path | None = field(
+        default=None, metadata={"flag": "--tls-client-ca", "environment": "MOORINGS_TLS_CLIENT_CA"}
+    )
+    """Secure mode: PEM file of the authorities of the clients' certificates. Nobody gets in without one, and it must
+    name the subject of the access key (``moor pki issue SUBJECT``). Name an authority of your own only. Default:
+    clients show no certificates."""
+
+    tls_ca: Path | None = field(default=None, metadata={"flag": "--tls-ca", "environment": "MOORINGS_TLS_CA"})
+    """With PostgreSQL: PEM file of the authorities behind the other controllers' certificates. Default:
+    ``tls_client_ca``, else the system's."""
+
+    plain_http: bool = field(default=False, metadata={"flag": "--plain-http"})
+    """Listen on other addresses than this machine's without TLS: whoever listens on the network can read access keys.
+    Default: that is refused."""
 
     pools: Path | None = field(default=None, metadata={"flag": "--pools"})
     """Pools file. Default: ``pools.toml`` in the data folder, made with a simulated ``pod64`` at the first start."""
@@ -117,7 +140,9 @@ def read_settings(
     parser = ArgumentParser(prog="moorings-controller", description="The Moorings controller, in the foreground.")
     parser.add_argument("--config", help=f"settings file (default {DEFAULT_CONFIG}, if it is there)")
     for item in fields(Settings):
-        if "flag" in item.metadata:
+        if "flag" in item.metadata and item.name in _BOOLEANS:
+            parser.add_argument(item.metadata["flag"], dest=item.name, action="store_true", default=None)
+        elif "flag" in item.metadata:
             parser.add_argument(item.metadata["flag"], dest=item.name)
     flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
     flag_of = {item.name: item.metadata.get("flag", "") for item in fields(Settings)}
@@ -130,7 +155,7 @@ def read_settings(
         if environment.get(variable):
             values[item.name] = _checked(item.name, environment[variable], variable)
     for name, value in flags.items():
-        values[name] = _checked(name, value, flag_of[name])
+        values[name] = value if isinstance(value, bool) else _checked(name, value, flag_of[name])
     return _settings(values, at)
 
 
@@ -200,6 +225,11 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),
         port=int(text.get("port", "8090")),
+        tls_cert=paths.get("tls_cert"),
+        tls_key=paths.get("tls_key"),
+        tls_client_ca=paths.get("tls_client_ca"),
+        tls_ca=paths.get("tls_ca"),
+        plain_http=bool(values.get("plain_http", False)),
         pools=paths.get("pools"),
         credentials=paths.get("credentials"),
         context=text.get("context", "default"),

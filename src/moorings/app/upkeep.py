@@ -1,7 +1,8 @@
 """What a controller's process does beside its work: signals, the watchdog, old runs' folders.
 
 ==========  ==========================================================================================================
-SIGHUP      takes over the log level, looks at settings and pools file, opens its log anew; says what needs a restart
+SIGHUP      takes over the log level and the certificates, looks at settings and pools file, opens its log anew; says
+            what needs a restart
 SIGUSR1     writes its state to the log, whatever the level is
 ==========  ==========================================================================================================
 
@@ -24,6 +25,7 @@ from moorings.app import logs
 from moorings.app.notify import Notifier, feed_watchdog
 from moorings.app.settings import Settings, read_settings
 from moorings.app.state import tell_state
+from moorings.app.tls import Tls, watch_certificates
 from moorings.app.wiring import Assembly
 from moorings.core.errors import MooringsError
 from moorings.core.instants import after
@@ -53,6 +55,7 @@ class Kept:
         runs: folder of the runs.
         clock: the time.
         assembly: its parts while it leads, else None.
+        tls: its TLS; None: it speaks plain HTTP.
     """
 
     settings: Settings
@@ -63,6 +66,7 @@ class Kept:
     runs: Path
     clock: Clock
     assembly: Callable[[], Assembly | None]
+    tls: Tls | None = None
 
 
 @contextlib.asynccontextmanager
@@ -77,6 +81,8 @@ async def upkeep(kept: Kept) -> AsyncIterator[None]:
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
     ]
+    if kept.tls is not None:
+        tasks.append(asyncio.create_task(watch_certificates(kept.tls), name="certificates"))
     notifier.send(READY=1, STATUS="serves")
     try:
         yield
@@ -126,6 +132,8 @@ class Reloader:
         except SystemExit:  # argparse's way to refuse: our own command line has not changed
             log.warning("reload.refused", extra={"detail": "the command line cannot be read"})
         self._look_at_pools()
+        if self._kept.tls is not None:
+            self._kept.tls.renew()
         self._notifier.send(READY=1)
         log.info("reload.done")
 

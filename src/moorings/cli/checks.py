@@ -21,6 +21,7 @@ from moorings.wire.shapes import API_VERSION, DeviceBody, FindingBody, PoolBody,
 
 SHOWN_MAX = 8
 SKEW_S_WARN, SKEW_S_FAIL = 2.0, 60.0
+CERTIFICATE_DAYS_WARN = 30
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -89,6 +90,29 @@ def check_transport(secure: bool, host: str) -> Finding:
     return Finding(
         "transport", Verdict.WARN, f"plain http to {host}: the access key travels in the clear", "use https://"
     )
+
+
+def check_ends(check: str, whose: str, days_left: int, fix: str) -> Finding:
+    """Whether a certificate is good for a while yet; ``days_left`` is negative once it has ended."""
+    if days_left < 0:
+        return Finding(check, Verdict.FAIL, f"{whose} has ended {-days_left} days ago", fix)
+    if days_left < CERTIFICATE_DAYS_WARN:
+        return Finding(check, Verdict.WARN, f"{whose} ends in {days_left} days", fix)
+    return Finding(check, Verdict.PASS, f"{whose} is good for {days_left} days")
+
+
+def check_client_certificate(file: str, problem: str, days_left: int) -> Finding:
+    """Whether the certificate this command shows is good for a while yet.
+
+    Args:
+        file: where it is.
+        problem: what is wrong with its key's file; empty: nothing.
+        days_left: until it ends.
+    """
+    if problem:
+        return Finding("certificate.client", Verdict.FAIL, problem, "chmod 600 the key, and have a new one issued")
+    fix = "ask an admin to renew it: moor pki rotate SUBJECT"
+    return check_ends("certificate.client", f"the certificate {file}", days_left, fix)
 
 
 def check_version(version: VersionBody) -> Finding:

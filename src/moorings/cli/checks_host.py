@@ -6,10 +6,11 @@ command.
 
 from __future__ import annotations
 
+import ipaddress
 import stat
 from collections.abc import Sequence
 
-from moorings.cli.checks import Finding, Verdict
+from moorings.cli.checks import Finding, Verdict, check_ends
 from moorings.cli.processes import Running
 
 SPACE_BYTES_FAIL, SPACE_BYTES_WARN = 100 << 20, 1 << 30
@@ -106,6 +107,39 @@ def check_files(used: int, limit: int) -> Finding:
     if used >= limit * FILES_FAIL:
         return Finding("host.files", Verdict.FAIL, told, fix)
     return Finding("host.files", Verdict.WARN if used >= limit * FILES_WARN else Verdict.PASS, told, fix)
+
+
+def check_tls(names: Sequence[str], wanted: Sequence[str], fits: bool, key_fault: str, days_left: int) -> Finding:
+    """Whether clients can believe the controller's certificate, today and for a while yet.
+
+    Args:
+        names: hosts and addresses it is good for.
+        wanted: those at which the controller is reached.
+        fits: whether the key is of this certificate.
+        key_fault: what is wrong with the key's file, as the end of a sentence; empty: nothing.
+        days_left: until it ends.
+    """
+    check = "host.tls"
+    missing = [host for host in wanted if not covers(names, host)]
+    if not fits:
+        return Finding(check, Verdict.FAIL, "tls_key is not the key of tls_cert", "moor pki rotate --controllers")
+    if key_fault:
+        return Finding(check, Verdict.FAIL, f"tls_key {key_fault}", "chmod 600 it, then moor pki rotate --controllers")
+    if missing:
+        fix = f"moor pki rotate {' '.join(f'--name {host}' for host in [*names, *missing])}"
+        return Finding(check, Verdict.FAIL, f"the certificate does not name {', '.join(missing)}", fix)
+    return check_ends(check, "the controller's certificate", days_left, "moor pki rotate")
+
+
+def covers(names: Sequence[str], host: str) -> bool:
+    """Whether a certificate for ``names`` is good for a host or an address; ``*`` stands for one first label."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        wanted = host.lower().rstrip(".")
+        known = {name.lower() for name in names}
+        return wanted in known or f"*.{wanted.partition('.')[2]}" in known
+    return str(address) in names
 
 
 def check_runs(in_use: Sequence[str], recorded: Sequence[str], restored: bool) -> Finding:

@@ -208,7 +208,7 @@ def _credentials_layer(path: Path) -> Layer | None:
     if not path.exists():
         return None
     top = Table.parse(read_private(path), source=str(path), code="config.invalid")
-    return Layer(str(path), {}, _contexts(top, ("server", "access_key", "ca_file")))
+    return Layer(str(path), {}, _contexts(top, ("server", "access_key", "ca_file", "cert_file", "key_file")))
 
 
 def _contexts(top: Table, names: tuple[str, ...]) -> dict[str, dict[str, str]]:

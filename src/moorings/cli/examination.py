@@ -20,19 +20,23 @@ from pathlib import Path
 from moorings.cli.checks import (
     Finding,
     Verdict,
+    check_client_certificate,
     check_clock,
     check_credentials,
     check_devices,
+    check_ends,
     check_pools,
     check_transport,
     check_version,
     failed,
     of_body,
 )
-from moorings.cli.configuration import credentials_file, data_folder
+from moorings.cli.configuration import Configuration, credentials_file, data_folder
 from moorings.cli.redaction import Redaction
 from moorings.cli.session import Session
+from moorings.client.causes import cause_text
 from moorings.client.client import Client
+from moorings.client.keyfiles import key_problem
 from moorings.client.transport import parse_server
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode, parse_time
@@ -40,6 +44,7 @@ from moorings.wire.shapes import FindingBody
 
 ALL_S = 8.0  # everything; the promise is 10
 ANSWER_S = 5.0  # one answer of the controller
+DAY_S = 86_400
 _REDACTION = Redaction()
 
 _NEEDS_CONFIGURATION = ("version", "ready", "clock", "inside", "pools", "devices.service", "devices.foreign")
@@ -104,6 +109,33 @@ def _own(session: Session) -> Iterator[Finding]:
     origin = values.values["server"].origin
     yield Finding("configuration", Verdict.PASS, f"server {values.text('server')} from {origin}")
     yield check_transport(secure, host)
+    if values.text("cert_file"):
+        yield from _asked("certificate.client", lambda: [_own_certificate(values)])
+    if secure:
+        yield from _asked("certificate.server", lambda: [_servers_certificate(session)])
+
+
+def _own_certificate(values: Configuration) -> Finding:
+    from moorings.cli.pki.authority import read_facts
+
+    file, key = values.text("cert_file"), values.text("key_file") or values.text("cert_file")
+    try:
+        facts, status = read_facts(Path(file).read_bytes()), Path(key).stat()
+    except OSError as error:
+        raise MooringsError("config.invalid", f"{error.filename} cannot be read: {cause_text(error)}") from error
+    fault = key_problem(status.st_mode, status.st_uid, os.geteuid())
+    days_left = int((facts.ends.timestamp() - time.time()) // DAY_S)
+    return check_client_certificate(file, f"{key} {fault}" if fault else "", days_left)
+
+
+def _servers_certificate(session: Session) -> Finding:
+    from moorings.client.transport import Transport
+
+    with Transport(session.endpoint_of(timeout_s=ANSWER_S)) as transport:
+        ends_s = transport.certificate_ends()
+    assert ends_s is not None, "https was asked for"
+    fix = "its admin renews it: moor pki rotate"
+    return check_ends("certificate.server", "the controller's certificate", int((ends_s - time.time()) // DAY_S), fix)
 
 
 # -- the controller ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import json
 import os
 import pwd
@@ -67,6 +68,8 @@ class Launch:
         pools: its pools file, or None for its own default.
         credentials: where its first access key goes.
         context: under which name.
+        pki: the folder of certificates, to serve over TLS; None: it serves without.
+        secure: whether clients must show certificates.
     """
 
     data: Path
@@ -75,6 +78,13 @@ class Launch:
     pools: Path | None
     credentials: Path
     context: str = DEFAULT_CONTEXT
+    pki: Path | None = None
+    secure: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """What clients speak to it."""
+        return "http" if self.pki is None else "https"
 
 
 def build_argv(launch: Launch) -> list[str]:
@@ -83,6 +93,9 @@ def build_argv(launch: Launch) -> list[str]:
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
     argv += ["--log-file", str(launch.data / LOG_NAME)]  # who rotates it is the controller itself
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
+    if launch.pki is not None:
+        argv += ["--tls-cert", str(launch.pki / "server.pem"), "--tls-key", str(launch.pki / "server.key")]
+        argv += ["--tls-client-ca", str(launch.pki / "ca.pem")] if launch.secure else []
     return argv + (["--pools", str(launch.pools)] if launch.pools is not None else [])
 
 
@@ -153,6 +166,15 @@ def owner_hint(owner: int) -> str:
     except KeyError:
         name = f"'#{owner}'"
     return f"work as that user: sudo -u {name} moor ..."
+
+
+def own_subject() -> str:
+    """This user, as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
+    try:
+        name = re.sub(r"[^A-Za-z0-9._@+-]", "-", getpass.getuser())[:64]
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        name = ""
+    return name if name.strip(".") else f"uid{os.getuid()}"
 
 
 def find_holders(data: Path) -> list[int]:

@@ -18,6 +18,7 @@ from moorings.core.instants import Instant
 if TYPE_CHECKING:
     from moorings.cli.configuration import Configuration
     from moorings.client.client import Client
+    from moorings.client.transport import Endpoint
 
 
 class Session:
@@ -63,10 +64,17 @@ class Session:
     def client_of(self, *, timeout_s: float | None = None, server: str | None = None) -> Client:
         """Another client, to be closed by the caller; without the access key if it is of another ``server``."""
         from moorings.client.client import Client
-        from moorings.client.transport import Endpoint, Transport
+        from moorings.client.transport import Transport
+
+        trace = self.console.error if "verbose" in self.flags else None
+        return Client(Transport(self.endpoint_of(timeout_s=timeout_s, server=server), trace=trace))
+
+    def endpoint_of(self, *, timeout_s: float | None = None, server: str | None = None) -> Endpoint:
+        """Where the configured controller is, or another ``server``, and how to speak to it."""
+        from moorings.client.transport import Endpoint
 
         values = self.configuration
-        endpoint = Endpoint(
+        return Endpoint(
             server=server or values.text("server"),
             access_key=values.text("access_key") if server in (None, values.text("server")) else "",
             ca_file=values.text("ca_file"),
@@ -74,8 +82,6 @@ class Session:
             key_file=values.text("key_file"),
             timeout_s=values.timeout_s if timeout_s is None else timeout_s,
         )
-        trace = self.console.error if "verbose" in self.flags else None
-        return Client(Transport(endpoint, trace=trace))
 
     def now(self) -> Instant:
         """The time, for ages."""

@@ -15,13 +15,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from moorings import __version__
 from moorings.client.causes import cause_text
 from moorings.client.requests import NO_CONTROLLER, AnswerError, Call, may_pass, parse_problem
+from moorings.client.tls import last_words, make_context, tls_problem
 from moorings.core.errors import MooringsError
 
 T = TypeVar("T")
@@ -132,6 +132,22 @@ class Transport:
             self._kept.close()
             self._kept = None
 
+    def certificate_ends(self) -> float | None:
+        """Until when the server's certificate is good, in seconds since 1970; None without TLS.
+
+        What the server thinks of ours is not known by then.
+        """
+        with contextlib.closing(self._connect()) as connection:
+            try:
+                connection.connect()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+            if not isinstance(connection.sock, ssl.SSLSocket):
+                return None
+            certificate = connection.sock.getpeercert()
+        assert certificate, "it was verified"
+        return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
     def send(self, call: Call[T]) -> T:
         """The parsed answer to ``call``; repeated where that does no harm and patience allows."""
         retries = Retries(self.patience)
@@ -169,7 +185,7 @@ class Transport:
             try:
                 return self._finish(kept, call)
             except MooringsError as error:
-                if not isinstance(error.__cause__, ConnectionError):  # RemoteDisconnected is one
+                if not isinstance(error.__cause__, ConnectionError | ssl.SSLEOFError):  # RemoteDisconnected is one
                     raise
                 # Servers close idle connections; that this one was closed says nothing about the next.
         return self._finish(self._connect(), call)
@@ -203,7 +219,7 @@ class Transport:
                 self._trace(f"{call.method} {self.endpoint.server}{call.target}: {answer.status}")
             return answer
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable(last_words(connection, error)) from error
 
     def _headers(self, call: Call[T]) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
@@ -258,21 +274,9 @@ class Transport:
         secure, host, port = self._address
         if not secure:
             return _Connection(host, port, timeout=self.endpoint.timeout_s)
-        return _SecureConnection(host, port, timeout=self.endpoint.timeout_s, context=self._trust())
-
-    def _trust(self) -> ssl.SSLContext:
-        endpoint = self.endpoint
-        for path in filter(None, (endpoint.ca_file, endpoint.cert_file, endpoint.key_file)):
-            if not Path(path).is_file():
-                hint = "see 'moor config view --show-origin'"
-                raise MooringsError("config.invalid", f"there is no file {path}", hint=hint)
-        try:
-            context = ssl.create_default_context(cafile=endpoint.ca_file or None)
-            if endpoint.cert_file:
-                context.load_cert_chain(endpoint.cert_file, endpoint.key_file or None)
-        except (OSError, ssl.SSLError) as error:
-            raise MooringsError("config.invalid", f"a certificate cannot be used: {cause_text(error)}") from error
-        return context
+        endpoint = self.endpoint  # its files are read for each connection: certificates are renewed while we run
+        context = make_context(endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
+        return _SecureConnection(host, port, timeout=endpoint.timeout_s, context=context)
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
         connection, self._kept = self._kept, None
@@ -291,12 +295,9 @@ class Transport:
     def _unreachable(self, error: Exception) -> MooringsError:
         self.losses += 1
         server = self.endpoint.server
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return MooringsError(
-                "controller.unreachable",
-                f"the certificate of {server} is not trusted: {error.verify_message}",
-                hint="name the authority's PEM file with --ca-file or MOORINGS_CA_FILE",
-            )
+        problem = tls_problem(server, error, shown=self.endpoint.cert_file)
+        if problem is not None:
+            return problem
         if isinstance(error, ConnectionRefusedError):
             hint = "is it running? On this machine 'moor up' starts one; else name it with --server or MOORINGS_SERVER"
             return MooringsError("controller.unreachable", f"nothing listens at {server}", hint=hint, retryable=True)

@@ -13,7 +13,7 @@ import hmac
 import logging
 import secrets
 
-from moorings.core.access import Caller, Role, prefix_for
+from moorings.core.access import Caller, Role, check_subject, prefix_for
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
@@ -25,7 +25,6 @@ log = logging.getLogger("moorings.controller")
 SECRET_CHARS_MAX = 200
 CACHE_MAX = 4096
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-_SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")
 
 
 class Keys:
@@ -75,12 +74,7 @@ class Keys:
         Raises:
             MooringsError: ``key.invalid``, ``owner.invalid``, ``store.unavailable``.
         """
-        if not 1 <= len(subject) <= 64 or not set(subject) <= _SUBJECT_CHARS or subject in (".", ".."):
-            raise MooringsError(
-                "key.invalid",
-                f"subject {subject[:80]!r} is not allowed",
-                hint="use up to 64 letters, digits and . _ @ + -",
-            )
+        check_subject(subject)
         if role is Role.AGENT:
             if not owner_prefix:
                 raise MooringsError(

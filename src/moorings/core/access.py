@@ -7,6 +7,11 @@ from enum import StrEnum
 
 from moorings.core.errors import MooringsError
 
+SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
+CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
+SUBJECT_CHARS_MAX = 64
+_SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")
+
 
 class Role(StrEnum):
     """What the holder of an access key may do."""
@@ -33,9 +38,61 @@ class Caller:
     key_id: str
 
 
+def check_subject(subject: str) -> None:
+    """Nothing, if access keys and certificates may name it.
+
+    Raises:
+        MooringsError: ``key.invalid``.
+    """
+    if not 1 <= len(subject) <= SUBJECT_CHARS_MAX or not set(subject) <= _SUBJECT_CHARS or subject in (".", ".."):
+        raise MooringsError(
+            "key.invalid",
+            f"subject {subject[:80]!r} is not allowed",
+            hint=f"use up to {SUBJECT_CHARS_MAX} letters, digits and . _ @ + -",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who a client's certificate names, once the TLS layer has found it good.
+
+    Attributes:
+        subject: whose certificate it is; empty: nobody's.
+        controller: whether it is a controller's own, which may hand on what others asked it.
+        expires_s: when it ends, in seconds since 1970.
+    """
+
+    subject: str
+    controller: bool
+    expires_s: float
+
+
 def prefix_for(role: Role, subject: str) -> str:
     """The owner prefix of a role that does not choose its own."""
     return "" if role is Role.ADMIN else f"user/{subject}"
+
+
+def check_bound(caller: Caller, peer: Peer | None, *, handed_on: bool = False) -> None:
+    """Nothing, if the access key came over a connection that its subject's certificate opened.
+
+    Args:
+        caller: who holds the access key.
+        peer: whom the connection's certificate names; None: this controller asks for none.
+        handed_on: whether the request says that another controller hands it on. That alone is anybody's word: only a
+            controller's own certificate makes it count. That controller has checked the caller's certificate.
+
+    Raises:
+        MooringsError: ``auth.certificate_mismatch``.
+    """
+    if peer is None or (peer.controller and handed_on):
+        return
+    if peer.controller or peer.subject != caller.subject:
+        named = f"names {peer.subject!r}" if peer.subject else "names no subject"
+        raise MooringsError(
+            "auth.certificate_mismatch",
+            f"the client certificate {named}, and the access key is somebody else's",
+            hint="use certificate and access key of the same subject; 'moor pki issue SUBJECT' makes a certificate",
+        )
 
 
 def check_admin(caller: Caller, what: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.access import Caller, Role, check_admin, check_may_act, prefix_for
+from moorings.core.access import Caller, Peer, Role, check_admin, check_bound, check_may_act, check_subject, prefix_for
 from moorings.core.errors import MooringsError
 
 ADMIN = Caller("root", Role.ADMIN, "", "k0")
@@ -103,3 +103,46 @@ def test_the_prefix_of_a_role_is_its_own_user_and_an_admin_needs_none():
         Role.USER: "user/ann",
         Role.VIEWER: "user/ann",
     }
+
+
+# -- client certificates -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "handed_on", "passes"),
+    [
+        (None, False, True),
+        (None, True, True),
+        (Peer("ann", controller=False, expires_s=0.0), False, True),
+        (Peer("ann", controller=False, expires_s=0.0), True, True),
+        (Peer("bert", controller=False, expires_s=0.0), False, False),
+        (Peer("bert", controller=False, expires_s=0.0), True, False),
+        (Peer("", controller=False, expires_s=0.0), True, False),
+        (Peer("", controller=True, expires_s=0.0), False, False),
+        (Peer("", controller=True, expires_s=0.0), True, True),
+        (Peer("ann", controller=True, expires_s=0.0), False, False),
+        (Peer("Ann", controller=False, expires_s=0.0), False, False),
+    ],
+)
+def test_an_access_key_goes_with_its_subjects_certificate(peer: Peer | None, handed_on: bool, passes: bool) -> None:
+    ann = Caller("ann", Role.ADMIN, "", "k")
+    if passes:
+        check_bound(ann, peer, handed_on=handed_on)
+        return
+    with pytest.raises(MooringsError) as caught:
+        check_bound(ann, peer, handed_on=handed_on)
+    assert caught.value.code == "auth.certificate_mismatch"
+    assert caught.value.hint
+
+
+def test_a_refusal_does_not_tell_whose_the_key_is():
+    with pytest.raises(MooringsError) as caught:
+        check_bound(Caller("ann", Role.ADMIN, "", "k"), Peer("bert", controller=False, expires_s=0.0))
+    assert "ann" not in caught.value.detail
+
+
+@pytest.mark.parametrize("subject", ["", ".", "..", "a/b", "a b", "a\n", "x" * 65, "é", "a:b", "a\0"])
+def test_what_is_no_subject(subject):
+    with pytest.raises(MooringsError) as caught:
+        check_subject(subject)
+    assert caught.value.code == "key.invalid"

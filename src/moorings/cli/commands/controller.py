@@ -9,8 +9,10 @@ import click
 
 from moorings.cli import processes
 from moorings.cli.configuration import DEFAULT_CONTEXT, Configuration, context_servers, credentials_file, data_folder
+from moorings.cli.errors import WrongUsage
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.limits import parse_seconds
+from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.core.errors import MooringsError
@@ -28,7 +30,12 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
     help="Start a controller on this machine.\n\n"
     "It runs apart from this terminal and writes to controller.log in its data folder. At its first start it writes an "
     "admin's access key to your credentials file.",
-    epilog=examples("moor up", "moor up --pools pools.toml", "moor up --data /tmp/try --port 8099"),
+    epilog=examples(
+        "moor up",
+        "moor up --pools pools.toml",
+        "moor up --data /tmp/try --port 8099",
+        "moor up --pki ~/.config/moorings/pki --secure --host 0.0.0.0",
+    ),
 )
 @_data
 @click.option("--pools", metavar="FILE", help="Its pools file (pools.toml in the data folder).")
@@ -39,12 +46,26 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
     metavar="N",
     help=f"Port to listen on ({PORT}, or the one it had when it was killed).",
 )
+@click.option("--pki", metavar="DIR", help="Serve over TLS, with the certificates of this folder ('moor pki init').")
+@click.option("--secure", is_flag=True, help="With --pki: let in only who shows a certificate ('moor pki issue').")
 @click.option(
     "--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take; bare: seconds (60s)."
 )
 @click.pass_obj
-def up(session: Session, *, data: str | None, pools: str | None, host: str, port: int | None, timeout: str) -> int:
+def up(
+    session: Session,
+    *,
+    data: str | None,
+    pools: str | None,
+    host: str,
+    port: int | None,
+    pki: str | None,
+    secure: bool,
+    timeout: str,
+) -> int:
     """Start a controller on this machine."""
+    if secure and pki is None:
+        raise WrongUsage("--secure needs certificates", hint="name their folder with --pki")
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is not None:
@@ -59,9 +80,12 @@ def up(session: Session, *, data: str | None, pools: str | None, host: str, port
         pools=Path(pools).absolute() if pools else None,
         credentials=credentials_file(session.environment).absolute(),
         context=session.flags.get("context") or session.environment.get("MOORINGS_CONTEXT") or DEFAULT_CONTEXT,
+        pki=Path(pki).expanduser().absolute() if pki else None,
+        secure=secure,
     )
+    _show_certificates(session, launch)
     progress, limit_s = Progress(session.console), parse_seconds(timeout)
-    progress.wait(f"starting a controller at http://{host}:{port} ...")
+    progress.wait(f"starting a controller at {launch.scheme}://{host}:{port} ...")
     running = _started(session, launch, limit_s)
     progress.clear()
     session.console.line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
@@ -95,6 +119,24 @@ def down(session: Session, *, data: str | None, timeout: str) -> int:
     session.console.line(f"controller stopped (process {running.pid})")
     session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
     return 0
+
+
+def _show_certificates(session: Session, launch: processes.Launch) -> None:
+    """Let this command trust the controller it starts, and show this user's certificate where one is asked for.
+
+    Raises:
+        MooringsError: ``pki.invalid``: there is none.
+    """
+    if launch.pki is None:
+        return
+    session.flags.setdefault("ca_file", str(launch.pki / "ca.pem"))
+    subject = processes.own_subject()
+    own, key = client_certificate(launch.pki, subject), client_key(launch.pki, subject)
+    if own.exists():
+        session.flags |= {"cert_file": str(own), "key_file": str(key)}
+    elif launch.secure:
+        hint = f"moor pki issue {subject} --dir {launch.pki}"
+        raise MooringsError("pki.invalid", f"you have no certificate in {launch.pki}", hint=hint)
 
 
 def _unannounced(folder: Path) -> processes.Running | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -36,7 +37,7 @@ def doctor(session: Session, *, only: str | None, data: str | None, output: str 
     everything = examine(session, Path(data).absolute() if data else None)
     found = [finding for finding in everything if finding.id.startswith(wanted)]
     found += [_missing(part) for part in wanted if not any(finding.id.startswith(part) for finding in found)]
-    _show(session, found, output)
+    show_findings(session, found, output, docs_of)
     return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
 
 
@@ -66,7 +67,10 @@ def _missing(part: str) -> Finding:
     return Finding(part, Verdict.SKIP, "it was not looked at", "'moor doctor' without --only shows why")
 
 
-def _show(session: Session, found: list[Finding], output: str | None) -> None:
+def show_findings(
+    session: Session, found: Sequence[Finding], output: str | None, docs_of: Callable[[str], str]
+) -> None:
+    """Show findings; ``docs_of`` says where the manual tells more of a check."""
     # The configuration may be what is broken: then the output it names is not asked for.
     shown = showing(session, output, usual="table")
     if shown.form.name in ("json", "yaml"):

@@ -1,0 +1,338 @@
+"""TLS under the API: contexts that can be renewed while they serve, whom a certificate names, handshakes with bounds.
+
+Python's ``ssl`` alone. What it leaves open is closed here:
+
+- A context cannot forget an authority, so a renewed one is a new context under the old one's name (``Renewable``).
+- asyncio and uvloop close without sending the alert of a handshake that failed, and the client would see nothing but a
+  lost connection (``_Telling``).
+- They know nothing of a connection before its handshake is done, so strangers could hold any number (``Handshakes``).
+
+Who the certificate names is put into the ASGI scope, where no header can reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final
+
+from moorings.api.problems import MEDIA_TYPE, problem_body
+from moorings.client.causes import cause_text
+from moorings.core.access import CONTROLLER_URI, SUBJECT_URI, Peer
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+
+log = logging.getLogger("moorings.api")
+
+PEER: Final = "moorings.peer"  # in the ASGI scope: whom the client's certificate names, where one is asked for
+
+SHUTDOWN_S = 5.0  # for a client to say goodbye
+ACCEPT_AGAIN_S = 0.2  # after the process had no files left
+TOLD_EVERY_S = 1.0  # failed handshakes are told in the log, but nobody fills the disk with them
+
+
+def peer_of(certificate: Mapping[str, Any]) -> Peer:
+    """Whom a certificate names, as ``ssl.SSLSocket.getpeercert`` gives it.
+
+    The URI ``moorings:subject/<subject>`` among its alternative names, else its common name. A name that stands there
+    twice names nobody.
+    """
+    uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+    subjects = [uri.removeprefix(SUBJECT_URI) for uri in uris if uri.startswith(SUBJECT_URI)]
+    controller = CONTROLLER_URI in uris
+    if not subjects and not controller:
+        pairs = (pair for relative in certificate.get("subject", ()) for pair in relative)
+        subjects = [value for kind, value in pairs if kind == "commonName"]
+    named = subjects[0] if len(subjects) == 1 and not controller else ""
+    return Peer(named, controller, float(ssl.cert_time_to_seconds(certificate["notAfter"])))
+
+
+def make_server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """How a controller speaks TLS; with ``client_ca`` every client must show a certificate of that authority.
+
+    Raises:
+        MooringsError: ``config.invalid``, naming the file.
+    """
+    context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    load_chain(context, certificate, key)
+    if client_ca is not None:
+        load_authorities(context, client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A resumed session is not asked for a certificate again.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+    return context
+
+
+def make_client_context(certificate: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
+    """How a controller asks another one; without ``ca`` the system's authorities vouch for that one.
+
+    Raises:
+        MooringsError: ``config.invalid``, naming the file.
+    """
+    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca is not None:
+        load_authorities(context, ca)
+    load_chain(context, certificate, key)
+    return context
+
+
+def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Our own certificate.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        told = "it is not the certificate of that key" if error.reason == "KEY_VALUES_MISMATCH" else _reason(error)
+        raise MooringsError(
+            "config.invalid",
+            f"{certificate} with {key} cannot be used: {told}",
+            hint="PEM files are wanted, unencrypted",
+        ) from error
+    except OSError as error:
+        detail = f"{certificate} or {key} cannot be read: {cause_text(error)}"
+        raise MooringsError("config.invalid", detail) from error
+
+
+def load_authorities(context: ssl.SSLContext, file: Path) -> None:
+    """Whom we believe.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        context.load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        detail = f"{file} cannot be used: {_reason(error)}"
+        raise MooringsError("config.invalid", detail, hint="a PEM file of certificates is wanted") from error
+    except OSError as error:
+        raise MooringsError("config.invalid", f"{file} cannot be read: {cause_text(error)}") from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+class Renewable(ssl.SSLContext):
+    """A context whose connections from now on are those of the context that was made last.
+
+    Args:
+        make: makes a context from the files as they are now.
+
+    Raises:
+        MooringsError: what ``make`` raises.
+    """
+
+    def __new__(cls, make: Callable[[], ssl.SSLContext]) -> Renewable:
+        # This object is what asyncio and httpcore hold; no connection is ever made with it. Should one be, it trusts
+        # nobody.
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+        made._make = make
+        made._latest = make()
+        return made
+
+    _make: Callable[[], ssl.SSLContext]
+    _latest: ssl.SSLContext
+
+    def __init__(self, _make: Callable[[], ssl.SSLContext]) -> None:
+        super().__init__()
+
+    def renew(self) -> None:
+        """Read the files again; those who are connected stay as they are.
+
+        Raises:
+            MooringsError: they cannot be used, and the context goes on as it is.
+        """
+        self._latest = self._make()
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self._latest.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+# Why a handshake failed, for the task that waits for it: a client that was told goes, and that alone is what is raised.
+# Event loops call what belongs to a connection in the context it was taken in.
+_FAILURE: ContextVar[list[ssl.SSLError]] = ContextVar("_FAILURE")
+
+
+class _Telling(ssl.SSLObject):
+    """A server's side of a connection that tells the other side why the handshake failed.
+
+    asyncio and uvloop close at once when a handshake fails, and what OpenSSL had to say goes with it. So a failure is
+    told at the call after the one that met it: the event loops send what there is to send when more input is wanted.
+    """
+
+    outgoing: ssl.MemoryBIO
+    _failed: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST":
+                self.outgoing.write(_NO_TLS)
+            if not self.outgoing.pending:
+                raise
+            self._failed = error
+            _FAILURE.get([]).append(error)
+            raise ssl.SSLWantReadError from error
+
+
+class _ServerContext(ssl.SSLContext):
+    sslobject_class = _Telling
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        assert isinstance(made, _Telling)
+        made.outgoing = outgoing
+        return made
+
+
+def _no_tls() -> bytes:
+    error = MooringsError("request.invalid", "this controller speaks TLS", hint="write https:// instead of http://")
+    content = json.dumps(encode(problem_body(error, ""))).encode()
+    return b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        MEDIA_TYPE.encode(),
+        len(content),
+        content,
+    )
+
+
+_NO_TLS = _no_tls()
+
+
+class Handshakes:
+    """Takes in connections, and hands them over once their handshake is done; a server in uvicorn's eyes.
+
+    Args:
+        listening: the socket.
+        context: how TLS is spoken.
+        new_protocol: makes what serves a connection.
+        has_room: whether there is room for one more, given its address and how many handshakes are under way.
+        limit_s: how long a handshake may take.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        context: ssl.SSLContext,
+        new_protocol: Callable[[], asyncio.Protocol],
+        has_room: Callable[[tuple[str, int], Counter[str]], str | None],
+        limit_s: float,
+    ) -> None:
+        self._listening = listening
+        self._context = context
+        self._new_protocol = new_protocol
+        self._has_room = has_room
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._by_address: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._quiet_until_s = 0.0
+        self._untold = 0
+        self._closed = False
+        listening.setblocking(False)
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Take nobody in any more; those who are in the middle of it are let go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._listening.fileno())
+        if self._again is not None:
+            self._again.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Returns once nobody is in the middle of a handshake."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(64):  # then whoever is connected has a turn
+            try:
+                connection, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more files: what waits stays in the kernel's queue
+                log.warning("connection.not_accepted", extra={"detail": cause_text(error)})
+                self._loop.remove_reader(self._listening.fileno())
+                self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._go_on)
+                return
+            counted = self._has_room(address[:2], self._by_address)
+            if counted is None:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            self._by_address[counted] += 1
+            task = self._loop.create_task(self._shake(connection, counted), name="handshake")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _go_on(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    async def _shake(self, connection: socket.socket, counted: str) -> None:
+        met: list[ssl.SSLError] = []
+        _FAILURE.set(met)
+        try:
+            await self._loop.connect_accepted_socket(
+                self._new_protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limit_s,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except (OSError, ssl.SSLError) as error:
+            connection.close()
+            self._tell(counted, met[0] if met else error)
+        finally:
+            self._by_address[counted] -= 1
+            if not self._by_address[counted]:
+                del self._by_address[counted]
+
+    def _tell(self, counted: str, error: Exception) -> None:
+        if isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError):
+            return  # somebody looked whether the port is open
+        now_s = self._loop.time()
+        if now_s < self._quiet_until_s:
+            self._untold += 1
+            return
+        detail = getattr(error, "verify_message", "") or (
+            _reason(error) if isinstance(error, ssl.SSLError) else cause_text(error)
+        )
+        log.info("handshake.failed", extra={"client": counted, "detail": detail, "untold": self._untold})
+        self._quiet_until_s, self._untold = now_s + TOLD_EVERY_S, 0

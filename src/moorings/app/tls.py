@@ -1,0 +1,118 @@
+"""The controller's TLS: made from the settings, and made anew when its files change.
+
+Both ways of noticing are there: SIGHUP takes new files at once, and every ``LOOK_S`` the files are looked at, because
+who renews certificates (certbot, a cron job with ``moor pki rotate``) often cannot signal another user's process.
+Watching with inotify was refused: certificates on a network file system change without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from pathlib import Path
+
+from moorings.api.tls import Renewable, make_client_context, make_server_context
+from moorings.app.settings import Settings
+from moorings.client.keyfiles import check_private_key
+from moorings.core.errors import MooringsError
+
+log = logging.getLogger("moorings.controller")
+
+LOOK_S = 10.0
+
+Fingerprint = tuple[tuple[int, int, int] | None, ...]
+
+
+class Tls:
+    """How a controller speaks TLS, to its clients and to the other controllers.
+
+    Args:
+        certificate: PEM file of its own certificate.
+        key: PEM file of the key.
+        client_ca: whose certificates clients must show; None: they show none.
+        ca: who vouches for the other controllers; None: the system's authorities.
+
+    Raises:
+        MooringsError: ``config.invalid``, ``credentials.unsafe``.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None, ca: Path | None) -> None:
+        self._key = key
+        self._files = tuple(filter(None, (certificate, key, client_ca, ca)))
+        self._seen = self._fingerprint()
+        check_private_key(key)
+        self.asks_certificates = client_ca is not None
+        """Whether clients must show certificates."""
+        self.server = Renewable(lambda: make_server_context(certificate, key, client_ca))
+        """For those who connect."""
+        self.client = Renewable(lambda: make_client_context(certificate, key, ca))
+        """For asking the controller that leads."""
+
+    def renew(self) -> None:
+        """Take the files as they are now; with files that cannot be used it goes on as it is, and says so."""
+        self._seen = self._fingerprint()
+        try:
+            check_private_key(self._key)
+            self.client.renew()
+            self.server.renew()
+        except MooringsError as error:
+            log.warning("certificates.refused", extra={"code": error.code, "detail": error.detail, "hint": error.hint})
+        else:
+            log.info("certificates.taken", extra={"file": str(self._files[0])})
+
+    def renew_if_changed(self) -> None:
+        """As ``renew``, if a file has changed since."""
+        if self._fingerprint() != self._seen:
+            self.renew()
+
+    def _fingerprint(self) -> Fingerprint:
+        return tuple(_look_at(path) for path in self._files)
+
+
+def _look_at(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+async def watch_certificates(tls: Tls, every_s: float = LOOK_S) -> None:
+    """Take new files as they come, until cancelled."""
+    while True:
+        await asyncio.sleep(every_s)
+        await asyncio.to_thread(tls.renew_if_changed)
+
+
+def make_tls(settings: Settings) -> Tls | None:
+    """The controller's TLS; None if it speaks plain HTTP.
+
+    Raises:
+        MooringsError: ``config.invalid``: settings that do not go together, or a file; ``credentials.unsafe``.
+    """
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        ca = settings.tls_ca or settings.tls_client_ca
+        return Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca, ca)
+    given = [name for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_ca") if getattr(settings, name) is not None]
+    if given:
+        raise MooringsError(
+            "config.invalid",
+            f"{' and '.join(given)} without {'tls_key' if 'tls_cert' in given else 'tls_cert'}",
+            hint="TLS needs both tls_cert and tls_key; 'moor pki init' makes them",
+        )
+    if not settings.plain_http and not is_loopback(settings.host):
+        raise MooringsError(
+            "config.invalid",
+            f"without TLS, access keys would travel to {settings.host} in the clear",
+            hint="set tls_cert and tls_key ('moor pki init' makes them), or say plain_http = true",
+        )
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,214 @@
+"""``moor pki``: the certificates of a secure installation, made, renewed and shown. No controller is asked."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from moorings.cli.configuration import config_folder
+from moorings.cli.errors import WrongUsage
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
+from moorings.cli.output import render_data, render_table
+from moorings.cli.pki.folder import Entry, Pki, client_key
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+from moorings.wire.shapes import API_VERSION
+
+DAYS = 365
+DAYS_MAX = 3650
+SOON_DAYS = 30
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+pki = NounGroup(
+    name="pki",
+    help="Make and renew the certificates of controllers and clients.\n\n"
+    "They lie in one folder (~/.config/moorings/pki, or --dir), which nobody else should read: whoever has the "
+    "authority's key can make certificates for everybody.",
+    epilog=examples(
+        "moor pki init --name controller.example.org",
+        "moor pki issue ann",
+        "moor pki show",
+        "moor pki rotate",
+    ),
+    no_args_is_help=True,
+)
+pki.subcommand_metavar = "COMMAND [ARGS]..."
+
+_dir = click.option("--dir", "folder", metavar="DIR", help="The folder of certificates.")
+_days = click.option(
+    "--days",
+    type=click.IntRange(1, DAYS_MAX),
+    default=DAYS,
+    metavar="N",
+    help=f"How long certificates are good ({DAYS}).",
+)
+_key = click.option("--ca-key", metavar="FILE", help="The authority's key, where it is kept elsewhere.")
+_name = click.option(
+    "--name", "names", multiple=True, metavar="HOST", help="Host or address of a controller; may be repeated."
+)
+
+
+@pki.command("init", cls=MoorCommand, epilog=examples("moor pki init --name pod1.example.org --name 10.0.0.5"))
+@click.argument("directory", metavar="[DIR]", required=False)
+@_name
+@options(_dir, _days)
+@click.pass_obj
+def init(session: Session, *, directory: str | None, names: Sequence[str], folder: str | None, days: int) -> None:
+    """Make an authority, and the controllers' certificate.
+
+    The certificate is good for the given names, this host's own name, and this machine's loopback addresses.
+    """
+    if directory is not None and folder is not None:
+        raise WrongUsage("the folder is named twice", hint="say DIR or --dir DIR")
+    found = _pki(session, directory or folder)
+    usual = [socket.gethostname(), *LOCAL_NAMES] if not names else LOCAL_NAMES
+    found.create(list(dict.fromkeys([*names, *usual])), _now(session), days)
+    session.console.line(f"authority and controllers' certificate made in {found.folder}")
+    session.console.note(
+        f"Start the controller with --tls-cert {found.folder / 'server.pem'} --tls-key {found.folder / 'server.key'}"
+    )
+    session.console.note(f"and, for client certificates, --tls-client-ca {found.bundle}; see docs/how-to/tls.md.")
+
+
+@pki.command("issue", cls=MoorCommand, epilog=examples("moor pki issue ann", "moor pki issue slurm-agent --days 90"))
+@click.argument("subject")
+@options(_dir, _days, _key)
+@click.pass_obj
+def issue(session: Session, *, subject: str, folder: str | None, days: int, ca_key: str | None) -> None:
+    """Make a client's certificate, for who holds an access key of that SUBJECT."""
+    found = _pki(session, folder, ca_key)
+    file = found.issue(subject, _now(session), days)
+    session.console.line(f"certificate of {subject}: {file}")
+    session.console.note(f"Hand over on a safe way: {file}, {client_key(found.folder, subject)} and {found.bundle}.")
+
+
+@pki.command(
+    "rotate",
+    cls=MoorCommand,
+    epilog=examples("moor pki rotate", "moor pki rotate ann", "moor pki rotate --ca", "moor pki rotate --drop-old"),
+)
+@click.argument("subjects", metavar="[SUBJECT]...", nargs=-1)
+@_name
+@click.option("--controllers", is_flag=True, help="The controllers' certificate, whenever it ends.")
+@click.option("--all", "everything", is_flag=True, help="All certificates, whenever they end.")
+@click.option("--ca", "authority", is_flag=True, help="A new authority; the old ones stay trusted beside it.")
+@click.option("--drop-old", is_flag=True, help="Trust the newest authority alone.")
+@options(_dir, _days, _key)
+@click.pass_obj
+def rotate(
+    session: Session,
+    *,
+    subjects: Sequence[str],
+    names: Sequence[str],
+    controllers: bool,
+    everything: bool,
+    authority: bool,
+    drop_old: bool,
+    folder: str | None,
+    days: int,
+    ca_key: str | None,
+) -> None:
+    """Renew what ends within 30 days, what an old authority has signed, or what is named.
+
+    To change the authority: --ca; give everybody the new ca.pem; rotate, and hand out the new certificates; --drop-old.
+    A controller takes new files over by itself.
+    """
+    if sum([authority, drop_old, bool(subjects or names or controllers or everything)]) > 1:
+        raise WrongUsage("--ca and --drop-old stand alone", hint="see 'moor pki rotate --help'")
+    found, now, console = _pki(session, folder, ca_key), _now(session), session.console
+    if authority:
+        found.renew_authority(now)
+        console.line(f"there is a new authority; {found.bundle} has it and the old ones")
+        console.note("Give everybody that file, then 'moor pki rotate' renews the certificates.")
+        return
+    if drop_old:
+        console.line(f"old authorities dropped: {found.drop_old()}")
+        console.note(f"Give everybody {found.bundle}.")
+        return
+    named = bool(subjects or names or controllers)
+    due = [entry for entry in found.entries() if entry.kind != "authority" and (everything or _is_due(entry, now))]
+    renew_server = controllers or bool(names) or (not named and any(entry.kind == "server" for entry in due))
+    clients = subjects or ([] if named else [entry.name for entry in due if entry.kind == "client"])
+    if renew_server:
+        found.renew_server(names, now, days)
+        console.line("the controllers' certificate is new")
+    for subject in clients:
+        found.renew_client(subject, now, days)
+        console.line(f"the certificate of {subject} is new: hand it over with its key")
+    if not renew_server and not clients:
+        console.note(f"Nothing ends within {SOON_DAYS} days; --all renews everything.")
+
+
+@pki.command("show", cls=MoorCommand, epilog=examples("moor pki show", "moor pki show -o json"))
+@options(_dir, output_option)
+@click.pass_obj
+def show(session: Session, *, folder: str | None, output: str | None) -> None:
+    """Show the certificates, and warn of what ends within 30 days."""
+    shown = showing(session, output, usual="table")
+    now = _now(session)
+    entries = _pki(session, folder).entries()
+    if shown.form.name in ("json", "yaml"):
+        data = {"apiVersion": API_VERSION, "kind": "CertificateList", "items": [_told(entry, now) for entry in entries]}
+        session.console.data(render_data(data, shown.form, look_of(session)))
+    else:
+        rows = [
+            [entry.kind, entry.name, entry.serial[:16], f"{entry.ends:%Y-%m-%d}", _state(entry, now), _names(entry)]
+            for entry in entries
+        ]
+        session.console.data(render_table(["KIND", "NAME", "SERIAL", "ENDS", "STATE", "HOSTS"], rows, look_of(session)))
+    for entry in entries:
+        if entry.days_left(now) < SOON_DAYS:
+            session.console.warn(f"the certificate of {entry.kind} {entry.name} {_ends_text(entry, now)}")
+
+
+def _pki(session: Session, folder: str | None, authority_key: str | None = None) -> Pki:
+    path = Path(folder).expanduser().absolute() if folder else config_folder(session.environment) / "pki"
+    return Pki(path, Path(authority_key).absolute() if authority_key else None)
+
+
+def _now(session: Session) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=session.now())
+
+
+def _is_due(entry: Entry, now: datetime) -> bool:
+    return entry.days_left(now) < SOON_DAYS or not entry.trusted or not entry.fits
+
+
+def _state(entry: Entry, now: datetime) -> str:
+    if not entry.fits:
+        return "WRONG_KEY"
+    if entry.days_left(now) < 0:
+        return "EXPIRED"
+    if entry.days_left(now) < SOON_DAYS:
+        return "ENDS_SOON"
+    return "VALID" if entry.trusted else "OLD_AUTHORITY"
+
+
+def _ends_text(entry: Entry, now: datetime) -> str:
+    days = entry.days_left(now)
+    return (
+        f"ends in {days} days: 'moor pki rotate' renews it" if days >= 0 else "has ended: 'moor pki rotate' renews it"
+    )
+
+
+def _names(entry: Entry) -> str:
+    return ", ".join(entry.names)
+
+
+def _told(entry: Entry, now: datetime) -> dict[str, object]:
+    told = asdict(entry)
+    return {
+        "kind": told["kind"],
+        "name": told["name"],
+        "hosts": list(entry.names),
+        "serial": entry.serial,
+        "endsAt": f"{entry.ends:%Y-%m-%dT%H:%M:%SZ}",
+        "daysLeft": entry.days_left(now),
+        "state": _state(entry, now),
+        "file": str(entry.file),
+    }

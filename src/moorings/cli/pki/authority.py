@@ -1,0 +1,260 @@
+"""Certificates made and read: from names, days and ``now`` to PEM, and from PEM to what stands in it.
+
+ECDSA on P-256: every TLS library knows it, and a handshake costs a tenth of one with RSA. No revocation lists: the
+access key, which a certificate is worth nothing without, is revoked in one place and at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from moorings.core.access import CONTROLLER_URI, SUBJECT_URI, check_subject
+from moorings.core.errors import MooringsError
+
+AUTHORITY_DAYS = 3650
+CERTIFICATE_DAYS = 365
+
+_SKEW = timedelta(minutes=5)  # clocks of other machines may be behind
+_HOST = re.compile(
+    r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?)*"
+)
+_HOST_CHARS_MAX = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its private key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What stands in a certificate.
+
+    Attributes:
+        subject: whose it is: a client's subject, else the common name.
+        names: hosts and addresses it is good for.
+        controller: whether it is a controller's own.
+        serial: in hexadecimal.
+        begins: from when on it is good, and
+        ends: until when.
+    """
+
+    subject: str
+    names: tuple[str, ...]
+    controller: bool
+    serial: str
+    begins: datetime
+    ends: datetime
+
+
+def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> Pair:
+    """An authority that signs certificates, and no other authorities."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    # A name of its own: while an old and a new authority are both trusted, nobody takes one for the other.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings authority {serial:x}"[:40])])
+    public = key.public_key()
+    made = (
+        x509.CertificateBuilder(name, name, public, serial, now - _SKEW, now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _pair(made, key)
+
+
+def issue_client(authority: Pair, subject: str, now: datetime, days: int = CERTIFICATE_DAYS) -> Pair:
+    """A client's certificate, whose name is ``moorings:subject/<subject>``.
+
+    Raises:
+        MooringsError: ``key.invalid``: no access key can have that subject; ``pki.invalid``: the authority's files.
+    """
+    check_subject(subject)
+    names = [x509.UniformResourceIdentifier(SUBJECT_URI + subject)]
+    return _issue(authority, subject, names, [ExtendedKeyUsageOID.CLIENT_AUTH], now, days)
+
+
+def issue_server(authority: Pair, names: Sequence[str], now: datetime, days: int = CERTIFICATE_DAYS) -> Pair:
+    """A controller's certificate for hosts and addresses; with it a controller may hand on what others asked it.
+
+    Raises:
+        MooringsError: ``pki.invalid``: a name that is none, or the authority's files.
+    """
+    general = [*map(_host, names), x509.UniformResourceIdentifier(CONTROLLER_URI)]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _issue(authority, names[0][:64], general, usages, now, days)
+
+
+def _issue(
+    authority: Pair,
+    common: str,
+    names: Sequence[x509.GeneralName],
+    usages: Sequence[x509.ObjectIdentifier],
+    now: datetime,
+    days: int,
+) -> Pair:
+    signer, signing_key = _parse(authority.certificate), load_key(authority.key)
+    ends = min(now + timedelta(days=days), signer.not_valid_after_utc)
+    if ends <= now:
+        hint = "make a new one: moor pki rotate --ca"
+        raise MooringsError("pki.invalid", f"the authority has ended at {signer.not_valid_after_utc}", hint=hint)
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    made = (
+        x509.CertificateBuilder(signer.subject, name, public, x509.random_serial_number(), now - _SKEW, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(list(usages)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(_signer(signer), critical=False)
+        .sign(signing_key, hashes.SHA256())
+    )
+    return _pair(made, key)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return Pair(certificate.public_bytes(encoding), key.private_bytes(encoding, form, serialization.NoEncryption()))
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        if not _HOST.fullmatch(name) or len(name) > _HOST_CHARS_MAX:
+            raise MooringsError(
+                "pki.invalid",
+                f"{name[:80]!r} is neither a host's name nor an address",
+                hint="write names as controller.example.org and 10.0.0.1, without port",
+            ) from None
+        return x509.DNSName(name)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_facts(pem: bytes) -> Facts:
+    """What stands in a certificate; of several in a file the first.
+
+    Raises:
+        MooringsError: ``pki.invalid``.
+    """
+    found = _parse(pem)
+    names: tuple[str, ...] = ()
+    uris: list[str] = []
+    try:
+        alternative = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = alternative.get_values_for_type(x509.UniformResourceIdentifier)
+        addresses = alternative.get_values_for_type(x509.IPAddress)
+        names = (*alternative.get_values_for_type(x509.DNSName), *map(str, addresses))
+    except x509.ExtensionNotFound:
+        pass  # it has a common name at most
+    except ValueError as error:
+        raise MooringsError("pki.invalid", f"the certificate cannot be read: {error}") from error
+    subjects = [uri.removeprefix(SUBJECT_URI) for uri in uris if uri.startswith(SUBJECT_URI)]
+    common = [str(each.value) for each in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return Facts(
+        subject=next(iter(subjects or common), ""),
+        names=names,
+        controller=CONTROLLER_URI in uris,
+        serial=f"{found.serial_number:x}",
+        begins=found.not_valid_before_utc,
+        ends=found.not_valid_after_utc,
+    )
+
+
+def split_bundle(pem: bytes) -> list[bytes]:
+    """The certificates of a file, one by one.
+
+    Raises:
+        MooringsError: ``pki.invalid``.
+    """
+    try:
+        return [each.public_bytes(serialization.Encoding.PEM) for each in x509.load_pem_x509_certificates(pem)]
+    except ValueError as error:
+        raise MooringsError("pki.invalid", f"no certificates can be read: {error}") from error
+
+
+def is_of_key(certificate: bytes, key: bytes) -> bool:
+    """Whether a certificate is that of a private key.
+
+    Raises:
+        MooringsError: ``pki.invalid``.
+    """
+    return _parse(certificate).public_key() == load_key(key).public_key()
+
+
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Whether an authority has signed a certificate.
+
+    Raises:
+        MooringsError: ``pki.invalid``.
+    """
+    try:
+        _parse(certificate).verify_directly_issued_by(_parse(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+
+
+def load_key(pem: bytes) -> PrivateKey:
+    """A private key that can sign.
+
+    Raises:
+        MooringsError: ``pki.invalid``.
+    """
+    try:
+        found = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise MooringsError("pki.invalid", "the private key cannot be read: an unencrypted PEM is wanted") from error
+    if not isinstance(found, PrivateKey):
+        raise MooringsError("pki.invalid", f"{type(found).__name__} cannot sign certificates")
+    return found
+
+
+def _parse(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise MooringsError("pki.invalid", f"the certificate cannot be read: {error}") from error
+
+
+def _signer(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        found = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found)
