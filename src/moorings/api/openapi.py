@@ -35,6 +35,7 @@ _TAGS = {
     "runs": "Jobs that were started here, and what is tracked of them.",
     "partitions": "Blocks of devices that are configured and isolated.",
     "events": "Everything that happened, in order.",
+    "queues": "What waits in other schedulers, and what these may start now.",
     "pools": "Devices of one kind behind one driver.",
     "devices": "Single accelerators.",
     "keys": "Access keys; for admins.",

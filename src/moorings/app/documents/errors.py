@@ -73,6 +73,8 @@ REMEDIES: dict[str, str] = {
     "run.not_running": "it has not started, or has ended: `moor describe run NAME`",
     "run.unknown": "`moor get runs --all` lists those that have ended, too",
     "size.invalid": "write a number of bytes, or `4G`, `512M`",
+    "queue.invalid": "the detail says what cannot stand there; only agents of other schedulers tell queues",
+    "queue.unknown": "is that scheduler's agent running? It tells its queue within a second (`moor slurm doctor`)",
     "slurm.changed": "look at the file that the detail names, then run the command again",
     "slurm.denied": "run it as root or as SlurmUser",
     "slurm.job_unknown": "it ended more than `MinJobAge` ago, or never was; `sacct` may know it",

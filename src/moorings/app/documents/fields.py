@@ -7,6 +7,7 @@ does not know it. The numbers come from the constants that decide.
 from __future__ import annotations
 
 from moorings.core.access import Role
+from moorings.core.announced import JOBS_MAX
 from moorings.core.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
@@ -103,6 +104,17 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("CheckpointShape", "warnSignal"): (", ".join(f"`{name}`" for name in WARN_SIGNALS), "Signal before the limit."),
     ("CheckpointShape", "warnS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "How long before the limit it is sent."),
     ("CheckpointShape", "graceS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "Time between TERM and KILL."),
+    ("QueueRequest", "queue"): ("`slurm/CLUSTER`", "Whose queue; owners of its claims begin with it."),
+    ("QueueRequest", "accelerator"): (_KIND, "Kind of accelerator that its jobs take."),
+    ("QueueRequest", "jobs"): (f"at most {JOBS_MAX}", "The first that wait, in that queue's own order."),
+    ("QueueRequest", "forS"): ("5 to 600 s", "How long it is believed, if it is not told again."),
+    ("QueuedJobShape", "owner"): ("`QUEUE/...`, each once", "Of the claim that will be made when it starts."),
+    ("QueuedJobShape", "size"): (_SIZE, "Devices."),
+    ("QueuedJobShape", "gcds"): (_GCDS, "Graph compilation domains."),
+    ("QueuedJobShape", "replicasPerGcd"): ("1 or more", "Model replicas inside each GCD."),
+    ("QueuedJobShape", "pool"): (_ANY_POOL, _POOL),
+    ("QueuedJobShape", "since"): ("a time, not in the future", "When it began to wait; now if it is left out."),
+    ("QueuedJobShape", "timeLimitS"): (_LIMIT, "How long it will hold its partition."),
     ("DrainRequest", "reason"): ("1 to 500 characters", "Why, for the people after you."),
     ("KeyRequest", "subject"): ("a name without `/`", "Who the key speaks for."),
     ("KeyRequest", "role"): (", ".join(f"`{role}`" for role in Role), "What its holder may do."),
