@@ -12,19 +12,21 @@ import pytest
 
 from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
-from moorings.app.documents.api import ADMINS, EVERYBODY, HOLDERS, READERS, STARTERS, WHO
+from moorings.app.documents.api import ADMINS, AGENTS, EVERYBODY, HOLDERS, READERS, STARTERS, WHO
 from tests.e2e.processes import ControllerProcess
 
 DENIED = (401, 403)
 NUMBERS = count()
 JOB = {"name": "j", "command": ["true"], "workdir": "/"}
 
-# Who may, of those who call about things of bob's. The agent's key acts for user/bob, the stranger's for user/carol.
-CALLERS = ("admin", "bob", "ann", "agent", "stranger", "viewer")
+# Who may, of those who call about things of bob's. The agent's key acts for user/bob, the stranger's for
+# user/carol, slurm's for a queue.
+CALLERS = ("admin", "bob", "ann", "agent", "stranger", "viewer", "slurm")
 MAY = {
     READERS: set(CALLERS),
     ADMINS: {"admin"},
     HOLDERS: {"admin", "bob", "agent"},
+    AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
     WHO["create_claim"][0]: {"admin", "bob", "agent"},
     WHO["create_run"][0]: {"admin", "bob", "ann"},
@@ -49,6 +51,7 @@ def keys(controller: ControllerProcess) -> dict[str, str]:
         "viewer": {"role": "viewer"},
         "agent": {"role": "agent", "ownerPrefix": "user/bob"},
         "stranger": {"role": "agent", "ownerPrefix": "user/carol"},
+        "slurm": {"role": "agent", "ownerPrefix": "slurm/alpha"},
     }
     for subject, body in wanted.items():
         status, key = controller.ask("POST", "/v1/keys", {"subject": subject, **body})
@@ -71,6 +74,8 @@ def address_of(operation: Operation, controller: ControllerProcess, bob: str) ->
         status, run = controller.ask("POST", "/v1/runs", {"job": JOB}, key=bob)
         assert status == 201
         return operation.path.format(id=run["id"])
+    if about == "queues":
+        return operation.path.format(kind="slurm", cluster="alpha")
     suffix = "?size=1" if operation.path.endswith("capacity") else ""
     return operation.path.format(id={"devices": "pod16:15", "keys": "nobody"}.get(about, ""), pool="pod16") + suffix
 
@@ -81,6 +86,7 @@ def body_of(operation: Operation) -> Any:
         "create_partition": {"name": f"mine-{next(NUMBERS)}", "size": 1},
         "create_run": {"job": JOB},
         "drain_device": {"reason": "a test"},
+        "tell_queue": {"queue": "slurm/alpha"},
         "create_key": {"subject": f"s{next(NUMBERS)}", "role": "viewer"},
     }.get(operation.serve.__name__)
 

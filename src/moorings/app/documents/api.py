@@ -20,6 +20,7 @@ from moorings.core.claims import KEY_CHARS_MAX
 
 EVERYBODY = "everybody, without a key"
 READERS = "every key"
+AGENTS = "the agent whose key acts for that queue, and admins"
 HOLDERS = "whoever may act for its owner; admins"
 STARTERS = "the subject that started it; admins"
 ADMINS = "admins"
@@ -39,8 +40,8 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "renew_claim": (HOLDERS, ("claim.unknown", "claim.no_lease", "owner.denied")),
     "explain_claim": (READERS, ("claim.unknown",)),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
-    "tell_queue": (HOLDERS, ("queue.invalid", "owner.invalid", "owner.denied")),
-    "get_queue": (HOLDERS, ("queue.unknown", "owner.denied")),
+    "tell_queue": (AGENTS, ("queue.invalid", "owner.invalid", "owner.denied")),
+    "get_queue": (AGENTS, ("queue.unknown", "owner.denied")),
     "list_runs": (READERS, ("page.invalid",)),
     "create_run": (
         "admins and users",
