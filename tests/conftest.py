@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.postgresql import database_name, database_url, postgresql
+from tests.slurm.scheduling import pytest_xdist_make_scheduler
 
-__all__ = ["database_name", "database_url", "postgresql"]  # fixtures for every test
+# fixtures for every test, and a hook that pytest's controlling process looks for here alone
+__all__ = ["database_name", "database_url", "postgresql", "pytest_xdist_make_scheduler"]
 
 settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", deadline=None)

@@ -255,12 +255,27 @@ static long long now_ms(void)
 	return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Whether the job was cancelled, has come to its limit or lost its srun: signals are blocked here, so they queue. */
+static const int endings[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
+
+/* From here on what would end the task waits until it is looked for: 22.05 has it so, 24.11 lets it be ignored. */
+static void hold_signals(sigset_t *before)
+{
+	sigset_t set;
+	(void)sigemptyset(&set);
+	for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+		(void)sigaddset(&set, endings[i]);
+	(void)sigprocmask(SIG_BLOCK, &set, before);
+}
+
+/* Whether the job was cancelled, has come to its limit or lost its srun. */
 static bool ended(void)
 {
 	sigset_t set;
-	return sigpending(&set) == 0 && (sigismember(&set, SIGTERM) == 1 || sigismember(&set, SIGINT) == 1 ||
-					 sigismember(&set, SIGQUIT) == 1 || sigismember(&set, SIGHUP) == 1);
+	bool found = false;
+	if (sigpending(&set) == 0)
+		for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+			found = found || sigismember(&set, endings[i]) == 1;
+	return found;
 }
 
 /* Whether `fd` (or nothing, if negative: a pause) is ready before `until`; never longer than a signal takes to be seen. */
@@ -919,12 +934,21 @@ static bool set_variables(spank_t sp, const struct job *job)
 
 /* ------------------------------------------------------------------------------------------------------- Slurm's calls */
 
+static const char *const inherited[] = {
+	"_SLURM_SPANK_OPTION_moorings_ipus", "_SLURM_SPANK_OPTION_moorings_num_replicas",
+	"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipus", "SLURM_SPANK__SLURM_SPANK_OPTION_moorings_num_replicas"};
+
 int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
 	spank_context_t context = spank_context();
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
 	parse_settings(argc, argv);
+	/* Slurm hands a job's options on in its environment: right for its steps, but an sbatch in the script of an IPU
+	 * job would take IPUs for every job it submits. */
+	bool new_job = context == S_CTX_ALLOCATOR || (context == S_CTX_LOCAL && !getenv("SLURM_JOB_ID"));
+	for (size_t i = 0; new_job && i < sizeof inherited / sizeof *inherited; i++)
+		(void)unsetenv(inherited[i]);
 	if (spank_option_register(sp, &option_ipus) != ESPANK_SUCCESS ||
 	    spank_option_register(sp, &option_replicas) != ESPANK_SUCCESS) {
 		slurm_error("moorings: --ipus and --num-replicas cannot be added");
@@ -1007,10 +1031,12 @@ static bool describe_job(spank_t sp, struct job *job)
 int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
 {
 	struct job job = {0};
+	sigset_t before;
 	(void)argc;
 	(void)argv;
 	if (!ipus)
 		return 0;
+	hold_signals(&before);
 	/* proctrack/linuxproc signals no process that is called slurmstepd; the program's own name comes with it. */
 	(void)prctl(PR_SET_NAME, "moorings-wait");
 	if (settings.bad || !settings.agents[0])
@@ -1019,8 +1045,10 @@ int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
 		tell("this node cannot ask for a partition: no memory, no socket or no libmunge.so.2");
 	else if (!describe_job(sp, &job))
 		tell("Slurm does not say which job, task and node this is");
-	else if (binding_here(&job) && set_variables(sp, &job))
+	else if (binding_here(&job) && set_variables(sp, &job)) {
+		(void)sigprocmask(SIG_SETMASK, &before, NULL);
 		return 0;
+	}
 	_exit(REFUSED_EXIT); /* an error of a plugin that is `optional` would be passed over */
 }
 

@@ -1,1 +1,1 @@
-"""Slurm itself, started by the tests: ``cluster`` is the rig, ``conftest`` has the fixtures and says how to use them."""
+"""Slurm itself, started by the tests: ``cluster`` is the rig, ``conftest`` has the fixtures and how to use them."""

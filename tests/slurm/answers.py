@@ -35,7 +35,19 @@ def wrong_file(name: str, content: str = "eA==", gcd: str = "0", folder: str = F
     return lambda request: written(head(request), FILES | {"dir": folder, "file": f"{gcd}:{name}:{content}"})
 
 
-UNSAFE_NAMES = ("LD_PRELOAD", "PATH", "IFS", "SLURM_JOB_ID", "BASH_ENV", "PYTHONPATH", "A-B", "1A", "", "A B", "A" * 129)
+UNSAFE_NAMES = (
+    "LD_PRELOAD",
+    "PATH",
+    "IFS",
+    "SLURM_JOB_ID",
+    "BASH_ENV",
+    "PYTHONPATH",
+    "A-B",
+    "1A",
+    "",
+    "A B",
+    "A" * 129,
+)
 
 HOSTILE: dict[str, Callable[[BindRequest], bytes]] = {
     "another nonce": lambda request: written(head(request, nonce="0" * 16), GOOD),

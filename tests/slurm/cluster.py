@@ -1,15 +1,16 @@
 """A real Slurm cluster on this machine: munged, slurmctld, nodes, and with accounting MariaDB and slurmdbd.
 
-Everything is a child that dies with the process that runs the tests. A node lives in a PID namespace of its own, so
+Everything is a child that dies with the process that runs the tests; a guard ends what the kernel does not, such as the
+command of a killed salloc, and removes the folder. A node lives in a PID namespace of its own, so
 ``kill_node`` is what a power cut is: slurmd, its steps and the jobs' processes are gone at once. Systemd and cgroups
 are not needed; root is, to run jobs as several users.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,18 @@ ACCOUNT = "lab"
 START_S = 60.0  # a machine may be busy
 
 _PORTS = range(20000, 30000, 250)  # below those the kernel gives to clients: a daemon finds its port free again
-_PREFIX = "moorings-slurm-"
+# Until its input ends, as whoever holds the other end removes the cluster or is dead. What belongs to the cluster is
+# told by its variables, down to the last process that nobody waits for.
+_GUARD = """
+cat > /dev/null
+while found=$(grep -slzxF "SLURM_CONF=$1/etc/slurm.conf" /proc/[0-9]*/environ); [ -n "$found" ]; do
+    for file in $found; do
+        pid=${file#/proc/}
+        kill -KILL "${pid%/environ}" 2> /dev/null
+    done
+done
+rm -rf "$1" 2> /dev/null || { sleep 1; rm -rf "$1"; }  # a daemon that was dying wrote a last line
+"""
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 
 T = TypeVar("T")
@@ -84,12 +96,21 @@ class SlurmCluster:
         self.etc = folder / "etc"
         self.work = folder / "work"  # where jobs start and write; everybody may
         self.munge_socket = folder / "run" / "munge.socket"
+        folder.mkdir(parents=True, exist_ok=True)
+        assert not any(folder.iterdir()), f"{folder} is not empty, and would be removed with the cluster"
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "guard", str(folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # it has to outlive a Ctrl-C
+            cwd="/",
+            env={"PATH": os.environ["PATH"]},
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._spawned: list[subprocess.Popen[str]] = []
         # The kernel ends a child when the *thread* that started it ends, so this one stays.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="slurm")
         for part in ("etc", "run", "log", "state", "spool", "munge"):
-            (folder / part).mkdir(parents=True)
+            (folder / part).mkdir()
         folder.chmod(0o755)
         self.work.mkdir()
         self.work.chmod(0o1777)
@@ -141,8 +162,10 @@ class SlurmCluster:
             self._kill(name)
         self._end_spawned()
         self._starter.shutdown()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait(START_S)
         self._port_lock.close()
-        shutil.rmtree(self.folder)
 
     def settle(self) -> None:
         """As it was after the start: daemons up, no job, no reservation; for a cluster that many tests use."""
@@ -155,11 +178,10 @@ class SlurmCluster:
         ids = {re.split(r"[_+]", job.id)[0] for job in self.squeue()}
         if ids:
             self.run("scancel", *ids)  # some may end by themselves in between
+        until(lambda: self.squeue() == [], START_S, what=lambda: f"jobs that do not end: {self.squeue()}")
         for line in self.check("scontrol", "-o", "show", "reservation").splitlines():
             if name := parse_record(line).get("ReservationName"):
-                delete = ("scontrol", "delete", f"reservation={name}")
-                until(lambda words=delete: self.run(*words).returncode == 0, what=lambda words=delete: f"{words} fails")
-        until(lambda: self.squeue() == [], START_S, what=lambda: f"jobs that do not end: {self.squeue()}")
+                self.check("scontrol", "delete", f"reservation={name}")
         self.run("scontrol", "update", f"nodename=n[1-{self.nodes}]", "state=resume")  # refused if none is drained
         self.wait_nodes()
 
@@ -180,8 +202,17 @@ class SlurmCluster:
         self._await("slurmctld", lambda: "is UP" in self.run("scontrol", "ping").stdout)
 
     def kill_node(self, number: int) -> None:
-        """A power cut: slurmd, its steps and their processes are gone at once."""
+        """A power cut: slurmd, its steps and their processes are gone at once. slurmctld has not noticed yet.
+
+        It does after SlurmdTimeout, 300 s if not set otherwise, or when the node is back; but a batch job that has run
+        for less than about 20 s by then stays RUNNING for a minute or more.
+        """
         self._kill(f"n{number}")
+
+    def fail_node(self, number: int) -> None:
+        """A power cut that slurmctld has noticed: the node is DOWN, its jobs are requeued or NODE_FAIL."""
+        self.kill_node(number)
+        self.check("scontrol", "update", f"nodename=n{number}", "state=down", "reason=power cut")
 
     def start_node(self, number: int) -> None:
         """Start a node; return when slurmctld has it back."""
@@ -226,7 +257,7 @@ class SlurmCluster:
         *argv: str,
         user: str | None = None,
         timeout: float = 60,
-        input: str = "",
+        input: str = "",  # noqa: A002  subprocess's own word
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, in ``work``, as root or as a user; ``env`` is added to the cluster's."""
@@ -241,7 +272,13 @@ class SlurmCluster:
             env={**self.env, **(env or {})},
         )
 
-    def check(self, *argv: str, user: str | None = None, timeout: float = 60, input: str = "") -> str:
+    def check(
+        self,
+        *argv: str,
+        user: str | None = None,
+        timeout: float = 60,
+        input: str = "",  # noqa: A002  subprocess's own word
+    ) -> str:
         """What a command prints; it must succeed."""
         done = self.run(*argv, user=user, timeout=timeout, input=input)
         assert done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {done.stdout}{done.stderr}"
@@ -296,7 +333,7 @@ class SlurmCluster:
         return [Queued(*line.split("|")) for line in lines]
 
     def sacct(self, id: int | str) -> list[dict[str, str]]:
-        """What accounting has of a job: a row for the job, then one for each step. It comes a moment late: ``until``."""
+        """What accounting has of a job, a row for it and one for each step; it comes a moment late: ``until``."""
         names = ("JobID", "JobName", "State", "ExitCode", "User", "Account", "AllocTRES", "NodeList", "Start", "End")
         text = self.check("sacct", "-n", "-P", "-D", "-j", str(id), "-o", ",".join(names))
         return [dict(zip(names, line.split("|"), strict=True)) for line in text.splitlines()]
@@ -391,8 +428,12 @@ class SlurmCluster:
 
     def _end_spawned(self) -> None:
         for spawned in self._spawned:
+            left = _descendants(spawned.pid) if spawned.poll() is None else []
             spawned.kill()
             spawned.wait()
+            for pid in left:  # salloc's command, the process that srun has watch over itself
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             for stream in (spawned.stdin, spawned.stdout, spawned.stderr):
                 if stream:
                     stream.close()
@@ -412,15 +453,11 @@ def parse_record(line: str) -> dict[str, str]:
 
 
 def new_folder() -> Path:
-    """A folder for a cluster; those of processes that were killed are removed, their clusters are dead."""
-    for folder in Path("/tmp").glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # another's, or somebody else does
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))  # a socket's path is short
+    """An empty folder for a cluster, which removes it."""
+    return Path(tempfile.mkdtemp(prefix=f"moorings-slurm-{os.getpid()}-", dir="/tmp"))  # a socket's path is short
 
 
-def until(true: Callable[[], T], timeout: float = 30, *, what: Callable[[], str] = lambda: "") -> T:
+def until(true: Callable[[], T | None], timeout: float = 30, *, what: Callable[[], str] = lambda: "") -> T:
     """Wait for what another process does; the first true value.
 
     Raises:
@@ -450,6 +487,14 @@ def _take_ports(n: int) -> tuple[socket.socket, range]:
         except OSError:
             lock.close()
     raise AssertionError(f"no {n} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # it has ended
+        return []
+    return [each for child in children for each in (child, *_descendants(child))]
 
 
 def _listens(port: int) -> bool:

@@ -31,7 +31,15 @@ _SETTINGS = {
 
 
 def build_slurm_conf(
-    *, folder: Path, host: str, ports: range, nodes: int, plugins: Path | None, accounting: bool, licenses: str, extra: str
+    *,
+    folder: Path,
+    host: str,
+    ports: range,
+    nodes: int,
+    plugins: Path | None,
+    accounting: bool,
+    licenses: str,
+    extra: str,
 ) -> str:
     """slurm.conf; a line of ``extra`` replaces what stands here under the same key.
 
@@ -45,7 +53,7 @@ def build_slurm_conf(
         licenses: the value of ``Licenses``, or nothing.
         extra: lines for slurm.conf.
     """
-    last = ports[2 + nodes - 1]
+    port = f"[{ports[2]}-{ports[1 + nodes]}]" if nodes > 1 else str(ports[2])  # a range of one is refused
     settings = _SETTINGS | {
         "SlurmctldHost": f"{host}(127.0.0.1)",
         "SlurmctldPort": str(ports[0]),
@@ -56,11 +64,9 @@ def build_slurm_conf(
         "SlurmdPidFile": f"{folder}/run/slurmd.%n.pid",
         "SlurmctldLogFile": f"{folder}/log/slurmctld.log",
         "SlurmdLogFile": f"{folder}/log/%n.log",
-        "NodeName": f"n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}-{last} CPUs=16 RealMemory=4000",
+        "NodeName": f"n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=4000",
         "PartitionName": "normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }
-    if nodes > 1:
-        settings["NodeName"] = settings["NodeName"].replace(f"{ports[2]}-{last}", f"[{ports[2]}-{last}]")
     if plugins:
         settings["PluginDir"] = str(plugins)
     if licenses:

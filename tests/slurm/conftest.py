@@ -11,8 +11,8 @@ another slurm.conf, files beside it or accounting makes a cluster for a module (
         with cluster:
             yield cluster
 
-Every test here carries the marks ``slurm`` and ``xdist_group("slurm")``, so that only one worker of pytest starts
-clusters. ``pytest tests/slurm --slurm-release=24.11`` runs them on another release.
+Every test here is marked ``slurm``, and one worker of pytest runs them all (``scheduling``).
+``pytest tests/slurm --slurm-release=24.11`` runs them on another release.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(_OPTION, choices=[*SUITES], default=RELEASE, help="the release of Slurm that tests/slurm run on")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_FOLDER):
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 @pytest.fixture(scope="session")

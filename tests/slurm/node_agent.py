@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Self
 
 from moorings.core.bindings import Binding, GcdBinding, Rendezvous
+from moorings.core.devices import PoolName, device_id
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, build_reply, parse_request, reply_for
 from moorings.slurm.munge import Munge
+
+POOL = PoolName("pod1")
 
 Answer = Callable[[BindRequest], BindReply | bytes | None]
 """A reply; or the raw line to send instead; or nothing, and the connection is closed. May block: it has a thread."""
@@ -30,6 +33,7 @@ class NodeAgent:
         self.port: int = listening.getsockname()[1]
         self._socket = listening
         self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="agent")
 
     def __enter__(self) -> Self:
@@ -37,7 +41,7 @@ class NodeAgent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
     def jobs(self) -> list[int]:
@@ -51,16 +55,12 @@ class NodeAgent:
         return self.munge.encode(payload, for_uid=0).encode() + b"\n"
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._socket))
-        self._loop.run_forever()
-        server.close()
-        open_ones = asyncio.all_tasks(self._loop)
-        for task in open_ones:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*open_ones, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        async with await asyncio.start_server(self._serve, sock=self._socket):
+            await self._over.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -93,7 +93,7 @@ def binding(request: BindRequest, gcds: int = 1, folder: str = "") -> BindReply:
     shares = tuple(
         GcdBinding(
             gcd,
-            (f"pod1/{2 * gcd}", f"pod1/{2 * gcd + 1}"),
+            (device_id(POOL, 2 * gcd), device_id(POOL, 2 * gcd + 1)),
             f"p{request.job}_gcd{gcd}_ipuof.conf",
             f"GCD {gcd} of job {request.job}\n",
         )

@@ -35,6 +35,7 @@ _ENTER = """\
 exec unshare --mount --propagation private -- sh -euc '
     mount --rbind /tmp "$0/tmp"
     mount --rbind /dev "$0/dev"
+    mount --rbind /sys "$0/sys"
     mount --bind /etc/hosts "$0/etc/hosts"
     mount -t proc proc "$0/proc"
     here=$PWD
@@ -55,7 +56,7 @@ class Programs:
 
     @property
     def headers(self) -> Path:
-        """The folder to give to ``gcc -I``; None of it is needed at run time."""
+        """The folder to give to ``gcc -I``; none of it is needed at run time."""
         return self.root / "usr" / "include"
 
     @property
@@ -65,19 +66,21 @@ class Programs:
         return found[0] if found else None
 
     def write_entrance(self, folder: Path) -> tuple[str, ...]:
-        """The words before every command; writes what they need, and into ``folder/bin`` what PATH has to begin with."""
-        bin = folder / "bin"
-        bin.mkdir()
+        """The words before every command; writes what they need, and ``folder/bin``, which PATH has to begin with."""
+        commands = folder / "bin"
+        commands.mkdir()
         if self.libraries:
-            for daemon in DAEMONS:  # they look at their own name: called slurmctld-wlm, one is no slurmctld, and crashes
-                (bin / daemon).symlink_to(self.root / "usr" / "sbin" / f"{daemon}-wlm")
+            for (
+                daemon
+            ) in DAEMONS:  # they look at their own name: called slurmctld-wlm, one is no slurmctld, and crashes
+                (commands / daemon).symlink_to(self.root / "usr" / "sbin" / f"{daemon}-wlm")
         if not self.chrooted:
             return ()
         enter = folder / "enter"
         enter.write_text(_ENTER.format(root=self.root, path=_SYSTEM_PATH))
         enter.chmod(0o755)
         for name in COMMANDS:
-            script = bin / name
+            script = commands / name
             script.write_text(f'#!/bin/sh\nexec {enter} {name} "$@"\n')
             script.chmod(0o755)
         return (str(enter),)
@@ -108,7 +111,7 @@ def munged() -> Path:
 
 
 def munge_library() -> Path:
-    """The library to talk to it, for ``ctypes.CDLL``: whoever loads ``libmunge.so.2`` by name afterwards gets it too."""
+    """The library to talk to it, for ``ctypes.CDLL``: who loads ``libmunge.so.2`` by name afterwards gets it too."""
     found = [*munged().parents[1].glob("lib/*/libmunge.so.2")]
     assert found != [], "there is a munged here, but no libmunge.so.2: install libmunge2"
     return found[0]

@@ -61,7 +61,15 @@ def test_a_changed_credential_is_refused(munge):
 def test_what_another_user_made_says_so(slurm, munge):
     command = programs.munged().parents[1] / "bin" / "munge"
     text = subprocess.run(
-        ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", command, f"--socket={slurm.munge_socket}", "-n"],
+        [
+            "setpriv",
+            "--reuid=games",
+            "--regid=games",
+            "--clear-groups",
+            command,
+            f"--socket={slurm.munge_socket}",
+            "-n",
+        ],
         env=slurm.env,
         capture_output=True,
         text=True,

@@ -82,10 +82,10 @@ def agent(cluster, munge) -> Iterator[NodeAgent]:
 
 def left(folder: Path) -> list[str]:
     """What lies in IpuofDir, but for its own lock."""
-    return sorted(name for name in os.listdir(folder) if name != ".lock") if folder.exists() else []
+    return sorted(each.name for each in folder.iterdir() if each.name != ".lock") if folder.exists() else []
 
 
-# -- options -------------------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
@@ -118,13 +118,13 @@ def test_a_wrong_option_in_a_script_is_refused(cluster):
     assert "--ipus=3: the number of IPUs must be a power of two" in done.stderr
 
 
-# -- what a job gets -----------------------------------------------------------------------------------------------------
+# -- what a job gets ---------------------------------------------------------------------------------------------------
 
 
 def test_the_single_gcd_script_of_the_manual_runs(cluster, agent):
     job = cluster.sbatch(SINGLE_GCD_JOB, user=USER)
     cluster.wait_job(job, "COMPLETED")
-    assert cluster.output(job).splitlines() == [f"0 0/1 0 n1:29500 p{job} pod1/0,pod1/1 api=vipu1,0 file="]
+    assert cluster.output(job).splitlines() == [f"0 0/1 0 n1:29500 p{job} pod1:0,pod1:1 api=vipu1,0 file="]
     assert [(request.step, request.node) for request in agent.requests] == [(BATCH_STEP, "n1"), (0, "n1")]
     assert agent.uids == {0}
 
@@ -134,8 +134,8 @@ def test_the_multi_gcd_script_of_the_manual_runs_each_task_with_its_own_gcd(clus
     job = cluster.sbatch(MULTI_GCD_JOB, user=USER)
     cluster.wait_job(job, "COMPLETED")
     assert sorted(cluster.output(job).splitlines()) == [
-        f"0 0/2 0 n1:29500 p{job} pod1/0,pod1/1 api=vipu1,0 file=",
-        f"0 1/2 1 n1:29500 p{job} pod1/2,pod1/3 api=vipu1,1 file=",
+        f"0 0/2 0 n1:29500 p{job} pod1:0,pod1:1 api=vipu1,0 file=",
+        f"0 1/2 1 n1:29500 p{job} pod1:2,pod1:3 api=vipu1,1 file=",
     ]
     assert len(agent.requests) == 2  # the script's, and one for both tasks
 
@@ -212,23 +212,24 @@ def test_a_requeued_jobs_steps_say_so(cluster, agent):
     (cluster.work / "first").unlink()
     cluster.check("scontrol", "requeue", str(job))
     cluster.wait_job(job, "PENDING")
-    cluster.check("scontrol", "update", f"jobid={job}", "StartTime=now")
+    # Not at once: a job that is back on its node within a second is failed by Slurm ("already killed, do not launch").
+    cluster.check("scontrol", "update", f"jobid={job}", "StartTime=now+3")
     cluster.wait_job(job, "COMPLETED")
     assert [(request.step, request.restart) for request in agent.requests] == [(BATCH_STEP, 0), (BATCH_STEP, 0), (0, 1)]
 
 
 def test_a_salloc_shell_and_its_steps_are_bound(cluster, agent):
-    done = cluster.run("salloc", "--ipus=1", user=USER, input=f"{TELL}\nsrun --overlap bash -c '{TELL}'\n")
+    lines = f"{TELL}\nsrun --overlap bash -c '{TELL}'\n"
+    done = cluster.run("salloc", "--ipus=1", user=USER, input=lines, env={"SHELL": "/bin/bash"})
     job = agent.requests[0].job
-    assert done.stdout.splitlines() == [
-        f"{INTERACTIVE_STEP} 0/1 0 n1:29500 p{job} pod1/0,pod1/1 api=vipu1,0 file=",
-        f"0 0/1 0 n1:29500 p{job} pod1/0,pod1/1 api=vipu1,0 file=",
-    ]
+    said = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    assert said == [f"0/1 0 n1:29500 p{job} pod1:0,pod1:1 api=vipu1,0 file="] * 2
+    assert [request.step for request in agent.requests] == [INTERACTIVE_STEP, 0]
 
 
 def test_a_command_of_salloc_on_the_submit_host_has_bound_steps(cluster, agent):
     text = cluster.check("salloc", "--ipus=1", "srun", "./ipu_program.sh", user=USER)
-    assert f"p{agent.requests[0].job} pod1/0,pod1/1" in text
+    assert f"p{agent.requests[0].job} pod1:0,pod1:1" in text
 
 
 @pytest.mark.parametrize("export", ["NONE", "A=1"])
@@ -240,10 +241,10 @@ def test_a_step_without_its_users_environment_is_bound(cluster, agent, export):
 
 def test_a_program_inherits_nothing_of_ours(cluster, agent, folder):
     agent.answer = lambda request: binding(request, folder=str(folder))
-    look = ("python3", "-c", "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))")
-    assert cluster.check("srun", "--ipus=1", *look) == cluster.check("srun", *look)
-    look = ("sh", "-c", "grep -E '^(Name|SigBlk|SigIgn)' /proc/self/status; grep -c moorings /proc/self/maps")
-    assert cluster.run("srun", "--ipus=1", *look).stdout == cluster.run("srun", *look).stdout
+    look = "ls /proc/self/fd; grep -E '^(Name|SigBlk|SigIgn|SigPnd)' /proc/self/status; ! grep moorings /proc/self/maps"
+    plain = cluster.check("srun", "sh", "-c", look)
+    assert "Name:\tgrep" in plain
+    assert cluster.check("srun", "--ipus=1", "sh", "-c", look) == plain
 
 
 def test_a_plain_job_asks_nobody(cluster, agent):
@@ -254,16 +255,24 @@ def test_a_plain_job_asks_nobody(cluster, agent):
     assert agent.requests == []
 
 
-def test_an_option_that_the_environment_forges_gets_the_agents_answer(cluster, agent):
-    agent.answer = lambda _: refused("job 1 was not submitted with --ipus")
-    done = cluster.run("srun", "echo", "ran", user=USER, env={"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipus": "4"})
-    assert done.stdout == "ran\n"  # srun outside a job takes no option from there
+def test_a_job_submitted_by_an_ipu_job_takes_no_ipus_unasked(cluster, agent):
+    submit = "sbatch --parsable -H --wrap true; sbatch --parsable -H --ipus=1 --wrap true"
+    job = cluster.sbatch(f"{submit}; unset SLURM_JOB_ID SLURM_JOBID; srun printenv SLURM_JOB_ID", "--ipus=2", user=USER)
+    cluster.wait_job(job, "COMPLETED")
+    licenses = [cluster.job(id)["Licenses"] for id in cluster.output(job).split()]
+    assert licenses == ["(null)", "ipu:1,ipu_1:1", "(null)"]
+
+
+def test_a_step_of_a_job_without_ipus_gets_the_agents_answer(cluster, agent):
+    agent.answer = lambda _: refused("it was not submitted with --ipus")
     done = cluster.run("salloc", "-n1", "srun", "--ipus=4", "echo", "ran", user=USER)
     assert "ran" not in done.stdout
-    assert "job 1 was not submitted with --ipus" in done.stderr
+    assert "it was not submitted with --ipus" in done.stderr
+    forged = {"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipus": "4"}
+    assert cluster.run("srun", "echo", "ran", user=USER, env=forged).stdout == "ran\n"  # and takes no IPUs
 
 
-# -- the wait ------------------------------------------------------------------------------------------------------------
+# -- the wait ----------------------------------------------------------------------------------------------------------
 
 
 class Gate:
@@ -294,7 +303,9 @@ def test_a_long_wait_is_told(cluster, agent):
     until(lambda: "waiting for the partition" in cluster.output(job), 20)
     gate.open.set()
     cluster.wait_job(job, "COMPLETED")
-    assert cluster.output(job) == f"moorings: waiting for the partition of job {job}: the partition is CREATING\nscript\n"
+    assert (
+        cluster.output(job) == f"moorings: waiting for the partition of job {job}: the partition is CREATING\nscript\n"
+    )
 
 
 @pytest.mark.parametrize("what", ["batch", "step", "srun"])
@@ -388,7 +399,7 @@ def test_the_time_limit_ends_a_job_that_waits(cluster, agent):
     assert "ran\n" not in cluster.output(job)
 
 
-# -- whom to trust -------------------------------------------------------------------------------------------------------
+# -- whom to trust -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -400,9 +411,13 @@ def hostile(cluster) -> dict[str, str]:
 
     def other_user(payload: bytes) -> bytes:
         command = programs.munged().parents[1] / "bin" / "munge"
-        words = ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", command]
+        words = ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", str(command)]
         done = subprocess.run(
-            [*words, f"--socket={cluster.munge_socket}"], input=payload, env=cluster.env, capture_output=True, check=True
+            [*words, f"--socket={cluster.munge_socket}"],
+            input=payload,
+            env=cluster.env,
+            capture_output=True,
+            check=True,
         )
         return done.stdout.strip() + b"\n"
 
@@ -417,22 +432,22 @@ def hostile(cluster) -> dict[str, str]:
             case "a credential of another user":
                 return other_user(good)
             case "a replayed credential":
-                line = agent.sealed(good)
+                line = liar.sealed(good)
                 munge.decode(line.decode().strip())
                 return line
             case "an endless line":
                 return b"x" * (1 << 21)
             case "half a line":
-                return agent.sealed(good)[:-20]
+                return liar.sealed(good)[:-20]
             case "a NUL":
-                return agent.sealed(good + b"\0")
+                return liar.sealed(good + b"\0")
             case "an honest answer":
-                return agent.sealed(good)
+                return liar.sealed(good)
             case _:
-                return agent.sealed(HOSTILE[name](request))
+                return liar.sealed(HOSTILE[name](request))
 
-    with NodeAgent(munge, answer) as agent:
-        plug(cluster, f"127.0.0.1:{agent.port}", wait_s=3)
+    with NodeAgent(munge, answer) as liar:
+        plug(cluster, f"127.0.0.1:{liar.port}", wait_s=3)
         for name in (*WIRE, "an honest answer", *HOSTILE):
             job = cluster.sbatch("echo ran", "--ipus=1", "--overcommit", user=USER)
             with told:
@@ -442,7 +457,14 @@ def hostile(cluster) -> dict[str, str]:
         return {name: cluster.output(job) for job, name in expected.items()}
 
 
-WIRE = ("no credential", "a credential of another user", "a replayed credential", "an endless line", "half a line", "a NUL")
+WIRE = (
+    "no credential",
+    "a credential of another user",
+    "a replayed credential",
+    "an endless line",
+    "half a line",
+    "a NUL",
+)
 
 
 @pytest.mark.parametrize("name", [*WIRE, *HOSTILE])
@@ -468,22 +490,23 @@ def test_a_folder_that_others_could_change_is_not_used(cluster, agent, folder, h
             os.chown(folder, 5, 60)
     path = folder / "x" / "y" if how == "without its parent" else folder
     agent.answer = lambda request: binding(request, folder=str(path))
-    before = sorted(os.listdir(cluster.work))
+    before = sorted(cluster.work.iterdir())
     done = cluster.run("srun", "--ipus=1", "echo", "ran", user=USER)
     assert (done.returncode, done.stdout) == (121, "")
     assert f"{path} cannot be used for files" in done.stderr
-    assert sorted(os.listdir(cluster.work)) == before
+    assert sorted(cluster.work.iterdir()) == before
     if folder.is_symlink() or folder.is_file():
         folder.unlink()
 
 
 def test_what_a_killed_step_left_is_swept_by_the_next_and_a_live_ones_is_not(cluster, agent, folder):
     agent.answer = lambda request: binding(request, folder=str(folder))
-    dead = cluster.sbatch("exec sleep 100", "--ipus=1", "-w", "n1")
-    live = cluster.sbatch("exec sleep 100", "--ipus=1", "-w", "n1")
-    other = cluster.sbatch("exec sleep 100", "--ipus=1", "-w", "n2")
+    dead, live, other = (
+        cluster.sbatch("echo up; exec sleep 100", "--ipus=1", "-w", node) for node in ("n1", "n1", "n2")
+    )
     folders = {job: f"{job}.{BATCH_STEP}.{node}" for job, node in ((dead, "n1"), (live, "n1"), (other, "n2"))}
-    until(lambda: left(folder) == sorted(folders.values()))
+    until(lambda: all(cluster.output(job) == "up\n" for job in folders))
+    assert left(folder) == sorted(folders.values())
     (step,) = (
         entry.name
         for entry in Path("/proc").iterdir()
@@ -507,7 +530,9 @@ def _command(process: Path) -> str:
         return ""
 
 
-@pytest.mark.parametrize("extra", ["wait=0", "max=x", "munge_socket=relative", "agent_uid=-1", "colour=blue", "agent=:1"])
+@pytest.mark.parametrize(
+    "extra", ["wait=0", "max=x", "munge_socket=relative", "agent_uid=-1", "colour=blue", "agent=:1"]
+)
 def test_wrong_settings_stop_jobs_with_ipus_and_no_other(cluster, agent, extra):
     plug(cluster, f"127.0.0.1:{agent.port}", extra=extra)
     done = cluster.run("srun", "--ipus=1", "echo", "ran")

@@ -23,6 +23,7 @@ T = TypeVar("T")
 TIMEOUT_S = 20.0  # MessageTimeout is 10 s as Slurm comes, and commands try twice
 OUTPUT_BYTES_MAX = 128 << 20  # 80,000 jobs
 COMPLAINT_BYTES_MAX = 64 << 10
+END_S = 5.0  # for what is left in the pipes of a command that was killed
 TOLD_CHARS_MAX = 300
 CONCURRENT_MAX = 4  # more would only queue up in slurmctld, before the users' own
 
@@ -105,12 +106,15 @@ class Commands:
     async def _answer(process: asyncio.subprocess.Process, argv: Sequence[str]) -> Answer:
         assert process.stdout is not None
         assert process.stderr is not None
-        output, complaint = await asyncio.gather(
-            _read(process.stdout, OUTPUT_BYTES_MAX), _read(process.stderr, COMPLAINT_BYTES_MAX, drop=True)
-        )
-        if len(output) > OUTPUT_BYTES_MAX:
-            raise MooringsError("slurm.unreadable", f"{argv[0]} writes more than {OUTPUT_BYTES_MAX} bytes")
-        return Answer(output, complaint.decode("utf-8", "replace").strip(), await process.wait())
+        complained = asyncio.ensure_future(_read(process.stderr, COMPLAINT_BYTES_MAX))
+        try:
+            output = await _read(process.stdout, OUTPUT_BYTES_MAX + 1, enough=True)
+            if len(output) > OUTPUT_BYTES_MAX:
+                raise MooringsError("slurm.unreadable", f"{argv[0]} writes more than {OUTPUT_BYTES_MAX} bytes")
+            complaint = (await complained).decode("utf-8", "replace").strip()
+        finally:
+            complained.cancel()
+        return Answer(output, complaint, await process.wait())
 
 
 def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -139,20 +143,24 @@ async def _bounded(work: Awaitable[T], limit_s: float) -> T:
         return await work
 
 
-async def _read(stream: asyncio.StreamReader, bytes_max: int, *, drop: bool = False) -> bytes:
-    """What comes, up to a little more than ``bytes_max``; with ``drop`` the rest is read and forgotten."""
+async def _read(stream: asyncio.StreamReader, bytes_max: int, *, enough: bool = False) -> bytes:
+    """The first ``bytes_max`` bytes; with ``enough`` the rest is left, else it is read and forgotten."""
     found = bytearray()
     while chunk := await stream.read(1 << 16):
-        if len(found) <= bytes_max:
-            found += chunk
-        elif not drop:
+        found += chunk[: bytes_max - len(found)]
+        if enough and len(found) == bytes_max:
             break
     return bytes(found)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """See that nothing of it runs any more."""
+    """See that nothing of it runs any more, and that asyncio sees so: it waits for the pipes to be empty, too."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    with contextlib.suppress(TimeoutError):  # somebody who left the process group may hold a pipe open
+        async with asyncio.timeout(END_S):
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    await _read(stream, 0)
+            await process.wait()

@@ -9,6 +9,7 @@ was refused: it ignores filters, and changes its shape with the release.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -48,21 +49,17 @@ def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iter
     Raises:
         MooringsError: ``slurm.unreadable``; no record is given out before all of them have been looked at.
     """
-    length = sum(column.width + len(_END) for column in columns) + 1
-    if len(answer) % length:
-        _complain(source, f"wrote {len(answer)} bytes, which is no multiple of {length}")
-    ends: list[int] = []
-    for column in columns:
-        ends.append((ends[-1] + len(_END) if ends else 0) + column.width)
-    rows = [answer[start : start + length] for start in range(0, len(answer), length)]
+    record = struct.Struct("".join(f"{column.width}s1s" for column in columns) + "1s")
+    if len(answer) % record.size:
+        _complain(source, f"wrote {len(answer)} bytes, which is no multiple of {record.size}")
+    marks = (_END,) * len(columns) + (b"\n",)
+    rows = list(record.iter_unpack(answer))
     for number, row in enumerate(rows, start=1):
-        if row[-1:] != b"\n" or any(row[end : end + len(_END)] != _END for end in ends):
+        if (*row[1::2], row[-1]) != marks:
             _complain(source, f"wrote a record that is not in the form asked for, number {number}")
+    names = [column.name for column in columns]
     for row in rows:
-        yield {
-            column.name: row[end - column.width : end].decode("utf-8", "replace").rstrip(" ")
-            for column, end in zip(columns, ends, strict=True)
-        }
+        yield {name: text.decode("utf-8", "replace").rstrip(" ") for name, text in zip(names, row[::2], strict=False)}
 
 
 def given(text: str) -> str:

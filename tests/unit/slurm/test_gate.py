@@ -9,7 +9,7 @@ from moorings.core.devices import PoolName
 from moorings.core.placement import free_map_of
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.slurm.formats import License
-from moorings.slurm.host.gate import is_kept, to_reserve, twins
+from moorings.slurm.host.gate import is_kept, to_reserve, twins, what_lacks
 
 SIZES = (1, 2, 4, 8, 16, 32)
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 16, 32))
@@ -33,7 +33,25 @@ def test_without_an_offer_nothing_may_start() -> None:
 
 def test_more_in_use_than_there_is_reserves_nothing_rather_than_less() -> None:
     """An admin made the pool smaller while jobs run: a count below zero is none that Slurm takes."""
-    assert to_reserve({"ipu_1": License(4, 8, 0)}, {1: 2}) == {"ipu_1": 0, "moorings_gate": 1}
+    assert to_reserve({"ipu_1": License(4, 8, 0)}, {1: 2}, [8]) == {"ipu_1": 0, "moorings_gate": 1}
+
+
+def test_a_start_that_the_offer_does_not_know_of_takes_from_it() -> None:
+    """Others hold 16 of 32, a job of 8 was claimed, and another has just been started where there is room."""
+    now = licenses({1: 16, 2: 16, 4: 16, 8: 16})
+    offer = {1: 8, 2: 4, 4: 2, 8: 1}
+    assert to_reserve(now, offer, [8])["ipu_8"] == 16, "in use 16, held 16: nothing is left to start"
+    assert to_reserve(now, {}, [8, 8])["ipu_8"] == 16, "nor when it was claimed: the offer has shrunk by as much"
+    assert to_reserve(now, offer, [8, 8])["ipu_8"] == 8, "and if the offer stands beside both, one of 8 may start"
+
+
+def test_what_slurm_conf_lacks_is_told() -> None:
+    have = licenses({}) | {"moorings_gate": License(1, 0, 1)}
+    assert what_lacks(have, {1: 32, 32: 1}) == ""
+    assert what_lacks(have, None) == ""
+    assert "lacks ipu_64" in what_lacks(have, {64: 1})
+    assert "lacks moorings_gate" in what_lacks(licenses({}), {})
+    assert "more than ipu_1:32, ipu_32:32" in what_lacks(have, {1: 64, 2: 8, 32: 2})
 
 
 def test_slurm_need_not_be_told_what_it_has() -> None:
@@ -54,14 +72,16 @@ def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
     """Slurm starts several jobs in one turn, by counts alone; then each must find a block, and none is kept waiting."""
     free = free_map_of(POD.topology)
     used = dict.fromkeys(SIZES, 0)
+    counted = []
     for number, size in enumerate([*held, *others]):
         block = free.find(size)
         if block is not None:
             free.take(block)
             if number < len(held):
                 used = {k: n + (size if k <= size else 0) for k, n in used.items()}
+                counted.append(size)
     now = licenses(used)
-    kept = to_reserve(now, {size: free.count(size) for size in SIZES})
+    kept = to_reserve(now, {size: free.count(size) for size in SIZES}, counted)
     room = {size: now[f"ipu_{size}"].total - now[f"ipu_{size}"].used - kept[f"ipu_{size}"] for size in SIZES}
     started: list[Block] = []
     for size in wanted:

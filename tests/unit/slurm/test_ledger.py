@@ -11,7 +11,7 @@ from moorings.core.claims import check_owner
 from moorings.core.instants import SECOND, Instant
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import JobRecord, Order, phase_of
-from moorings.slurm.host.ledger import Start, announce, judge, may_live, request_for, start_of
+from moorings.slurm.host.ledger import Judgement, Start, announce, judge, may_live, request_for, start_of
 from moorings.wire.shapes import ClaimBody
 
 NONCE = "00c0ffee00c0ffee"
@@ -141,6 +141,14 @@ def test_a_requeued_job_s_first_partition_goes_and_its_next_start_gets_another()
     assert judged.releases == {"claim-1-0": "job 1 was requeued"}
     assert judged.starts == (job,)
     assert judge(by_id(job), [a_claim(1, restarts=1)], {}, "vt", 1.0).releases == {}
+
+
+def test_a_requeued_job_keeps_its_partition_until_its_processes_are_gone() -> None:
+    """Slurm counts the restart at once, and ends the processes afterwards."""
+    ending = by_id(a_job(1, "COMPLETING", restarts=1))
+    assert judge(ending, [a_claim(1)], {}, "vt", 1.0) == Judgement()
+    waiting = by_id(a_job(1, "PENDING", restarts=1, reason="BeginTime"))
+    assert judge(waiting, [a_claim(1)], {}, "vt", 1.0).releases == {"claim-1-0": "job 1 was requeued"}
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.bindings import Binding, GcdBinding, Rendezvous
+from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import nodes
 from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status
-from tests.slurm.answers import GOOD, HOSTILE, head, wrong_file, written
+from tests.slurm.answers import GOOD, HOSTILE, head, written, wrong_file
 
 REQUEST = BindRequest(job=1234, step=0, node="n1", restart=0, nonce="0123456789abcdef")
 
@@ -53,7 +54,7 @@ def invalid(call) -> str:
     return caught.value.detail
 
 
-# -- requests ------------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 @given(requests)
@@ -96,7 +97,7 @@ def test_rubbish_is_no_request(payload):
     invalid(lambda: nodes.parse_request(payload))
 
 
-# -- replies -------------------------------------------------------------------------------------------------------------
+# -- replies -----------------------------------------------------------------------------------------------------------
 
 
 @given(replies())
@@ -114,7 +115,11 @@ def test_a_message_stays_one_line(status, message):
 
 def test_a_good_answer_is_taken():
     read = nodes.parse_reply(written(head(REQUEST), GOOD), REQUEST)
-    assert (read.partition, read.master, read.gcds[1].environment) == ("p1", Rendezvous("n1", 29500), {"MOORINGS_Y": "2"})
+    assert (read.partition, read.master, read.gcds[1].environment) == (
+        "p1",
+        Rendezvous("n1", 29500),
+        {"MOORINGS_Y": "2"},
+    )
     assert nodes.parse_reply(wrong_file("a.conf")(REQUEST), REQUEST).gcds[0].files == {"a.conf": b"x"}
 
 
@@ -157,12 +162,13 @@ def test_what_no_node_would_take_is_not_written(reply):
     invalid(lambda: nodes.build_reply(REQUEST, reply))
 
 
-# -- bindings ------------------------------------------------------------------------------------------------------------
+# -- bindings ----------------------------------------------------------------------------------------------------------
 
+POD = PoolName("pod")
 BINDING = Binding(
     "p1",
     {"IPUOF_VIPU_API_HOST": "vipu1"},
-    tuple(GcdBinding(gcd, (f"pod/{gcd}",), f"p1_gcd{gcd}_ipuof.conf", f"{gcd}\n") for gcd in range(2)),
+    tuple(GcdBinding(gcd, (device_id(POD, gcd),), f"p1_gcd{gcd}_ipuof.conf", f"{gcd}\n") for gcd in range(2)),
 )
 
 
@@ -181,7 +187,9 @@ def test_with_a_folder_a_job_gets_the_files_alone():
 
 
 def test_hardware_without_files_needs_no_folder():
-    plain = Binding("g1", {}, (GcdBinding(0, ("gpu/0",), environment={"CUDA_VISIBLE_DEVICES": "0"}),))
+    plain = Binding(
+        "g1", {}, (GcdBinding(0, (device_id(PoolName("gpu"), 0),), environment={"CUDA_VISIBLE_DEVICES": "0"}),)
+    )
     reply = nodes.reply_for(plain, Rendezvous("n1", 29500), "/run/ipuof")
     assert (reply.folder, reply.gcds[0].environment["CUDA_VISIBLE_DEVICES"]) == ("", "0")
 

@@ -70,7 +70,7 @@ def test_every_key():
         "ApiHost=c \\\n  ApiPort=9000",
         "ApiHost=c\\\nApiPort=9000 \\",
         "ApiHost=c\r\nApiPort=9000\r\n",
-        '# it\'s "all\nApiHost=c ApiPort=9000',
+        "# it's \"all\nApiHost=c ApiPort=9000",
     ],
 )
 def test_the_syntax_of_slurms_files(text):
@@ -110,24 +110,26 @@ def test_a_bad_file_names_line_key_and_what_is_allowed(text, where, told, hint):
     assert any(words in error.hint for words in hint.split("|"))
 
 
-@pytest.mark.parametrize("key", ["se cret", "secret\x07"])
-def test_a_secret_is_never_told(key):
-    error = refusal(f'ApiHost=c\nApiAccessKey="{key}"')
-    assert "ApiAccessKey" in error.detail
-    assert "se" not in error.detail.replace("access", "").replace("ApiAccess", "").partition(":2:")[2].lower()
-    assert "secret" not in repr(read("ApiHost=c ApiAccessKey=secret"))
+def test_a_secret_is_never_told():
+    for key in ("open sesame", "open\x07sesame"):
+        error = refusal(f'ApiHost=c\nApiAccessKey="{key}"')
+        assert error.detail == "vipu.conf:2: ApiAccessKey is not allowed"
+        assert "sesame" not in error.hint
+    assert "sesame" not in repr(read("ApiHost=c ApiAccessKey=sesame"))
 
 
 @given(st.text(max_size=200) | st.text(alphabet='ApiHostIsSecure="\\# \n01', max_size=80))
 def test_any_text_is_read_or_refused(text):
+    conf, error = None, None
     try:
-        assert read(text).api_host
-    except MooringsError as error:
-        assert error.code == "config.invalid"
-        assert error.detail.startswith("vipu.conf")
+        conf = read(text)
+    except MooringsError as met:
+        error = met
+    assert conf is None or conf.api_host
+    assert error is None or (error.code == "config.invalid" and error.detail.startswith("vipu.conf"))
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def written(path: Path, text: str, mode: int = 0o600) -> Path:
@@ -171,7 +173,12 @@ def test_a_strangers_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "No such file"), (b"ApiHost=\xff", "is not UTF-8"), (b"#" * 70_000, "longer than"), ("folder", "directory")],
+    [
+        (None, "No such file"),
+        (b"ApiHost=\xff", "is not UTF-8"),
+        (b"#" * 70_000, "longer than"),
+        ("folder", "directory"),
+    ],
 )
 def test_a_file_that_cannot_be_used(tmp_path, content, told):
     path = tmp_path / "vipu.conf"

@@ -1,0 +1,207 @@
+"""slurmctld, the agent and the controller are stopped, killed and started late, at each stage of a job's life.
+
+The pool takes its time to make a partition, so that jobs can be seen to wait for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import until
+from tests.slurm.ipus import N_IPUS, POOLS, SIZES, IpuSite, ipu_site
+
+MAKING_S = 3.0
+PATIENCE_S = 12  # of a job that waits for its partition
+WAIT_THEN_TELL = "srun sh -c 'echo $MOORINGS_PARTITION_ID'; until [ -e go ]; do sleep 0.1; done"
+
+
+@pytest.fixture(scope="module")
+def site(slurm_release: str) -> Iterator[IpuSite]:
+    pools = POOLS.replace("provision_s = 0.1", f"provision_s = {MAKING_S}")
+    with ipu_site(slurm_release, pools=pools, ApiTimeout=str(PATIENCE_S)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _quiet(site: IpuSite) -> Iterator[None]:
+    yield
+    (site.cluster.work / "go").unlink(missing_ok=True)
+    for job in site.cluster.squeue():
+        site.cluster.run("scancel", job.id)
+    site.settle()
+
+
+def states(site: IpuSite) -> dict[str, str]:
+    return {claim["name"]: claim["state"] for claim in site.claims()}
+
+
+def ready(site: IpuSite, *jobs: int) -> dict[str, Any]:
+    """The partitions of the jobs, once they have them."""
+    names = {f"slurm_{job}" for job in jobs}
+    until(lambda: {n for n, state in states(site).items() if state == "READY"} >= names, what=site.log)
+    return {claim["name"]: claim["partitionId"] for claim in site.claims() if claim["name"] in names}
+
+
+def test_a_job_that_is_cancelled_while_it_waits_for_its_partition(site: IpuSite) -> None:
+    batch = site.cluster.sbatch("srun true", "--ipus=8")
+    step = site.cluster.spawn("srun", "--ipus=4", "-n2", "true")
+    until(lambda: list(states(site).values()) == ["GRANTED"] * 2, what=site.log)
+    site.cluster.check("scancel", "--full", str(batch))
+    step.terminate()
+    assert step.wait(10) != 0
+    site.cluster.wait_job(batch, "CANCELLED", 10)
+    site.settle()
+    assert "given_up" not in site.log()
+
+
+@dataclass
+class Stages:
+    """Jobs at each stage of their life: with a partition, ending, waiting for one, and in the queue."""
+
+    running: int
+    ending: int
+    waiting: int
+    pending: int
+    held: dict[str, Any]
+
+
+def reach_all_stages(site: IpuSite) -> Stages:
+    running = site.cluster.sbatch(WAIT_THEN_TELL, "--ipus=4", "--requeue")
+    ending = site.cluster.sbatch("trap '' TERM; echo here; while :; do sleep 0.1; done", "--ipus=2")
+    held = ready(site, running, ending)
+    until(lambda: site.cluster.output(running) and site.cluster.output(ending))
+    waiting = site.cluster.sbatch(WAIT_THEN_TELL, "--ipus=4")
+    pending = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", f"--ipus={N_IPUS}")
+    until(lambda: f"slurm_{waiting}" in states(site), what=site.log)
+    until(lambda: site.cluster.job(pending)["Reason"] == "Licenses")
+    site.cluster.check("scancel", str(ending))  # KillWait is two seconds
+    site.cluster.wait_job(ending, "COMPLETING")
+    return Stages(running, ending, waiting, pending, {f"slurm_{running}": held[f"slurm_{running}"]})
+
+
+def finish_all_stages(site: IpuSite, stages: Stages) -> None:
+    """All goes on as if nothing had been: law 3 for who runs, law 2 for who has ended."""
+    until(lambda: f"slurm_{stages.waiting}\n" == site.cluster.output(stages.waiting), what=site.log)
+    assert ready(site, stages.running) == stages.held
+    until(lambda: f"slurm_{stages.ending}" not in states(site), what=site.log)
+    assert site.cluster.job(stages.pending)["JobState"] == "PENDING"
+    (site.cluster.work / "go").touch()
+    site.cluster.wait_job(stages.pending, "COMPLETED")
+    for job in (stages.running, stages.waiting):
+        site.cluster.wait_job(job, "COMPLETED")
+    assert [site.cluster.output(job) for job in (stages.running, stages.waiting, stages.pending)] == [
+        f"slurm_{job}\n" for job in (stages.running, stages.waiting, stages.pending)
+    ]
+    site.settle()
+
+
+def save_state(site: IpuSite) -> None:
+    """Wait until slurmctld has saved what it knows now; it does so some seconds after a change."""
+    begun = time.time()
+    site.cluster.check("scontrol", "update", "nodename=n4", "comment=x")
+    job = site.cluster.sbatch("true", "--hold")
+    file = site.cluster.folder / "state" / "job_state"
+    until(lambda: file.exists() and file.stat().st_mtime > begun and str(job), what=lambda: "no state was saved")
+    site.cluster.check("scancel", str(job))
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_slurmctld_is_away_at_each_stage(site: IpuSite, how: str) -> None:
+    stages = reach_all_stages(site)
+    if how == "stopped":
+        site.cluster.stop_controller()
+    else:
+        save_state(site)
+        site.cluster.kill_controller()
+    begun = site.log().count("msg=agent.failed")
+    until(lambda: site.log().count("msg=agent.failed") > begun, what=site.log)
+    site.cluster.start_controller()
+    finish_all_stages(site, stages)
+
+
+def test_the_agent_stops_and_the_gate_is_closed(site: IpuSite) -> None:
+    stages = reach_all_stages(site)
+    assert site.end_agent(15) == 0
+    assert max(site.room().values()) <= 0
+    site.cluster.wait_job(stages.ending, "CANCELLED")
+    job = site.cluster.sbatch("true", "--ipus=1")
+    until(lambda: site.cluster.job(job)["Reason"] == "Licenses")
+    site.start_agent()
+    site.cluster.wait_job(job, "COMPLETED")
+    finish_all_stages(site, stages)
+
+
+def test_the_agent_is_killed_and_started_late(site: IpuSite) -> None:
+    stages = reach_all_stages(site)
+    site.end_agent()
+    site.cluster.wait_job(stages.ending, "CANCELLED")
+    late = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", "--ipus=2")  # the gate stands as it was left
+    site.cluster.wait_job(late, "RUNNING")
+    time.sleep(MAKING_S)
+    assert site.cluster.output(late) == ""
+    site.start_agent()
+    site.cluster.wait_job(late, "COMPLETED")
+    assert site.cluster.output(late) == f"slurm_{late}\n"
+    finish_all_stages(site, stages)
+
+
+def test_the_controller_is_away_while_jobs_start_and_end(site: IpuSite) -> None:
+    stages = reach_all_stages(site)
+    site.controller.kill()
+    late = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", "--ipus=2")  # it is not noticed at once
+    site.cluster.wait_job(late, "RUNNING")
+    until(lambda: max(site.room().values()) <= 0, what=site.log)
+    never = site.cluster.sbatch("true", "--ipus=1")
+    until(lambda: site.cluster.job(never)["Reason"] == "Licenses")
+    site.cluster.wait_job(stages.ending, "CANCELLED")
+    site.cluster.check("scancel", str(never))
+    site.controller.start()
+    site.cluster.wait_job(late, "COMPLETED")
+    finish_all_stages(site, stages)
+
+
+def test_a_job_that_waits_in_vain_goes_back_into_the_queue(site: IpuSite) -> None:
+    """The agent is dead, so the gate knows nothing of a block that another user takes."""
+    site.end_agent()
+    _, claim = site.controller.ask("POST", "/v1/claims?wait=20s", {"size": N_IPUS})
+    assert claim["state"] == "READY"
+    batch = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", "--ipus=8")
+    step = site.cluster.spawn("srun", "--ipus=8", "true")
+    site.cluster.wait_job(batch, "RUNNING")
+    site.start_agent()
+    site.cluster.wait_job(batch, "PENDING")
+    assert step.wait(30) == 121
+    assert step.stderr is not None
+    assert f"no partition within {PATIENCE_S} s" in step.stderr.read()
+    until(lambda: states(site) == {}, what=site.log)
+    assert site.room() == dict.fromkeys(SIZES, 0)
+    site.controller.ask("DELETE", f"/v1/claims/{claim['id']}?wait=20s")
+    site.cluster.check("scontrol", "update", f"jobid={batch}", "starttime=now")
+    site.cluster.wait_job(batch, "COMPLETED")
+    assert site.cluster.output(batch) == f"slurm_{batch}_r1\n"
+
+
+@pytest.mark.slow
+def test_an_id_that_comes_again_gets_a_partition_of_its_own(site: IpuSite) -> None:
+    """slurmctld loses all it knew, the gate's reservation too, and counts its jobs from the beginning."""
+    first = site.cluster.sbatch("sleep 100", "--ipus=8")
+    held = ready(site, first)
+    site.cluster.kill_controller()
+    for file in (site.cluster.folder / "state").iterdir():
+        if file.is_file():
+            file.unlink()
+    site.cluster.start_controller()
+    site.cluster.wait_nodes()
+    until(lambda: site.room()[1] == 8 and site.room()[16] == 0, what=site.log)
+    while (again := site.cluster.sbatch("echo $MOORINGS_PARTITION_ID $MOORINGS_DEVICES", "--ipus=4")) < first:
+        pass
+    site.cluster.wait_job(again, "COMPLETED")
+    assert again == first
+    assert site.cluster.output(again).startswith(f"slurm_{first}_")
+    assert ready(site, first) == held, "law 3: of a job that is merely missing nothing is taken at once"
+    until(lambda: states(site) == {}, 60, what=site.log)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.spank import LICENSES, LIMITS, build_plugin, copy_lua, plug
+
+USER = "games"
+RECORD = re.compile(r" AdminComment=moorings:1 nonce=([0-9a-f]{16}) ipus=(\d+) gcds=(\d+) replicas=(\d+) ")
+REFUSALS = {
+    ("--ipus=256",): "--ipus=256: the number of IPUs must be one of 1, 2, 4, 8, 16, 32, 64, 128",
+    (
+        "--ipus=4",
+        "-n3",
+    ): "--ipus=4 with 3 tasks: each task has its own GCD, so --ntasks must be a power of two from 1 to 4",
+    ("--ipus=4", "-n8"): "--ipus=4 with 8 tasks",
+    ("--ipus=2", "-N2", "--ntasks-per-node=2"): "--ipus=2 with 4 tasks",
+    ("--ipus=128", "-n1"): "an IPU-Link domain has 64 IPUs and a GCD lies in one, so --ntasks must be 2 or more",
+    (
+        "--ipus=4",
+        "-n2",
+        "--num-replicas=3",
+    ): "--num-replicas=3: replicas of the whole job must be a multiple of its 2 tasks",
+    ("--ipus=4", "-n2", "--num-replicas=1"): "--num-replicas=1",
+    ("--ipus=4", "-n2", "--num-replicas=8"): "that divides its 4 IPUs",
+    ("--num-replicas=2",): "--num-replicas needs --ipus=N",
+    ("-L", "ipu:1"): "the license 'ipu:1' cannot be asked for by hand: use --ipus=N",
+    ("-L", "matlab:1,ipu_16:4"): "the license 'ipu_16:4'",
+    ("-L", "matlab:1;ipu_16"): "the license 'ipu_16'",
+    ("-L", "moorings_gate:1"): "the license 'moorings_gate:1'",
+    ("-L", "ipu@server:1"): "the license 'ipu@server:1'",
+    ("-L", "IPU:1"): "the license 'IPU:1'",
+    ("--ipus=2", "-L", "ipu:2"): "the license 'ipu:2'",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_release: str) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(new_folder(), 2, release=slurm_release, licenses=LICENSES, extra_conf="JobSubmitPlugins=lua")
+    build_plugin(cluster)
+    copy_lua(cluster)
+    plug(cluster, "127.0.0.1:1")
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _quiet(cluster: SlurmCluster) -> Iterator[None]:
+    yield
+    cluster.write_conf("moorings_limits.lua", LIMITS)
+    cluster.settle()
+
+
+def held(cluster: SlurmCluster, *flags: str) -> int:
+    return cluster.sbatch("true", "--hold", *flags, user=USER)
+
+
+def full_record(cluster: SlurmCluster, job: int) -> tuple[str, ...]:
+    """Nonce, IPUs, GCDs and replicas."""
+    text = cluster.check("scontrol", "-o", "show", "job", str(job))
+    found = RECORD.search(text)
+    assert found, text
+    return found.groups()
+
+
+def record(cluster: SlurmCluster, job: int) -> tuple[int, ...]:
+    """IPUs, GCDs and replicas."""
+    return tuple(map(int, full_record(cluster, job)[1:]))
+
+
+# -- submitting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--ipus=1"], (1, 1, 1)),
+        (["--ipus=4"], (4, 1, 1)),
+        (["--ipus=4", "-n2"], (4, 2, 2)),
+        (["--ipus=4", "-n2", "--num-replicas=4"], (4, 2, 4)),
+        (["--ipus=8", "-N2"], (8, 2, 2)),
+        (["--ipus=8", "-N2", "--ntasks-per-node=4"], (8, 8, 8)),
+        (["--ipus=64", "-n64", "--overcommit"], (64, 64, 64)),
+    ],
+)
+def test_what_was_asked_for_is_recorded(cluster, flags, expected):
+    assert record(cluster, held(cluster, *flags)) == expected
+
+
+def test_a_job_takes_its_ipus_of_every_twin_up_to_its_size(cluster):
+    assert cluster.job(held(cluster, "--ipus=1"))["Licenses"] == "ipu:1,ipu_1:1"
+    assert cluster.job(held(cluster, "--ipus=8"))["Licenses"] == "ipu:8,ipu_1:8,ipu_2:8,ipu_4:8,ipu_8:8"
+
+
+def test_a_jobs_own_licenses_stay(cluster):
+    job = held(cluster, "--ipus=2", "-L", "matlab:2")
+    assert cluster.job(job)["Licenses"] == "matlab:2,ipu:2,ipu_1:2,ipu_2:2"
+    assert cluster.job(held(cluster, "-L", "matlab:1"))["Licenses"] == "matlab:1"
+
+
+def test_each_job_has_its_own_nonce(cluster):
+    assert len({full_record(cluster, held(cluster, "--ipus=1"))[0] for _ in range(20)}) == 20
+
+
+def test_a_plain_job_is_left_alone(cluster):
+    fields = cluster.job(held(cluster, "-n2"))
+    assert fields["Licenses"] == "(null)"
+    assert "AdminComment" not in fields
+
+
+def test_a_job_waits_for_its_licenses_and_a_smaller_one_does_not(cluster):
+    plug(cluster, "127.0.0.1:1", wait_s=600)
+    flags = ("flags=any_nodes,ignore_jobs", "licenses=ipu_4:61,moorings_gate:1")
+    cluster.check("scontrol", "create", "reservation=r", "starttime=now", "duration=10", "user=root", *flags)
+    waiting, small = cluster.sbatch("true", "--ipus=4"), cluster.sbatch("true", "--ipus=2")
+    cluster.wait_job(small, "RUNNING")
+    until(lambda: cluster.job(waiting)["Reason"] == "Licenses")
+    assert cluster.licenses()["ipu"].used == 2
+
+
+@pytest.mark.parametrize("flags", REFUSALS, ids=" ".join)
+def test_a_wish_that_cannot_be_is_refused_with_what_is_allowed(cluster, flags):
+    for command in ("sbatch", "srun", "salloc"):
+        done = cluster.run(command, *flags, *([] if command == "sbatch" else ["true"]), input="#!/bin/sh\n", user=USER)
+        assert done.returncode != 0
+        assert REFUSALS[flags] in done.stderr
+    assert cluster.squeue() == []
+
+
+@pytest.mark.parametrize("words", [["--ipus=2", "true", ":", "true"], ["true", ":", "--ipus=2", "true"]])
+def test_a_heterogeneous_job_has_no_ipus(cluster, words):
+    done = cluster.run("srun", *words, user=USER)
+    assert done.returncode != 0
+    assert "a heterogeneous job cannot have IPUs; submit the part that needs them as a job of its own" in done.stderr
+    assert cluster.run("srun", "-n1", "true", ":", "-n1", "true", user=USER).returncode == 0
+
+
+# -- changing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["licenses=", "licenses=matlab:1", "numtasks=2", "licenses=ipu:64"])
+def test_a_user_cannot_change_what_opens_the_gate(cluster, change):
+    job = held(cluster, "--ipus=2", "-L", "matlab:1")
+    done = cluster.run("scontrol", "update", f"jobid={job}", change, user=USER)
+    assert done.returncode != 0
+    assert cluster.job(job)["Licenses"] == "matlab:1,ipu:2,ipu_1:2,ipu_2:2"
+    assert cluster.job(job)["NumTasks"] == "1"
+
+
+def test_a_running_jobs_licenses_stay_taken(cluster):
+    plug(cluster, "127.0.0.1:1", wait_s=600)
+    job = cluster.sbatch("true", "--ipus=2", user=USER)
+    cluster.wait_job(job, "RUNNING")
+    assert cluster.run("scontrol", "update", f"jobid={job}", "licenses=", user=USER).returncode != 0
+    assert cluster.licenses()["ipu"].used == 2
+
+
+def test_a_user_cannot_add_ipus_to_a_job(cluster):
+    job = held(cluster)
+    for change in ("licenses=ipu:1", "licenses=matlab:1,ipu_2:1", "admincomment=moorings:1 nonce=0"):
+        assert cluster.run("scontrol", "update", f"jobid={job}", change, user=USER).returncode != 0
+    assert cluster.job(job)["Licenses"] == "(null)"
+
+
+def test_other_changes_are_nobodys_business(cluster):
+    job = held(cluster, "--ipus=2")
+    for change in ("timelimit=5", "comment=mine", "nice=10"):
+        cluster.check("scontrol", "update", f"jobid={job}", change, user=USER)
+    plain = held(cluster)
+    cluster.check("scontrol", "update", f"jobid={plain}", "licenses=matlab:1", user=USER)
+    cluster.check("scontrol", "update", f"jobid={plain}", "numtasks=2", user=USER)
+
+
+def test_root_may_change_everything(cluster):
+    job = held(cluster, "--ipus=2")
+    cluster.check("scontrol", "update", f"jobid={job}", "licenses=ipu:2,ipu_1:2", "admincomment=moorings:1 by hand")
+    assert cluster.job(job)["Licenses"] == "ipu:2,ipu_1:2"
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_new_limits_count_at_once(cluster):
+    cluster.write_conf("moorings_limits.lua", "return { max = 4 }")
+    done = cluster.run("sbatch", "--ipus=8", input="#!/bin/sh\n")
+    assert "must be one of 1, 2, 4\n" in done.stderr
+    assert record(cluster, held(cluster, "--ipus=4")) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("text", ["", "return {", "return 7", "error('x')", "return { max = 'x' }", None])
+def test_limits_that_cannot_be_read_leave_the_last_ones(cluster, text):
+    held(cluster, "--ipus=4")  # reads the good ones
+    if text is None:
+        (cluster.etc / "moorings_limits.lua").unlink()
+    else:
+        cluster.write_conf("moorings_limits.lua", text)
+    assert record(cluster, held(cluster, "--ipus=4")) == (4, 1, 1)
+    assert cluster.run("sbatch", "--ipus=256", input="#!/bin/sh\n").returncode != 0
+
+
+def test_a_bug_of_ours_refuses_jobs_with_ipus_and_no_other(cluster):
+    cluster.write_conf("moorings_limits.lua", "return { max = 64, domain = 'broken' }")
+    done = cluster.run("sbatch", "--ipus=4", input="#!/bin/sh\n")
+    assert done.returncode != 0
+    assert "an error of its own, which slurmctld's log tells" in done.stderr
+    assert "moorings_submit" in cluster.log("slurmctld")
+    held(cluster)
+
+
+def test_a_sites_own_script_goes_on_after_ours(cluster):
+    ours = (cluster.etc / "job_submit.lua").read_text()
+    cluster.write_conf(
+        "job_submit.lua",
+        f"""
+        package.path = "{cluster.etc}/?.lua;" .. package.path
+        local moorings = require("moorings_submit")
+        function slurm_job_submit(desc, parts, uid)
+            local rc = moorings.submit(desc, parts, uid)
+            if rc ~= slurm.SUCCESS then return rc end
+            desc.comment = "the site's"
+            return slurm.SUCCESS
+        end
+        function slurm_job_modify(desc, job, parts, uid)
+            return moorings.modify(desc, job, parts, uid)
+        end
+        return slurm.SUCCESS
+        """,
+    )
+    try:
+        job = held(cluster, "--ipus=2")
+        assert cluster.job(job)["Comment"] == "the site's"
+        assert record(cluster, job) == (2, 1, 1)
+        assert cluster.run("sbatch", "--ipus=4", "-n3", input="#!/bin/sh\n").returncode != 0
+        assert cluster.run("scontrol", "update", f"jobid={job}", "licenses=", user=USER).returncode != 0
+    finally:
+        cluster.write_conf("job_submit.lua", ours)

@@ -1,0 +1,130 @@
+"""Running commands: real processes that hang, flood, fail and complain, and what each is called."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.commands import CONCURRENT_MAX, OUTPUT_BYTES_MAX, Answer, Commands, build_environment, classify
+
+
+@pytest.fixture
+def commands() -> Commands:
+    return Commands(os.environ, timeout_s=20.0)
+
+
+def sh(script: str) -> list[str]:
+    return ["sh", "-c", script]
+
+
+async def test_what_it_writes_is_the_answer(commands):
+    assert await commands.ask(sh("printf 'a\\0b'; echo noise >&2")) == b"a\0b"
+    assert (await commands.run(sh("echo no >&2; exit 3"))) == Answer(b"", "no", 3)
+
+
+async def test_a_command_that_is_not_there(commands):
+    with pytest.raises(MooringsError) as told:
+        await commands.ask(["no-such-command"])
+    assert told.value.code == "slurm.missing"
+
+
+async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
+    pids = tmp_path / "pids"
+    quick = Commands(os.environ, timeout_s=1.0)
+    begun = time.monotonic()
+    with pytest.raises(MooringsError) as told:
+        await quick.ask(sh(f"sleep 300 & echo $! $$ > {pids}; trap '' TERM; wait"))
+    assert told.value.code == "slurm.unavailable"
+    assert told.value.retryable
+    assert time.monotonic() - begun < 10
+    deadline = time.monotonic() + 10
+    for pid in pids.read_text().split():
+        while _lives(pid):
+            assert time.monotonic() < deadline, pid
+            await asyncio.sleep(0.01)
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+async def test_one_that_is_given_up_is_ended(commands, tmp_path):
+    pids = tmp_path / "pids"
+    waiting = asyncio.create_task(commands.ask(sh(f"echo $$ > {pids}; exec sleep 300")))
+    deadline = time.monotonic() + 10
+    while not pids.exists() or not pids.read_text():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not _lives(pids.read_text().strip())
+
+
+async def test_a_flood_is_cut_off(commands):
+    with pytest.raises(MooringsError) as told:
+        await commands.ask(["head", "-c", str(2 * OUTPUT_BYTES_MAX), "/dev/zero"])
+    assert told.value.code == "slurm.unreadable"
+
+
+async def test_a_flood_of_complaints_does_not_stop_an_answer(commands):
+    answer = await commands.run(sh("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo done"))
+    assert answer.output == b"done\n"
+    assert len(answer.complaint) < 200_000
+
+
+async def test_few_run_at_once(commands, tmp_path):
+    script = f"touch {tmp_path}/$$; ls {tmp_path} | wc -l; sleep 0.1; rm {tmp_path}/$$"
+    seen = await asyncio.gather(*(commands.ask(sh(script)) for _ in range(3 * CONCURRENT_MAX)))
+    assert max(int(count) for count in seen) <= CONCURRENT_MAX
+
+
+def test_nothing_of_a_users_taste_reaches_a_command():
+    taste = {
+        "SQUEUE_FORMAT": "%j",
+        "SLURM_TIME_FORMAT": "relative",
+        "TZ": "Asia/Tokyo",
+        "LC_ALL": "fr_FR",
+        "SLURM_CLUSTERS": "x",
+    }
+    found = build_environment({**taste, "SLURM_CONF": "/a", "PATH": "/b"})
+    assert found == {
+        "SLURM_CONF": "/a",
+        "PATH": "/b",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "SLURM_TIME_FORMAT": "standard",
+        "SLURM_BITSTR_LEN": "64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("complaint", "code"),
+    [
+        # As 22.05, 24.11 and 26.05 write them.
+        ("slurm_load_jobs error: Invalid job id specified", "slurm.job_unknown"),
+        ("Invalid job id specified for job 4242", "slurm.job_unknown"),
+        ("scancel: error: Kill job error on job id 7: Access/permission denied", "slurm.denied"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "slurm.unavailable"),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", "slurm.unavailable"),
+        ("slurm_load_jobs error: Zero Bytes were transmitted or received", "slurm.unavailable"),
+        ("squeue: fatal: Could not establish a configuration source", "slurm.unavailable"),
+        ("Error updating the reservation: Requested reservation is invalid", "slurm.refused"),
+        ("Slurm accounting storage is disabled", "slurm.refused"),
+        ("", "slurm.refused"),
+    ],
+)
+def test_what_a_complaint_means(complaint, code):
+    error = classify(["scontrol", "show"], Answer(b"", complaint, 1))
+    assert error.code == code
+    assert error.retryable is (code == "slurm.unavailable")
+    assert error.detail.startswith("scontrol show: ")
+    assert len(classify(["x", "y"], Answer(b"", "a\x1b[2J" * 1000, 1)).detail) < 400

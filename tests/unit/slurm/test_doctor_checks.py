@@ -1,0 +1,233 @@
+"""What the doctor of a Slurm site says of what was seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
+from moorings.slurm.host import checks
+from moorings.slurm.host.site import licenses_wanted
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, TopologyShape
+from tests.docs.pages import ROOT, anchors
+from tests.unit.slurm.test_installation import SITE
+
+NONCE = "00112233aabbccdd"
+READY = dataclasses.replace(SITE, job_submit=("lua",), licenses=licenses_wanted(4, 4))
+
+
+def pool(available: dict[int, int], name: str = "a") -> PoolBody:
+    return PoolBody(
+        name=name,
+        accelerator="ipu",
+        driver="simulated",
+        reachable=True,
+        devices=4,
+        free=available.get(1, 0),
+        out_of_service=0,
+        largest=4,
+        waiting=0,
+        partitions=0,
+        topology=TopologyShape(type="power-of-two", domains=1, domain_size=4, max_block=4),
+        available={str(size): count for size, count in available.items()},
+    )
+
+
+def claim(job: int, nonce: str = NONCE, restarts: int = 0) -> ClaimBody:
+    return ClaimBody(
+        id=f"c{job}",
+        name=f"slurm_{job}",
+        owner=f"slurm/c1/{job}/{nonce}/{restarts}",
+        subject="agent",
+        state="READY",
+        accelerator="ipu",
+        size=1,
+        gcds=1,
+        replicas_per_gcd=1,
+        project="default",
+        priority=0,
+        preemptible=False,
+        attempt=0,
+        created_at="2026-11-21T10:00:00Z",
+    )
+
+
+def job(ident: int, state: str = "RUNNING", nonce: str = NONCE) -> JobRecord:
+    return JobRecord(
+        job_id=ident,
+        array_job=None,
+        array_tasks="",
+        het_job=None,
+        het_offset=None,
+        state=state,
+        phase={"RUNNING": Phase.LIVE, "PENDING": Phase.WAITING}.get(state, Phase.ENDED),
+        reason="",
+        uid=1,
+        user="u",
+        account="",
+        partition="p",
+        qos="",
+        priority=1,
+        submitted=None,
+        eligible=None,
+        started=None,
+        ends=None,
+        limit_s=None,
+        nodes="n1",
+        nodes_whole=True,
+        restarts=0,
+        requeue=True,
+        batch=True,
+        status=(0, 0),
+        order=Order(nonce=nonce, ipus=1, gcds=1, replicas=1),
+    )
+
+
+def is_told(finding: FindingBody, verdict: str, *words: str) -> None:
+    assert finding.id in checks.CHECKS
+    assert finding.verdict == verdict, finding
+    assert all(word in finding.evidence for word in words), finding
+    assert finding.fix or verdict == "PASS", finding
+
+
+def test_the_page_tells_of_every_check():
+    found = anchors(ROOT / checks.MANUAL)
+    for check in checks.CHECKS:
+        page, _, anchor = checks.docs_of(check).partition("#")
+        assert (ROOT / page).exists()
+        assert not anchor or anchor in found, check
+
+
+def test_select():
+    is_told(checks.check_select("select/vipu", Path("/etc/slurm/slurm.conf")), "FAIL", "select/vipu", "patched")
+    is_told(checks.check_select("select/cons_tres", Path("/c")), "PASS", "cons_tres")
+
+
+@pytest.mark.parametrize(
+    ("site", "commands", "node", "verdict", "word"),
+    [
+        ("22.05.8", "22.05.2", "22.05.8", "PASS", "22.05.8"),
+        ("22.05.8", "24.11.5", "22.05.8", "FAIL", "24.11.5"),
+        ("24.11.5", "24.11.5", "22.05.8", "WARN", "n1 (22.05.8)"),
+        ("23.11.1", "23.11.1", "23.11.1", "WARN", "23.11.1"),
+        ("22.05.8", "22.05.8", "", "PASS", "1 have not told"),
+    ],
+)
+def test_release(site, commands, node, verdict, word):
+    nodes = [Node("n1", "h1", "idle", node, ())]
+    is_told(checks.check_release(dataclasses.replace(SITE, version=site), commands, nodes), verdict, word)
+
+
+def test_conf():
+    other = dataclasses.replace(SITE, conf_hash="Different Ours=0x1 Slurmctld=0x2")
+    is_told(checks.check_conf(SITE, set(), log_seen=True), "PASS", "no node has another")
+    is_told(checks.check_conf(SITE, set(), log_seen=False), "PASS", "not seen")
+    is_told(checks.check_conf(SITE, {"n7"}, log_seen=True), "WARN", "n7")
+    is_told(checks.check_conf(other, set(), log_seen=True), "FAIL", "/etc/slurm/slurm.conf")
+
+
+def test_the_log_is_read_from_the_last_time_the_configuration_was():
+    complaint = "[2026-11-21T10:00:00.000] error: Node {} appears to have a different slurm.conf than the slurmctld."
+    started = "[2026-11-21T10:00:00.000] slurmctld version 22.05.8 started on cluster c1"
+    reread = "[2026-11-21T10:00:00.000] Processing Reconfiguration Request"
+    assert checks.parse_differing("\n".join([complaint.format("n1"), "x", complaint.format("n2")])) == {"n1", "n2"}
+    assert checks.parse_differing("\n".join([complaint.format("n1"), started, complaint.format("n2")])) == {"n2"}
+    assert checks.parse_differing("\n".join([complaint.format("n1"), reread])) == set()
+
+
+def test_user():
+    is_told(checks.check_user(SITE, 64030), "PASS", "slurm", "64030")
+    is_told(checks.check_user(SITE, 999), "FAIL", "999", "64030")
+    is_told(checks.check_user(SITE, None), "FAIL", "does not exist")
+
+
+def test_what_was_installed():
+    is_told(checks.check_plugin(SITE, None, None), "FAIL", "moorings_spank.so")
+    is_told(checks.check_plugin(SITE, "/x/moorings_spank.so", None), "FAIL", "is not there")
+    assert checks.check_plugin(SITE, "/x/moorings_spank.so", b"no object").verdict == "FAIL"
+    is_told(checks.check_options("  --ipus=N  IPUs of the job"), "PASS")
+    is_told(checks.check_options("--cpus-per-task"), "FAIL", "not loaded")
+    is_told(checks.check_submit(SITE, b""), "FAIL", "not set")
+    is_told(checks.check_submit(READY, None), "FAIL", "job_submit.lua is not there")
+    is_told(checks.check_submit(READY, b"-- theirs"), "FAIL", "does not call ours")
+    is_told(checks.check_submit(READY, b'require("moorings_submit")'), "PASS")
+
+
+def test_the_rest_of_slurm_conf():
+    is_told(checks.check_accounting(dataclasses.replace(SITE, accounting=False)), "SKIP")
+    is_told(checks.check_accounting(SITE), "WARN", "license/ipu")
+    is_told(checks.check_accounting(dataclasses.replace(SITE, tres=("license/ipu",))), "PASS")
+    is_told(checks.check_backfill(SITE), "PASS")
+    is_told(checks.check_backfill(dataclasses.replace(SITE, scheduler=("bf_licenses",))), "FAIL", "half a minute")
+
+
+def test_licenses():
+    is_told(checks.check_licenses(READY, [pool({1: 4})], 256), "PASS", "4 IPUs", "up to 4")
+    is_told(checks.check_licenses(READY, [pool({1: 4})], 2), "FAIL", "ipu_4 is 4, not wanted")
+    is_told(checks.check_licenses(READY, [pool({}), pool({}, "b")], 256), "FAIL", "ipu is 4, not 8")
+    is_told(checks.check_licenses(SITE, [pool({1: 4})], 256), "FAIL", "ipu is missing, not 4")
+    is_told(checks.check_licenses(READY, [], 256), "FAIL", "no pool")
+
+
+# -- the gate: a pool of 4, of which a job of Slurm holds 1 and somebody else the neighbour ----------------------------
+
+HELD = {"ipu_1": 1, "ipu_2": 1, "ipu_4": 3, "moorings_gate": 1}
+LICENSES = {
+    "ipu": License(4, 1, 0),
+    "ipu_1": License(4, 1, 1),
+    "ipu_2": License(4, 1, 1),
+    "ipu_4": License(4, 1, 3),
+    "moorings_gate": License(1, 0, 1),
+}
+FREE = {1: 2, 2: 1}
+FLAGS = frozenset({"ANY_NODES", "IGNORE_JOBS"})
+
+
+def test_reservation_in_step():
+    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    is_told(checks.check_reservation(LICENSES, held, [pool(FREE)]), "PASS", "2 IPUs now", "2 free")
+
+
+def test_less_than_is_free_may_be_let_start():
+    kept = LICENSES | {"ipu_1": License(4, 1, 3)}
+    held = Reservation("moorings", "ACTIVE", FLAGS, HELD | {"ipu_1": 3})
+    assert checks.check_reservation(kept, held, [pool(FREE)]).verdict == "PASS"
+
+
+def test_a_gate_that_is_missing():
+    is_told(checks.check_reservation(LICENSES, None, [pool(FREE)]), "FAIL", "no reservation")
+
+
+def test_a_gate_that_slurm_does_not_keep():
+    open_ = LICENSES | {"ipu_1": License(4, 1, 0)}
+    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    is_told(checks.check_reservation(open_, held, [pool(FREE)]), "FAIL", "does not keep", "ipu_1")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gate_that_is_open_for_one_size(size):
+    free = {1: 2, 2: 1} | {size: 0}
+    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    is_told(checks.check_reservation(LICENSES, held, [pool(free)]), "FAIL", f"ipu_{size}: 2 free, 0 can be formed")
+
+
+# -- jobs and claims ---------------------------------------------------------------------------------------------------
+
+
+def test_orphans():
+    claims = [claim(1), claim(2), claim(3), claim(4, "f" * 16)]
+    jobs = [job(1), job(2, "COMPLETED"), job(4)]
+    orphans = checks.suspects(claims, jobs)
+    assert sorted(start.job_id for start in orphans) == [2, 3, 4]  # ended, unknown, and another job under an old id
+    is_told(checks.check_orphans("c1", orphans, 4), "FAIL", "slurm_2 (READY, job 2)", "slurm_3")
+    is_told(checks.check_orphans("c1", {}, 4), "PASS", "4 claims of slurm/c1")
+    assert checks.suspects([claim(5, restarts=0)], [job(5, "PENDING")]) == {}  # requeued: its next start may need it
+
+
+def test_unclaimed():
+    is_told(checks.check_unclaimed([job(1), job(2, "PENDING")], [claim(1)]), "PASS", "1 jobs")
+    is_told(checks.check_unclaimed([job(1), job(2)], [claim(1)]), "FAIL", "2")
+    plain = dataclasses.replace(job(3), order=None)
+    assert checks.check_unclaimed([plain], []).verdict == "PASS"
