@@ -236,7 +236,7 @@ def test_two_at_once_do_not_mix(cluster):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_can_be_done_again_and_undone(cluster):
+def test_killed_at_any_moment_it_can_be_done_again_and_undone(cluster, tmp_path):
     before = tree(cluster)
     chance = random.Random(7)
     command = [str(MOOR), "slurm", "install", *choices(cluster)]
@@ -245,7 +245,7 @@ def test_killed_at_any_moment_it_can_be_done_again_and_undone(cluster):
         limits = ["--ipus", str(chance.choice([2, 4]))]  # so that there is something to change
         process = subprocess.Popen(
             [*command, mode, *limits],
-            env=surroundings(cluster),
+            env={**surroundings(cluster), "TMPDIR": str(tmp_path)},
             cwd=cluster.work,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

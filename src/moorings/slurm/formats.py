@@ -358,14 +358,19 @@ def build_create_reservation(name: str, licenses: Mapping[str, int]) -> list[str
 
 
 def build_update_reservation(name: str, licenses: Mapping[str, int]) -> list[str]:
-    """Changes what a reservation holds; its end is moved a year ahead, too."""
+    """Changes what a reservation holds.
+
+    Never with a license that Slurm does not know, or more than its total: a change that is *refused* opens the gate, on
+    22.05, 24.11 and 26.05 alike. The reservation is shown as it was, and ``Reserved`` of its licenses is 0 until the
+    next change that is taken. Look at ``parse_licenses`` for what is kept, not at the reservation.
+    """
     named = f"reservationname={_checked(_NAME, name)}"
     return ["scontrol", "update", named, f"licenses={build_license_list(licenses)}"]
 
 
 def build_renew_reservation(name: str) -> list[str]:
-    """Lets a reservation last for another 365 days from its start of now on."""
-    return ["scontrol", "update", f"reservationname={_checked(_NAME, name)}", "duration=infinite"]
+    """Lets a reservation last for 365 days from now on: ``duration`` counts from its start, and is 365 at most."""
+    return ["scontrol", "update", f"reservationname={_checked(_NAME, name)}", "endtime=now+365days"]
 
 
 def build_delete_reservation(name: str) -> list[str]:

@@ -1,0 +1,315 @@
+"""``moor slurm``: what an admin of a Slurm site does: install, take it away again, see whether all is well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from moorings.cli.checks import Verdict, of_body
+from moorings.cli.commands.doctor import show_findings
+from moorings.cli.errors import WrongUsage
+from moorings.cli.grammar import MoorCommand, NounGroup, examples
+from moorings.cli.output import render_data, render_table
+from moorings.cli.session import Session
+from moorings.cli.showing import look_of, output_option, showing
+from moorings.core.errors import MooringsError
+from moorings.wire.errors import Exit
+from moorings.wire.shapes import API_VERSION
+
+if TYPE_CHECKING:
+    from moorings.client.client import Client
+    from moorings.slurm.commands import Commands
+    from moorings.slurm.host.installation import Choices, Step
+    from moorings.slurm.host.site import Site
+    from moorings.slurm.host.vipu_conf import VipuConf
+
+AGENT_PORT = 8091
+CALL_S = 4.0
+
+slurm = NounGroup(
+    name="slurm",
+    help="Install and check what Slurm needs for jobs of IPUs.",
+    epilog=examples("moor slurm install --plan", "moor slurm install --apply", "moor slurm doctor"),
+    no_args_is_help=True,
+)
+
+
+# -- install -----------------------------------------------------------------------------------------------------------
+
+
+@slurm.command(
+    "install",
+    cls=MoorCommand,
+    help="Install the SPANK plugin and the submit script, or take them away.\n\n"
+    "Compiles the plugin for the Slurm that runs, and puts files of its own beside slurm.conf. A file of the site's is "
+    "never changed: what belongs into slurm.conf is printed. Run it as root on every machine of the cluster.",
+    epilog=examples(
+        "moor slurm install --plan",
+        "moor slurm install --apply --ipus 64 --agent ctl1:8091",
+        "moor slurm install --uninstall",
+    ),
+)
+@click.option("--plan", "mode", flag_value="plan", default=True, help="Only show what would be done (the default).")
+@click.option("--apply", "mode", flag_value="apply", help="Do it; a second time it changes nothing.")
+@click.option("--uninstall", "mode", flag_value="uninstall", help="Remove what was installed and not changed since.")
+@click.option("--ipus", type=click.IntRange(1, 65_536), metavar="N", help="IPUs of the pool (asked of the controller).")
+@click.option("--max-ipus", type=click.IntRange(1, 65_536), metavar="N", help="The most one job may have (vipu.conf).")
+@click.option("--agent", metavar="HOST[,HOST]:PORT", help="Where nodes reach the agent (slurmctld's machines, 8091).")
+@click.option("--agent-uid", type=click.IntRange(0), default=0, metavar="UID", help="User the agent runs as (0).")
+@click.option("--wait", "wait_s", type=click.IntRange(1, 3600), default=60, metavar="S", help="A job's patience (60).")
+@click.option("--library", metavar="DIR", help="Folder of the plugin, one path for all machines.")
+@click.option("--force", is_flag=True, help="Also replace files of ours that were changed by hand.")
+@output_option
+@click.pass_obj
+def install(
+    session: Session,
+    *,
+    mode: str,
+    ipus: int | None,
+    max_ipus: int | None,
+    agent: str | None,
+    agent_uid: int,
+    wait_s: int,
+    library: str | None,
+    force: bool,
+    output: str | None,
+) -> int:
+    """Install the SPANK plugin and the submit script, or take them away."""
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.installation import Choices
+
+    folder = Path(library).absolute() if library else doing.LIBRARY
+    if mode == "uninstall":
+        return _uninstall(session, folder, output)
+    site = _site(session)
+    pool = _pool(session, site, ipus, max_ipus)
+    choices = Choices(
+        library=folder,
+        agent=_address(agent) if agent else f"{','.join(site.controllers)}:{AGENT_PORT}",
+        agent_uid=agent_uid,
+        ipus=pool.ipus,
+        largest=pool.largest,
+        domain=pool.domain,
+        wait_s=wait_s,
+    )
+    steps = _planned(session, site, choices, force=force)
+    if mode == "apply":
+        with doing.alone(folder):
+            doing.apply_install(steps, doing.load_manifest(folder), folder)
+    _show(session, steps, _lines(site, choices), output, done=mode == "apply")
+    return Exit.OK
+
+
+def _site(session: Session) -> Site:
+    """The Slurm that runs; where it cannot run for want of the V-IPU select plugin, that is what is told."""
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.checks import MAPPING
+    from moorings.slurm.host.site import uses_select_vipu, without_select_vipu
+    from moorings.slurm.host.vipu_conf import slurm_conf_path
+    from moorings.slurm.slurm_conf import parse_slurm_conf
+
+    conf = slurm_conf_path(session.environment)
+    settings = parse_slurm_conf((doing.read_file(conf) or b"").decode("utf-8", "replace"))
+    if uses_select_vipu(settings):
+        lines = "; ".join(line.line for line in without_select_vipu(settings, conf))
+        raise MooringsError(
+            "slurm.refused",
+            f"{conf} has SelectType=select/vipu, which no stock Slurm has",
+            hint=f"write instead: {lines}; restart slurmctld, and install then; {MAPPING} tells the rest",
+        )
+    return asyncio.run(doing.find_site(_commands(session)))
+
+
+def _planned(session: Session, site: Site, choices: Choices, *, force: bool) -> list[Step]:
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.installation import build_files, plan_install
+
+    sources = doing.load_sources()
+    plugin = doing.compile_plugin(sources[doing.SOURCE], site.version, session.environment)
+    wanted = build_files(site, choices, plugin, sources)
+    on_disk = doing.look(file.path for file in wanted)
+    return plan_install(wanted, on_disk, doing.load_manifest(choices.library), force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    ipus: int
+    largest: int
+    domain: int | None  # None: the controller was not asked
+
+
+def _pool(session: Session, site: Site, ipus: int | None, max_ipus: int | None) -> _Pool:
+    """What Slurm is told of the pool: as the command line says, else as the controller does."""
+    from moorings.slurm.host.checks import shape_of
+    from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
+
+    path = site.folder / FILE_NAME
+    hint = "say --ipus N, or fill in vipu.conf first and let the controller tell"
+    if ipus is not None:
+        allowed = max_ipus or (load_vipu_conf(path).max_ipus if path.exists() else 256)
+        return _Pool(ipus, 1 << (min(ipus, allowed).bit_length() - 1), None)
+    if not path.exists():
+        raise WrongUsage(f"how many IPUs the pool has is not known: there is no {path}", hint=hint)
+    conf = load_vipu_conf(path)
+    with _client(session, conf) as client:
+        try:
+            pools = [pool for pool in client.pools() if pool.accelerator == "ipu" and conf.pool in ("", pool.name)]
+        except MooringsError as error:
+            raise MooringsError(
+                error.code, f"the controller does not tell its pool: {error.detail}", hint=hint
+            ) from error
+    if not pools:
+        raise WrongUsage(f"{conf.server} has no pool of IPUs that {path} names", hint="see 'moor get pools'")
+    domain = min(pool.topology.domain_size for pool in pools)
+    return _Pool(*shape_of(pools, max_ipus or conf.max_ipus), domain)
+
+
+def _address(agent: str) -> str:
+    hosts, colon, port = agent.rpartition(":")
+    if colon and hosts and port.isdecimal() and 0 < int(port) < 65_536 and not set(agent) & set(" \t\"'#\\"):
+        return agent
+    raise WrongUsage(f"--agent {agent!r} is no address", hint=f"write HOST:{AGENT_PORT}, or HOST,HOST2:{AGENT_PORT}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Something for the site to write: the file, the lines, and why."""
+
+    file: Path
+    lines: tuple[str, ...]
+    why: str
+
+
+def _lines(site: Site, choices: Choices) -> list[_Line]:
+    """What the site must write itself."""
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.installation import JOB_SUBMIT, own_lines
+    from moorings.slurm.host.site import conf_lines
+
+    own = {}
+    for path in (site.folder / JOB_SUBMIT, site.plugstack):
+        content = doing.read_file(path)
+        if content is not None:
+            own[path] = content
+    lines = [_Line(line.file, (line.line,), line.why) for line in conf_lines(site, choices.ipus, choices.largest)]
+    return [*lines, *(_Line(line.file, line.lines, line.why) for line in own_lines(site, own))]
+
+
+def _uninstall(session: Session, folder: Path, output: str | None) -> int:
+    """Needs no Slurm that runs: what we wrote stands in the manifest."""
+    from moorings.slurm.host import install as doing
+
+    if not folder.is_dir():
+        _show(session, [], [], output, done=True)
+        return Exit.OK
+    with doing.alone(folder):
+        steps = _taken_away(folder)
+    _show(session, steps, [], output, done=True)
+    return Exit.OK
+
+
+def _taken_away(folder: Path) -> list[Step]:
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.installation import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
+    from moorings.slurm.slurm_conf import parse_slurm_conf
+
+    manifest = doing.load_manifest(folder)
+    for path in manifest.digests:
+        if path.name == SUBMIT:
+            conf = path.with_name("slurm.conf")
+            settings = parse_slurm_conf((doing.read_file(conf) or b"").decode("utf-8", "replace"))
+            used = [word.strip() for word in settings.get("jobsubmitplugins", "").split(",")]
+            check_uninstall(used, doing.read_file(path.with_name(JOB_SUBMIT)), conf)
+    steps = plan_uninstall(doing.look(manifest.digests), manifest)
+    doing.apply_uninstall(steps, manifest, folder)
+    return steps
+
+
+_SIGNS = {"create": "+", "update": "~", "remove": "-", "keep": "!", "same": "=", "gone": "="}
+
+
+def _show(session: Session, steps: Sequence[Step], lines: Sequence[_Line], output: str | None, *, done: bool) -> None:
+    shown = showing(session, output, usual="table")
+    if shown.form.name in ("json", "yaml"):
+        data = {
+            "apiVersion": API_VERSION,
+            "kind": "SlurmInstallation",
+            "done": done,
+            "items": [{"action": str(step.action), "path": str(step.path), "why": step.why} for step in steps],
+            "lines": [{"file": str(line.file), "lines": list(line.lines), "why": line.why} for line in lines],
+        }
+        session.console.data(render_data(data, shown.form, shown.look))
+        return
+    if not steps:
+        session.console.note("Nothing of ours is installed here.")
+    else:
+        rows = [[f"{_SIGNS[step.action]} {step.action}", str(step.path), step.why] for step in steps]
+        session.console.data(render_table(["ACTION", "FILE", "WHY"], rows, look_of(session)))
+    for line in lines:
+        session.console.line("")
+        session.console.line(f"{line.file} (write it yourself: {line.why}):")
+        for text in line.lines:
+            session.console.line(f"    {text}")
+    if lines:
+        session.console.note(
+            "After slurm.conf was changed on all machines, restart slurmctld; 'moor slurm doctor' looks."
+        )
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+@slurm.command(
+    "doctor",
+    cls=MoorCommand,
+    help="Check what Slurm needs for jobs of IPUs, and say what to mend.\n\n"
+    "Run it as root: beside slurmctld it sees everything, on a node what concerns the node. Only reads, and takes 10 "
+    "seconds at most. The exit code is 8 if a check failed.",
+    epilog=examples(
+        "moor slurm doctor", "moor slurm doctor --only slurm.agent,slurm.plugin", "moor slurm doctor -o json"
+    ),
+)
+@click.option("--only", metavar="ID,...", help="Only checks whose id begins with one of these.")
+@output_option
+@click.pass_obj
+def doctor(session: Session, *, only: str | None, output: str | None) -> int:
+    """Check what Slurm needs for jobs of IPUs, and say what to mend."""
+    from moorings.slurm.host.checks import CHECKS, docs_of
+    from moorings.slurm.host.doctor import Place, examine
+
+    wanted = tuple(filter(None, (part.strip() for part in (only or "slurm").split(","))))
+    unknown = [part for part in wanted if not any(check.startswith(part) for check in CHECKS)]
+    if unknown or not wanted:
+        told = f"no check's id begins with {' or '.join(map(repr, unknown))}" if unknown else "--only names no check"
+        raise WrongUsage(told, hint=f"the checks are {', '.join(CHECKS)}")
+    everything = asyncio.run(examine(Place(session.environment, lambda conf: _client(session, conf))))
+    found = [of_body(body) for body in everything if body.id.startswith(wanted)]
+    show_findings(session, found, output, docs_of)
+    return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+
+
+def _commands(session: Session) -> Commands:
+    from moorings.slurm.commands import Commands
+
+    return Commands(session.environment)
+
+
+def _client(session: Session, conf: VipuConf) -> Client:
+    """A client with the agent's address and key, whatever the caller's own configuration says."""
+    from moorings.client.client import Client
+    from moorings.client.transport import Endpoint, Transport
+
+    endpoint = Endpoint(
+        server=conf.server,
+        access_key=conf.access_key,
+        ca_file=str(conf.server_cert or ""),
+        cert_file=str(conf.client_cert or ""),
+        key_file=str(conf.client_key or ""),
+        timeout_s=min(conf.timeout_s, CALL_S),
+    )
+    return Client(Transport(endpoint, trace=session.console.error if "verbose" in session.flags else None))

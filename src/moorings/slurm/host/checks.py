@@ -1,0 +1,274 @@
+"""What ``moor slurm doctor`` judges: findings, from what was seen of Slurm, munge, agent and controller.
+
+The ids are for ever, like error codes; ``docs/how-to/slurm-install.md`` tells more of each. They stand apart from
+those of ``moor doctor``, which also runs where there is no Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
+from moorings.slurm.host.gate import twins
+from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN, calls_ours
+from moorings.slurm.host.ledger import Start, queue_of, start_of
+from moorings.slurm.host.site import Site, is_ours, licenses_wanted
+from moorings.slurm.host.spank_object import parse_version, release_of
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
+
+MANUAL = "docs/how-to/slurm-install.md"
+MAPPING = "docs/how-to/slurm-from-select-vipu.md"
+SHOWN_MAX = 5
+PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
+
+CHECKS: dict[str, str] = {
+    "slurm.select": "slurm.conf does not name the V-IPU select plugin, which no stock Slurm has",
+    "slurm.controller": "Slurm's commands are here and slurmctld answers",
+    "slurm.release": "commands, slurmctld and nodes are of one release, and of one that was tried",
+    "slurm.conf": "slurm.conf is the same here, at slurmctld and on the nodes",
+    "slurm.user": "SlurmUser has the same number here as at slurmctld",
+    "slurm.munge": "munge makes and reads credentials",
+    "slurm.plugin": "the SPANK plugin is loaded, and compiled for the release that runs",
+    "slurm.options": "srun takes --ipus",
+    "slurm.submit": "slurmctld calls our submit script",
+    "slurm.licenses": "Licenses fits the pool",
+    "slurm.accounting": "the accounting counts IPUs",
+    "slurm.backfill": "bf_licenses is off",
+    "slurm.vipu": "vipu.conf can be used, and nobody else can read it",
+    "slurm.agent": "the agent answers as the nodes ask it",
+    "slurm.pool": "the controller answers to the agent's access key",
+    "slurm.reservation": "Slurm lets start only what the controller can give",
+    "slurm.orphans": "every claim for a job of Slurm has its job",
+    "slurm.unclaimed": "every running job of IPUs has its claim",
+}
+
+
+def docs_of(check: str) -> str:
+    """Where the manual tells more of a check: file and anchor."""
+    return MAPPING if check == "slurm.select" else f"{MANUAL}#{check.replace('.', '')}"
+
+
+def failed(check: str, error: MooringsError) -> FindingBody:
+    """The finding for an error that a check met."""
+    return FindingBody(id=check, verdict=FAIL, evidence=error.detail, fix=error.hint)
+
+
+def skipped(checks: Iterable[str], why: str) -> list[FindingBody]:
+    """Findings for checks that could not be made."""
+    return [FindingBody(id=check, verdict=SKIP, evidence=why) for check in checks]
+
+
+def _found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
+    assert check in CHECKS, check
+    return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix)
+
+
+def _named(names: Iterable[object]) -> str:
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
+
+
+# -- Slurm itself ------------------------------------------------------------------------------------------------------
+
+
+def check_select(select_type: str, conf: Path) -> FindingBody:
+    """Whether the site still has the select plugin; ``select_type`` as slurm.conf has it, empty if it does not say."""
+    if select_type.lower() == "select/vipu":
+        fix = f"'moor slurm install --plan' prints the lines that take its place; {MAPPING} tells the rest"
+        return _found("slurm.select", FAIL, f"{conf} has SelectType=select/vipu, which needs a patched Slurm", fix)
+    return _found("slurm.select", PASS, f"{conf} has SelectType={select_type or '(not set)'}")
+
+
+def check_release(site: Site, commands: str, nodes: Sequence[Node]) -> FindingBody:
+    """Whether one release runs everywhere; ``commands`` is the version of this machine's."""
+    others = [node for node in nodes if node.version and release_of(node.version) != site.release]
+    fix = "a SPANK plugin is for one release: install it on each machine for what runs there"
+    if release_of(commands) != site.release:
+        return _found("slurm.release", FAIL, f"commands here are of {commands}, slurmctld is of {site.version}", fix)
+    if others:
+        told = _named(f"{node.name} ({node.version})" for node in others)
+        return _found("slurm.release", WARN, f"slurmctld is of {site.version}, and other nodes are: {told}", fix)
+    silent = [node.name for node in nodes if not node.version]
+    told = f"Slurm {site.version} here, at slurmctld and on {len(nodes) - len(silent)} nodes"
+    if not site.was_tried:
+        return _found("slurm.release", WARN, told, "this release was not tried; 22.05, 24.11 and 26.05 were")
+    return _found("slurm.release", PASS, told + (f"; {len(silent)} have not told" if silent else ""))
+
+
+def check_conf(site: Site, differing: Collection[str], *, log_seen: bool) -> FindingBody:
+    """Whether all have the same slurm.conf; ``differing`` are nodes that slurmctld's log complains of."""
+    fix = "copy the file, then 'scontrol reconfigure'; run this doctor on the nodes, too"
+    if site.conf_hash.startswith("Different"):
+        return _found("slurm.conf", FAIL, f"{site.slurm_conf} is not what slurmctld runs with", fix)
+    if differing:
+        return _found("slurm.conf", WARN, f"slurmctld says that nodes have another one: {_named(differing)}", fix)
+    told = f"{site.slurm_conf} is what slurmctld runs with"
+    return _found("slurm.conf", PASS, told + ("; no node has another" if log_seen else "; the nodes were not seen"))
+
+
+_OTHER_CONF = re.compile(r"Node (\S+) appears to have a different slurm\.conf")
+_READ_ANEW = re.compile(r"slurmctld version \S+ started|Processing Reconfiguration Request")
+
+
+def parse_differing(log: str) -> set[str]:
+    """The nodes that slurmctld's log complains of since it read its configuration last."""
+    found: set[str] = set()
+    for line in log.split("\n"):
+        if _READ_ANEW.search(line):
+            found = set()
+        elif (other := _OTHER_CONF.search(line)) is not None:
+            found.add(other[1])
+    return found
+
+
+def check_user(site: Site, here: int | None) -> FindingBody:
+    """Whether SlurmUser is the same everywhere; ``here`` is its number on this machine, None: it does not exist."""
+    name, uid = site.slurm_user
+    if here == uid:
+        return _found("slurm.user", PASS, f"SlurmUser {name} is {uid} here and at slurmctld")
+    told = f"has number {here}" if here is not None else "does not exist"
+    fix = "give it the same number on all machines, before Slurm starts there"
+    return _found("slurm.user", FAIL, f"SlurmUser {name} {told} here, and is {uid} at slurmctld", fix)
+
+
+# -- what was installed ------------------------------------------------------------------------------------------------
+
+_INSTALL = "moor slurm install --plan"
+
+
+def check_plugin(site: Site, path: str | None, image: bytes | None) -> FindingBody:
+    """Whether the plugin that plugstack names is there and of this release; ``path`` is None if none is named."""
+    if path is None:
+        return _found("slurm.plugin", FAIL, f"no file that {site.plugstack} takes in loads {PLUGIN}", _INSTALL)
+    if image is None:
+        return _found("slurm.plugin", FAIL, f"{path} is not there", "moor slurm install --apply")
+    try:
+        version = parse_version(image, path)
+    except MooringsError as error:
+        return failed("slurm.plugin", error)
+    if release_of(version) != site.release:
+        told = f"{path} was compiled for Slurm {version}, and {site.version} runs: Slurm refuses it"
+        return _found("slurm.plugin", FAIL, told, "moor slurm install --apply")
+    return _found("slurm.plugin", PASS, f"{path} was compiled for Slurm {version}")
+
+
+def check_options(help_text: str) -> FindingBody:
+    """Whether srun knows the options, which it only does once it has loaded the plugin."""
+    if "--ipus" in help_text:
+        return _found("slurm.options", PASS, "'srun --help' has --ipus")
+    fix = "see slurm.plugin; 'srun -v --help' tells what it loads"
+    return _found("slurm.options", FAIL, "'srun --help' does not have --ipus: the plugin is not loaded here", fix)
+
+
+def check_submit(site: Site, script: bytes | None) -> FindingBody:
+    """Whether slurmctld calls our script; ``script`` is its job_submit.lua."""
+    path = site.folder / JOB_SUBMIT
+    if "lua" not in site.job_submit:
+        told = f"JobSubmitPlugins is {','.join(site.job_submit) or 'not set'}: --ipus would ask for nothing"
+        return _found("slurm.submit", FAIL, told, f"'{_INSTALL}' prints the line for slurm.conf")
+    if script is None:
+        return _found("slurm.submit", FAIL, f"{path} is not there", "moor slurm install --apply")
+    if not calls_ours(script):
+        return _found("slurm.submit", FAIL, f"{path} does not call ours", f"'{_INSTALL}' prints the lines to add")
+    return _found("slurm.submit", PASS, f"{path} calls ours")
+
+
+def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) -> FindingBody:
+    """Whether Slurm's licenses fit the pools that the cluster's jobs are placed in."""
+    if not pools:
+        return _found("slurm.licenses", FAIL, "the controller has no pool of IPUs", "see Pool in vipu.conf")
+    ipus, largest = shape_of(pools, largest_allowed)
+    wanted = licenses_wanted(ipus, largest)
+    found = {name: count for name, count in site.licenses.items() if is_ours(name)}
+    if found == wanted:
+        return _found("slurm.licenses", PASS, f"{ipus} IPUs, partitions up to {largest}")
+    wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    told = _named(f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'wanted')}" for name in wrong)
+    return _found("slurm.licenses", FAIL, f"Licenses: {told}", f"'{_INSTALL}' prints the line for slurm.conf")
+
+
+def shape_of(pools: Sequence[PoolBody], largest_allowed: int) -> tuple[int, int]:
+    """Devices of the pools, and the largest partition a job of Slurm may have of them: a power of two."""
+    largest = min(max((pool.topology.max_block for pool in pools), default=0), largest_allowed)
+    return sum(pool.devices for pool in pools), 1 << (max(largest, 1).bit_length() - 1)
+
+
+def check_accounting(site: Site) -> FindingBody:
+    """Whether sacct and limits know of IPUs."""
+    if not site.accounting:
+        return _found("slurm.accounting", SKIP, "there is no slurmdbd", "sacct and limits need one")
+    if f"license/{LICENSE}" in site.tres:
+        return _found("slurm.accounting", PASS, f"AccountingStorageTRES has license/{LICENSE}")
+    told = f"AccountingStorageTRES lacks license/{LICENSE}: sacct counts no IPUs, and limits do not hold"
+    return _found("slurm.accounting", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
+
+
+def check_backfill(site: Site) -> FindingBody:
+    """Whether plain jobs wait for IPU jobs."""
+    if "bf_licenses" not in site.scheduler:
+        return _found("slurm.backfill", PASS, "SchedulerParameters does not have bf_licenses")
+    told = "bf_licenses is on: a waiting IPU job holds plain jobs up by half a minute"
+    return _found(
+        "slurm.backfill", FAIL, told, "take it out of SchedulerParameters; the agent keeps order among IPU jobs"
+    )
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+def check_reservation(
+    licenses: Mapping[str, License], reservation: Reservation | None, pools: Sequence[PoolBody]
+) -> FindingBody:
+    """Whether Slurm's free licenses are no more than what the pools could give now, size by size."""
+    check, fix = "slurm.reservation", "is the agent running? It sets the reservation again within a second"
+    if reservation is None:
+        return _found(
+            check, FAIL, f"there is no reservation '{RESERVATION}': jobs start whether or not there is room", fix
+        )
+    uncounted = [name for name, count in reservation.licenses.items() if _reserved(licenses, name) < count]
+    if uncounted:
+        told = f"Slurm shows the reservation and does not keep what it holds: {_named(sorted(uncounted))}"
+        return _found(check, FAIL, told, f"{fix}; a refused 'scontrol update' of it has this effect")
+    free = {size: sum(pool.available.get(str(size), 0) for pool in pools) * size for size in twins(licenses)}
+    open_ = [
+        f"{name}: {licenses[name].free} free, {free[size]} can be formed"
+        for size, name in sorted(twins(licenses).items())
+        if licenses[name].free > free[size]
+    ]
+    if open_:
+        return _found(check, FAIL, f"Slurm would start what cannot be formed: {_named(open_)}", fix)
+    may = max((licenses[name].free for name in twins(licenses).values()), default=0)
+    return _found(check, PASS, f"jobs may start on {max(may, 0)} IPUs now, and the pools have {free.get(1, 0)} free")
+
+
+def _reserved(licenses: Mapping[str, License], name: str) -> int:
+    return licenses[name].reserved if name in licenses else 0
+
+
+def suspects(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[Start, ClaimBody]:
+    """The claims for jobs of Slurm that none of ``jobs`` accounts for."""
+    alive = {(job.job_id, job.order.nonce) for job in jobs if job.order is not None and job.phase is not Phase.ENDED}
+    starts = {start: claim for claim in claims if (start := start_of(claim.owner)) is not None}
+    return {start: claim for start, claim in starts.items() if (start.job_id, start.nonce) not in alive}
+
+
+def check_orphans(cluster: str, orphans: Mapping[Start, ClaimBody], claims: int) -> FindingBody:
+    """Whether claims are left over; ``claims`` is how many there are for this cluster."""
+    if not orphans:
+        return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
+    told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
+    fix = "the agent releases them once it runs; 'moor delete claim NAME' by hand, when you know the job is gone"
+    return _found("slurm.orphans", FAIL, f"claims whose job has ended: {told}", fix)
+
+
+def check_unclaimed(jobs: Iterable[JobRecord], claims: Iterable[ClaimBody]) -> FindingBody:
+    """Whether jobs run without a partition."""
+    claimed = {(start.job_id, start.nonce) for claim in claims if (start := start_of(claim.owner)) is not None}
+    running = [job for job in jobs if job.order is not None and job.state == "RUNNING"]
+    bare = [job.job_id for job in running if job.order is not None and (job.job_id, job.order.nonce) not in claimed]
+    if not bare:
+        return _found("slurm.unclaimed", PASS, f"{len(running)} jobs of IPUs run, each with its claim")
+    return _found("slurm.unclaimed", FAIL, f"jobs run without a claim: {_named(bare)}", "is the agent running?")

@@ -1,0 +1,334 @@
+"""Looks at a site's Slurm for ``moor slurm doctor``: asks, reads, and hands what it saw to ``checks``. Changes nothing.
+
+It runs beside slurmctld, where everything can be seen, and on any other machine of the cluster, where what cannot be
+seen is told as such. Everything is bounded: parts that are apart are asked at the same time, and whatever hangs costs
+its own checks and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from moorings.client.client import Client
+from moorings.client.requests import ClaimFilter
+from moorings.core.errors import MooringsError
+from moorings.slurm import formats
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
+from moorings.slurm.host import checks
+from moorings.slurm.host.install import find_site, read_file
+from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN
+from moorings.slurm.host.ledger import KIND, queue_of
+from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
+from moorings.slurm.host.site import Site, munge_socket_of
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, vipu_conf_path
+from moorings.slurm.munge import Munge
+from moorings.slurm.slurm_conf import included_files, parse_slurm_conf, plugstack_arguments
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PART_S = 4.6  # one part; there are two rounds of them, and the promise is 10 s in all
+COMMAND_S = 4.0
+LOOK_AGAIN_S = 1.5  # the agent looks every second, so what it only has not seen yet is gone by then
+LOG_BYTES_MAX = 4 << 20
+AGENT_S = 4.0
+NO_JOB = 4_294_967_290  # above Slurm's MaxJobId: the agent says that there is no such job
+_REPLY_BYTES_MAX = 1 << 20
+
+ClientOf = Callable[[VipuConf], Client]
+_INSTALLED = ("slurm.plugin", "slurm.options", "slurm.submit", "slurm.accounting", "slurm.backfill")
+_SITE = ("slurm.release", "slurm.conf", "slurm.user", *_INSTALLED, "slurm.agent")
+_POOL = ("slurm.pool", "slurm.licenses", "slurm.reservation", "slurm.orphans", "slurm.unclaimed")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the doctor stands: this machine's variables, and how it reaches a controller with the agent's key."""
+
+    environment: Mapping[str, str]
+    client_of: ClientOf
+
+
+async def examine(place: Place) -> list[FindingBody]:
+    """What is found, in the order of ``checks.CHECKS``, within 10 seconds."""
+    commands = Commands(place.environment, timeout_s=COMMAND_S)
+    conf = slurm_conf_path(place.environment)
+    seen = _Seen()
+    first = [
+        _part(("slurm.select",), _select(conf)),
+        _part(("slurm.munge",), _munge(conf)),
+        _part(("slurm.controller",), _site(commands, seen)),
+        _part(("slurm.vipu",), _vipu(vipu_conf_path(place.environment), seen)),
+    ]
+    found = [finding for part in await asyncio.gather(*first) for finding in part]
+    if seen.site is None:
+        found += checks.skipped((*_SITE, *_POOL), "slurmctld does not answer")
+    else:
+        parts = [*_site_parts(commands, seen.site)]
+        if seen.conf is None:
+            found += checks.skipped(_POOL, "vipu.conf cannot be used")
+        else:
+            parts.append(_part(_POOL, _pool(place, commands, seen.site, seen.conf)))
+        found += [finding for part in await asyncio.gather(*parts) for finding in part]
+    order = list(checks.CHECKS)
+    return sorted(found, key=lambda finding: order.index(finding.id))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the first parts saw, and the others go by."""
+
+    site: Site | None = None
+    conf: VipuConf | None = None
+
+
+def _site_parts(commands: Commands, site: Site) -> Iterable[Coroutine[None, None, list[FindingBody]]]:
+    yield _part(("slurm.release",), _release(commands, site))
+    yield _part(("slurm.conf", "slurm.user"), _same(site))
+    yield _part(_INSTALLED, _installed(commands, site))
+    yield _part(("slurm.agent",), _agent(site))
+
+
+async def _part(ids: tuple[str, ...], work: Awaitable[list[FindingBody]]) -> list[FindingBody]:
+    """The findings of one part; what fails or hangs costs this part alone."""
+    try:
+        async with asyncio.timeout(PART_S):
+            return await work
+    except MooringsError as error:
+        return [checks.failed(ids[0], error), *checks.skipped(ids[1:], f"see {ids[0]}")]
+    except TimeoutError:
+        fix = "what hangs: a disk, munge, the network? The rest of this list may tell"
+        told = FindingBody(id=ids[0], verdict=checks.FAIL, evidence=f"nothing was seen in {PART_S:g} s", fix=fix)
+        return [told, *checks.skipped(ids[1:], f"see {ids[0]}")]
+
+
+async def _aside(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """What ``work`` gives, in a thread that nobody waits for once the time is up: munge or a disk may hang."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work(*args, **named)
+        except Exception as error:  # whatever it is, it belongs to whoever waits
+            settle: Callable[[], None] = partial(done.set_exception, error)
+        else:
+            settle = partial(done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # everybody has gone
+            loop.call_soon_threadsafe(lambda: None if done.done() else settle())
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+# -- Slurm itself ------------------------------------------------------------------------------------------------------
+
+
+async def _select(conf: Path) -> list[FindingBody]:
+    text = await _aside(read_file, conf)
+    if text is None:
+        return checks.skipped(("slurm.select",), f"there is no {conf}: configless, or SLURM_CONF names another")
+    settings = parse_slurm_conf(text.decode("utf-8", "replace"))
+    return [checks.check_select(settings.get("selecttype", ""), conf)]
+
+
+async def _site(commands: Commands, seen: _Seen) -> list[FindingBody]:
+    seen.site = await find_site(commands)
+    told = f"slurmctld of cluster '{seen.site.cluster}' answers"
+    return [FindingBody(id="slurm.controller", verdict=checks.PASS, evidence=told)]
+
+
+async def _release(commands: Commands, site: Site) -> list[FindingBody]:
+    told, nodes = await asyncio.gather(commands.ask(["scontrol", "--version"]), commands.ask(formats.build_nodes()))
+    version = told.decode("utf-8", "replace").split()[-1:] or [""]
+    return [checks.check_release(site, version[0], formats.parse_nodes(nodes))]
+
+
+async def _same(site: Site) -> list[FindingBody]:
+    log = await _aside(_tail, Path(site.log_file)) if site.log_file else None
+    differing = checks.parse_differing(log or "")
+    return [
+        checks.check_conf(site, differing, log_seen=log is not None),
+        checks.check_user(site, await _aside(_number_of, site.slurm_user[0])),
+    ]
+
+
+def _tail(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - LOG_BYTES_MAX, 0))
+            return file.read(LOG_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:  # the log is on another machine, or not for this user
+        return None
+
+
+def _number_of(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+async def _munge(conf: Path) -> list[FindingBody]:
+    """Without munge slurmctld answers nobody, so its socket is looked up in the file."""
+    text = await _aside(read_file, conf) or b""
+    socket = munge_socket_of(parse_slurm_conf(text.decode("utf-8", "replace")).get("authinfo", ""))
+
+    def round_trip() -> int:
+        munge = Munge(socket)
+        return munge.decode(munge.encode(b"moorings doctor")).uid
+
+    uid = await _aside(round_trip)
+    return [
+        FindingBody(id="slurm.munge", verdict=checks.PASS, evidence=f"a credential was made and read as user {uid}")
+    ]
+
+
+# -- what was installed ------------------------------------------------------------------------------------------------
+
+
+def _plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
+    """The line that loads the plugin, from plugstack.conf or a file that it takes in."""
+    text = read_file(site.plugstack)
+    if text is None:
+        return None
+    files = [text]
+    for pattern in included_files(text.decode("utf-8", "replace"), str(site.folder)):
+        found = sorted(Path(pattern).parent.glob(Path(pattern).name))
+        files += [content for path in found if (content := read_file(path)) is not None]
+    lines = (plugstack_arguments(content.decode("utf-8", "replace"), PLUGIN) for content in files)
+    return next((line for line in lines if line is not None), None)
+
+
+async def _installed(commands: Commands, site: Site) -> list[FindingBody]:
+    line = await _aside(_plugin_line, site)
+    image = await _aside(read_file, Path(line[0])) if line else None
+    help_text = await commands.run(["srun", "--help"])
+    script = await _aside(read_file, site.folder / JOB_SUBMIT)
+    return [
+        checks.check_plugin(site, line[0] if line else None, image),
+        checks.check_options(help_text.output.decode("utf-8", "replace")),
+        checks.check_submit(site, script),
+        checks.check_accounting(site),
+        checks.check_backfill(site),
+    ]
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+async def _vipu(path: Path, seen: _Seen) -> list[FindingBody]:
+    if not await _aside(path.exists):  # it is for the agent's machine alone
+        fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
+        return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
+    seen.conf = conf = await _aside(load_vipu_conf, path)
+    if not conf.access_key:
+        fix = "ApiAccessKey=KEY; 'moor create key' makes one"
+        return [FindingBody(id="slurm.vipu", verdict=checks.FAIL, evidence=f"{path} has no access key", fix=fix)]
+    return [FindingBody(id="slurm.vipu", verdict=checks.PASS, evidence=f"{path} names {conf.server}")]
+
+
+async def _agent(site: Site) -> list[FindingBody]:
+    """Asks the agent for a job that cannot be, just as a node asks for one that is."""
+    line = await _aside(_plugin_line, site)
+    address = (line[1].get("agent", "") if line else "") or f"{site.controllers[0]}:8091"
+    hosts, _, port = address.rpartition(":")
+    host = hosts.split(",")[0].strip("[]")
+    try:
+        async with asyncio.timeout(AGENT_S):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=_REPLY_BYTES_MAX)
+            try:
+                if os.geteuid() != 0:
+                    told, fix = f"something listens at {address}", "run it as root to see whether it is the agent"
+                    return [FindingBody(id="slurm.agent", verdict=checks.SKIP, evidence=told, fix=fix)]
+                told = await _ask(reader, writer, site)
+            finally:
+                writer.close()
+    except (OSError, ValueError, TimeoutError) as error:
+        fix = "systemctl start moorings-agent, or mend 'agent=' in plugstack.conf.d/moorings.conf"
+        told = f"the agent does not answer at {address}: {str(error) or 'it took too long'}"
+        return [FindingBody(id="slurm.agent", verdict=checks.FAIL, evidence=told, fix=fix)]
+    return [FindingBody(id="slurm.agent", verdict=checks.PASS, evidence=f"the agent at {address} answers: {told}")]
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site: Site) -> str:
+    request = BindRequest(job=NO_JOB, step=BATCH_STEP, node="doctor", restart=0, nonce=secrets.token_hex(8))
+    munge = Munge(site.munge_socket)
+    writer.write((await _aside(munge.encode, build_request(request))).encode() + b"\n")
+    await writer.drain()
+    line = await reader.readline()
+    credential = await _aside(munge.decode, line.decode("ascii", "replace").strip())
+    reply = parse_reply(credential.payload, request)
+    return reply.message or reply.status
+
+
+async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) -> list[FindingBody]:
+    with place.client_of(conf) as client:
+        try:
+            pools = await _aside(_pools, client, conf)
+        except MooringsError as error:
+            mend = MooringsError(
+                error.code, error.detail, hint="is it up? See ApiHost, ApiPort and the key in vipu.conf"
+            )
+            raise mend from error
+        told = f"{conf.server} answers to the agent's key: {sum(pool.devices for pool in pools)} IPUs"
+        found = [FindingBody(id="slurm.pool", verdict=checks.PASS, evidence=told)]
+        found.append(checks.check_licenses(site, pools, conf.max_ipus))
+
+        async def in_step() -> list[FindingBody]:
+            licenses = formats.parse_licenses(await commands.ask(formats.build_licenses()))
+            reservations = formats.parse_reservations(await commands.ask(formats.build_reservations()))
+            now = await _aside(_pools, client, conf)
+            return [checks.check_reservation(licenses, reservations.get(RESERVATION), now)]
+
+        async def accounted() -> list[FindingBody]:
+            claims = await _aside(_claims, client, site.cluster)
+            jobs = await _jobs(commands, claims)
+            orphans = checks.suspects(claims, jobs)
+            after = await _aside(_claims, client, site.cluster)  # a claim is made after its job's start
+            return [checks.check_orphans(site.cluster, orphans, len(claims)), checks.check_unclaimed(jobs, after)]
+
+        return found + await _twice(in_step, accounted)
+
+
+async def _twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:
+    """What is found; what is wrong must be wrong twice: a job may have started or ended just now."""
+    first = [await look() for look in looks]
+    if any(finding.verdict != checks.PASS for found in first for finding in found):
+        await asyncio.sleep(LOOK_AGAIN_S)
+    good = [all(finding.verdict == checks.PASS for finding in found) for found in first]
+    again = [found if well else await look() for look, found, well in zip(looks, first, good, strict=True)]
+    return [finding for found in again for finding in found]
+
+
+def _pools(client: Client, conf: VipuConf) -> list[PoolBody]:
+    return [pool for pool in client.pools() if pool.accelerator == KIND and conf.pool in ("", pool.name)]
+
+
+def _claims(client: Client, cluster: str) -> list[ClaimBody]:
+    return list(client.claims(ClaimFilter(owner_prefix=f"{queue_of(cluster)}/")))
+
+
+async def _jobs(commands: Commands, claims: list[ClaimBody]) -> list[JobRecord]:
+    """The jobs with IPUs, and those of claims whose licenses somebody took away."""
+    jobs = formats.parse_jobs(await commands.ask(formats.build_jobs(license_name=LICENSE, ended=False)))
+    rest = sorted(start.job_id for start in checks.suspects(claims, jobs))
+    if rest:
+        try:
+            jobs += formats.parse_jobs(await commands.ask(formats.build_jobs(jobs=rest)))
+        except MooringsError as error:
+            if error.code != "slurm.job_unknown":
+                raise
+    return jobs

@@ -1,0 +1,261 @@
+"""Installs what Slurm needs for IPU jobs, and takes it away again: compiles, reads, writes, removes; decides nothing.
+
+What to do is ``installation``'s; here it is done: each file whole or not at all, never through a link, the manifest
+first. Run as root on every machine of the cluster (submit hosts and nodes need the plugin too); where they share the
+configuration folder, the second machine finds it done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import build_config, parse_config
+from moorings.slurm.host.installation import (
+    JOB_SUBMIT,
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    SUBMIT,
+    Action,
+    Manifest,
+    Step,
+    build_manifest,
+    digest_of,
+    parse_manifest,
+    with_steps,
+    without,
+)
+from moorings.slurm.host.site import Site, parse_site
+from moorings.slurm.host.spank_object import parse_version, release_of
+
+LIBRARY = Path("/usr/local/lib/moorings/slurm")
+COMPILE_S = 60.0
+FILE_BYTES_MAX = 16 << 20
+SOURCE = "moorings_spank.c"
+_HEADERS = (
+    "install Slurm's headers of the release that runs (Debian: libslurm-dev), and gcc; CPATH names another folder"
+)
+
+
+async def find_site(commands: Commands) -> Site:
+    """The Slurm that this machine's commands reach.
+
+    Raises:
+        MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.unreadable`` and what else asking can end in.
+    """
+    return parse_site(parse_config(await commands.ask(build_config())))
+
+
+def load_sources() -> dict[str, bytes]:
+    """The plugin's source and the Lua files, by name: out of the package, or out of the checkout it is run from.
+
+    Raises:
+        MooringsError: ``slurm.missing``.
+    """
+    packed = Path(str(files("moorings.slurm.host"))) / "files"
+    checkout = Path(__file__).resolve().parents[4] / "deploy" / "slurm"
+    folder = packed if packed.is_dir() else checkout
+    try:
+        return {name: (folder / name).read_bytes() for name in (SOURCE, SUBMIT, JOB_SUBMIT)}
+    except OSError as error:
+        raise MooringsError("slurm.missing", f"{error.filename} is not there", hint="install moorings again") from error
+
+
+def build_compile(compiler: str) -> list[str]:
+    """Compiles the plugin in the present folder; names without a folder make the object the same wherever that is."""
+    return [compiler, "-std=c99", "-shared", "-fPIC", "-O2", "-o", "moorings_spank.so", SOURCE, "-ldl"]
+
+
+def compile_plugin(source: bytes, version: str, environment: Mapping[str, str]) -> bytes:
+    """The plugin for a version of Slurm.
+
+    Raises:
+        MooringsError: ``slurm.missing`` (no compiler), ``slurm.not_built``: also if the headers are another release's.
+    """
+    compiler = environment.get("CC") or "gcc"
+    with tempfile.TemporaryDirectory(prefix="moorings-spank-") as folder:
+        (Path(folder) / SOURCE).write_bytes(source)
+        try:
+            done = subprocess.run(
+                build_compile(compiler),
+                cwd=folder,
+                env={**environment, "LC_ALL": "C.UTF-8"},
+                capture_output=True,
+                timeout=COMPILE_S,
+                check=False,
+            )
+        except OSError as error:
+            raise MooringsError(
+                "slurm.missing", f"{compiler} cannot be run: {error.strerror}", hint=_HEADERS
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise MooringsError("slurm.not_built", f"{compiler} took more than {COMPILE_S:g} s") from error
+        if done.returncode != 0:
+            words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            told = next((line for line in words if "error" in line), words[-1] if words else "no word")
+            raise MooringsError("slurm.not_built", f"the plugin does not compile: {told[:300]}", hint=_HEADERS)
+        image = (Path(folder) / "moorings_spank.so").read_bytes()
+    headers = parse_version(image, "the plugin just compiled")
+    if release_of(headers) != release_of(version):
+        raise MooringsError("slurm.not_built", f"the headers are of Slurm {headers}, and {version} runs", hint=_HEADERS)
+    return image
+
+
+def look(paths: Iterable[Path]) -> dict[Path, str | None]:
+    """The digest of what lies at each path; None: no plain file; a path at which nothing lies is left out.
+
+    Raises:
+        MooringsError: ``slurm.denied``.
+    """
+    found: dict[Path, str | None] = {}
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        content = read_file(path) if stat.S_ISREG(mode) else None
+        found[path] = digest_of(content) if content is not None else None
+    return found
+
+
+def read_file(path: Path) -> bytes | None:
+    """The content of a file; None: there is none.
+
+    Raises:
+        MooringsError: ``slurm.denied``.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MooringsError(
+            "slurm.denied", f"{path} cannot be read: {error.strerror}", hint="run it as root"
+        ) from error
+
+
+def load_manifest(library: Path) -> Manifest:
+    """What we wrote on this machine; empty if nothing.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``, ``slurm.denied``.
+    """
+    content = read_file(library / MANIFEST)
+    if content is None:
+        return Manifest()
+    if len(content) > MANIFEST_BYTES_MAX:
+        raise MooringsError("slurm.unreadable", f"{library / MANIFEST} is longer than {MANIFEST_BYTES_MAX} bytes")
+    return parse_manifest(content, str(library / MANIFEST))
+
+
+@contextlib.contextmanager
+def alone(library: Path) -> Iterator[None]:
+    """Only one installation on this machine at a time; the lock goes with the process.
+
+    Raises:
+        MooringsError: ``slurm.changed`` if another is at work; ``slurm.denied``.
+    """
+    try:
+        _make_folder(library)
+        folder = os.open(library, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _denied(library, error) from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise MooringsError("slurm.changed", f"another installation is at work in {library}", retryable=True) from None
+    finally:
+        os.close(folder)
+
+
+def apply_install(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
+    """Write what is to be written, in order; done again after a kill, it ends in the same.
+
+    Raises:
+        MooringsError: ``slurm.changed`` if a file is not what it was when the plan was made; ``slurm.denied``.
+    """
+    todo = [step for step in steps if step.action in (Action.CREATE, Action.UPDATE)]
+    known = with_steps(manifest, steps)
+    if known != manifest:
+        _write(library / MANIFEST, build_manifest(known), 0o644)
+    for step in todo:
+        assert step.wanted is not None
+        if (step.action is Action.CREATE) != (step.path not in look([step.path])):
+            raise MooringsError("slurm.changed", f"{step.path} has come or gone since the plan was made")
+        _write(step.path, step.wanted.content, step.wanted.mode)
+
+
+def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
+    """Remove what is to be removed, then the manifest, and our folders if they are empty.
+
+    Raises:
+        MooringsError: ``slurm.changed``, ``slurm.denied``.
+    """
+    gone = {step.path for step in steps if step.action is Action.GONE}
+    for path in (*manifest.digests, library / MANIFEST):
+        _draft(path).unlink(missing_ok=True)
+    for step in (step for step in steps if step.action is Action.REMOVE):
+        if look([step.path]).get(step.path) not in manifest.digests[step.path]:
+            raise MooringsError("slurm.changed", f"{step.path} was changed since the plan was made")
+        try:
+            step.path.unlink()
+        except OSError as error:
+            raise _denied(step.path, error) from error
+        gone.add(step.path)
+    rest = without(manifest, gone)
+    if rest.digests:
+        _write(library / MANIFEST, build_manifest(rest), 0o644)
+    else:
+        (library / MANIFEST).unlink(missing_ok=True)
+    for folder in (library, library.parent):  # `/usr/local/lib/moorings/slurm`, and the folder we made for it
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Put a file in place, whole or not at all, with that mode whatever the umask is."""
+    draft = _draft(path)
+    try:
+        _make_folder(path.parent)
+        draft.unlink(missing_ok=True)  # of one that was killed
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _denied(path, error) from error
+
+
+def _draft(path: Path) -> Path:
+    """Where a file is written before it is put in place; always the same, so that a kill leaves no heap of them."""
+    return path.with_name(f".{path.name}.moorings-new")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder that everybody can read, and those above it, whatever the umask is."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+
+
+def _denied(path: Path, error: OSError) -> MooringsError:
+    return MooringsError("slurm.denied", f"{path} cannot be written: {error.strerror}", hint="run it as root")

@@ -1,0 +1,318 @@
+"""What an installation for Slurm consists of, as decisions: which files, with which content, and what to do about each.
+
+Every file is ours alone or missing before: a file of the site's is never rewritten, nor is one of ours that somebody
+changed by hand. The manifest knows a file of ours by its digests: the one it had, and the one it is about to get, so
+that a kill between the two leaves nothing that looks like somebody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.host.site import Site, sizes_up_to
+from moorings.slurm.host.vipu_conf import FILE_NAME
+from moorings.slurm.slurm_conf import plugstack_includes
+
+PLUGIN = "moorings_spank.so"
+PLUGSTACK_FILE = "moorings.conf"
+PLUGSTACK_FOLDER = "plugstack.conf.d"
+SUBMIT, LIMITS, JOB_SUBMIT = "moorings_submit.lua", "moorings_limits.lua", "job_submit.lua"
+MANIFEST = "installed.json"
+MANIFEST_BYTES_MAX = 1 << 20
+_MADE = "Made by 'moor slurm install'"
+
+
+class Action(StrEnum):
+    """What is done about one file."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    SAME = "same"
+    KEEP = "keep"  # it is the site's, or was changed by hand
+    REMOVE = "remove"
+    GONE = "gone"  # it was ours and is not there any more
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file as it should be.
+
+    Attributes:
+        path: absolute.
+        content: all of it.
+        why: what it is for.
+        mode: permission bits.
+        once: made if it is missing, and never touched again: the site fills it in.
+        yields: only for a site that has no such file: its own is left alone, whatever is said.
+    """
+
+    path: Path
+    content: bytes
+    why: str
+    mode: int = 0o644
+    once: bool = False
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done about one file, and why; ``wanted`` is what to write."""
+
+    action: Action
+    path: Path
+    why: str
+    wanted: Wanted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What we wrote: for each path the digests by which a file is known as ours, and what else should be known."""
+
+    digests: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What an admin chose.
+
+    Attributes:
+        library: folder of the plugin and the manifest, the same on all machines.
+        agent: ``HOST[,HOST2]:PORT`` where nodes find the agent.
+        agent_uid: under which the agent runs.
+        ipus: devices of the pool; ``largest``: of its largest partition that one job may have; ``domain``: wired as
+            one, of which a larger partition needs a task each (None: not known, and not checked at submit).
+        wait_s: how long a job's start waits for its partition.
+    """
+
+    library: Path
+    agent: str
+    agent_uid: int
+    ipus: int
+    largest: int
+    domain: int | None
+    wait_s: int
+
+
+def digest_of(content: bytes) -> str:
+    """How a file's content is known."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def build_files(site: Site, choices: Choices, plugin: bytes, sources: Mapping[str, bytes]) -> list[Wanted]:
+    """The files of an installation, in the order they are written: nothing names one that comes after it.
+
+    Args:
+        site: what it is for.
+        choices: of the admin.
+        plugin: the compiled plugin.
+        sources: the Lua files, by name.
+    """
+    folder = site.folder
+    include = f"# {_MADE}.\ninclude {folder / PLUGSTACK_FOLDER}/*.conf\n".encode()
+    return [
+        Wanted(choices.library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755),
+        Wanted(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
+        Wanted(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
+        Wanted(folder / FILE_NAME, VIPU_CONF, "how the agent reaches the controller: fill it in", 0o600, once=True),
+        Wanted(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
+        Wanted(folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE, build_plugstack_line(site, choices), "loads the plugin"),
+        Wanted(site.plugstack, include, "takes plugstack.conf.d in", yields=True),
+    ]
+
+
+def build_plugstack_line(site: Site, choices: Choices) -> bytes:
+    """The file that loads the plugin, with its arguments. Everybody can read it: no secret is in it."""
+    words = [f"agent={choices.agent}", f"max={choices.largest}", f"wait={choices.wait_s}"]
+    words += [f"munge_socket={site.munge_socket}"] if site.munge_socket else []
+    words += [f"agent_uid={choices.agent_uid}"] if choices.agent_uid else []
+    # `optional`: an object of another release costs an error message; `required` would break every command.
+    return f"# {_MADE}.\noptional {choices.library / PLUGIN} {' '.join(words)}\n".encode()
+
+
+def build_limits(site: Site, choices: Choices) -> bytes:
+    """The Lua table that the submit script reads its limits from."""
+    sizes = ", ".join(str(size) for size in sizes_up_to(choices.largest))
+    entries = [f"max = {choices.largest},", f"sizes = {{ {sizes} }},"]
+    entries += [f"domain = {choices.domain},"] if choices.domain is not None else []
+    entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # who may change such jobs, besides root
+    lines = "".join(f"    {entry}\n" for entry in entries)
+    return f"-- {_MADE}.\nreturn {{\n{lines}}}\n".encode()
+
+
+VIPU_CONF = b"""\
+# How the Moorings agent reaches its controller. Keep it 0600: an access key is in it.
+# docs/how-to/slurm-install.md tells all keys.
+ApiHost=127.0.0.1
+ApiPort=8090
+MaxIpusPerJob=256
+#IpuofDir=/var/spool/ipuof
+#ApiUser=slurm
+#ApiAccessKeyFile=/etc/slurm/vipu.key
+#IsSecure=yes
+#ClientCertFile=/etc/moorings/pki/slurm.crt
+#ClientKeyFile=/etc/moorings/pki/slurm.key
+#ServerCertFile=/etc/moorings/pki/ca.crt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLine:
+    """What a site must add to a file of its own that we found and leave alone."""
+
+    file: Path
+    lines: tuple[str, ...]
+    why: str
+
+
+def own_lines(site: Site, found: Mapping[Path, bytes]) -> list[OwnLine]:
+    """What is to be added by hand to ``job_submit.lua`` and ``plugstack.conf``, where the site has its own."""
+    lines = []
+    script = found.get(site.folder / JOB_SUBMIT)
+    if script is not None and not calls_ours(script):
+        why = "the site has a job_submit.lua: let its two functions call ours first"
+        lines.append(OwnLine(site.folder / JOB_SUBMIT, (_PATH.format(folder=site.folder), *_CALLS), why))
+    text = found.get(site.plugstack)
+    loader = site.folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE
+    if text is not None and not plugstack_includes(text.decode("utf-8", "replace"), str(loader), str(site.folder)):
+        line = f"include {site.folder / PLUGSTACK_FOLDER}/*.conf"
+        lines.append(OwnLine(site.plugstack, (line,), "the site has a plugstack.conf: let it take the folder in"))
+    return lines
+
+
+def calls_ours(script: bytes) -> bool:
+    """Whether a job_submit.lua brings our script in."""
+    return any(
+        SUBMIT.removesuffix(".lua").encode() in line.split(b"--")[0] for line in script.replace(b"\r", b"").split(b"\n")
+    )
+
+
+_PATH = 'package.path = "{folder}/?.lua;" .. package.path'
+_CALLS = (
+    'local moorings = require("moorings_submit")',
+    "-- first in slurm_job_submit(desc, parts, uid):",
+    "    local rc = moorings.submit(desc, parts, uid)",
+    "    if rc ~= slurm.SUCCESS then return rc end",
+    "-- first in slurm_job_modify(desc, job, parts, uid):",
+    "    local rc = moorings.modify(desc, job, parts, uid)",
+    "    if rc ~= slurm.SUCCESS then return rc end",
+)
+
+
+# -- what to do --------------------------------------------------------------------------------------------------------
+
+
+def plan_install(
+    wanted: Sequence[Wanted], on_disk: Mapping[Path, str | None], manifest: Manifest, *, force: bool = False
+) -> list[Step]:
+    """What to do about each file, in order.
+
+    Args:
+        wanted: the files.
+        on_disk: the digest of what lies at each path now; None: something that is no plain file. Missing: nothing.
+        manifest: what we wrote before.
+        force: also replace files that were changed by hand, and others' at our paths.
+    """
+    return [_step(file, on_disk, manifest.digests.get(file.path, ()), force=force) for file in wanted]
+
+
+def _step(file: Wanted, on_disk: Mapping[Path, str | None], ours: tuple[str, ...], *, force: bool) -> Step:
+    if file.path not in on_disk:
+        return Step(Action.CREATE, file.path, file.why, file)
+    now = on_disk[file.path]
+    if file.once:
+        return Step(Action.SAME, file.path, file.why)
+    if now == digest_of(file.content):
+        return Step(Action.SAME, file.path, file.why, file)
+    if now is None:
+        return Step(Action.KEEP, file.path, "it is no plain file")
+    if now in ours:
+        return Step(Action.UPDATE, file.path, file.why, file)
+    if file.yields and not ours:
+        return Step(Action.KEEP, file.path, "the site has its own")
+    told = "it was changed by hand" if ours else "it is not ours"
+    if force:
+        return Step(Action.UPDATE, file.path, f"{told}, and --force was said", file)
+    return Step(Action.KEEP, file.path, f"{told}; --force replaces it")
+
+
+def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: Manifest) -> list[Step]:
+    """What to do about each file that we wrote, the last first: nothing names one that is gone."""
+    steps = []
+    for path, ours in reversed([*manifest.digests.items()]):
+        if path not in on_disk:
+            steps.append(Step(Action.GONE, path, "somebody removed it"))
+        elif on_disk[path] in ours:
+            steps.append(Step(Action.REMOVE, path, "we wrote it"))
+        else:
+            steps.append(Step(Action.KEEP, path, "it was changed by hand: remove it yourself if nobody needs it"))
+    return steps
+
+
+def check_uninstall(job_submit: Sequence[str], script: bytes | None, conf: Path) -> None:
+    """See that slurmctld does not need what is removed: without its script it refuses every job.
+
+    Raises:
+        MooringsError: ``slurm.refused``.
+    """
+    if "lua" in job_submit and script is not None and calls_ours(script):
+        raise MooringsError(
+            "slurm.refused",
+            f"{conf} has JobSubmitPlugins={','.join(job_submit)}, and its job_submit.lua calls ours",
+            hint="take our lines out of job_submit.lua, or 'lua' out of JobSubmitPlugins, restart slurmctld, and "
+            "uninstall then; without its script slurmctld would refuse every job",
+        )
+
+
+# -- the manifest ------------------------------------------------------------------------------------------------------
+
+
+def with_steps(manifest: Manifest, steps: Sequence[Step]) -> Manifest:
+    """The manifest before the steps are done: it knows each file as it is and as it will be."""
+    digests = dict(manifest.digests)
+    for step in steps:
+        if step.wanted is not None and step.action in (Action.CREATE, Action.UPDATE):
+            new = digest_of(step.wanted.content)
+            # Written anew at the end, so that the order is that of the last installation.
+            digests[step.path] = (*[old for old in digests.pop(step.path, ()) if old != new][-2:], new)
+        elif step.wanted is not None and step.path in digests:
+            digests[step.path] = digests.pop(step.path)
+    return Manifest(digests)
+
+
+def without(manifest: Manifest, gone: Collection[Path]) -> Manifest:
+    """The manifest without these files."""
+    return Manifest({path: ours for path, ours in manifest.digests.items() if path not in gone})
+
+
+def build_manifest(manifest: Manifest) -> bytes:
+    """The manifest as a file."""
+    files = [{"path": str(path), "sha256": list(ours)} for path, ours in manifest.digests.items()]
+    return (json.dumps({"version": 1, "files": files}, indent=1) + "\n").encode()
+
+
+def parse_manifest(content: bytes, source: str) -> Manifest:
+    """The manifest in a file.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    try:
+        told = json.loads(content)
+        digests = {Path(file["path"]): tuple(map(str, file["sha256"])) for file in told["files"]}
+        version = told["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(source, repr(error)) from error
+    if version != 1 or not all(path.is_absolute() and ".." not in path.parts for path in digests):
+        raise _damaged(source, "it is of another release, or names a path that is not absolute")
+    return Manifest(digests)
+
+
+def _damaged(source: str, problem: str) -> MooringsError:
+    hint = "put it back, or remove it: then what is installed counts as the site's own"
+    return MooringsError("slurm.unreadable", f"{source} cannot be used: {problem}", hint=hint)

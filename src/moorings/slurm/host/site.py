@@ -1,0 +1,185 @@
+"""What is known of a site's Slurm, from ``scontrol show config``, and what a ``slurm.conf`` should say for IPU jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.formats import GATE, LICENSE, parse_license_list
+from moorings.slurm.host.spank_object import release_of
+
+_TRIED = ("22.05", "24.11", "26.05")
+
+# What Slurm counts by itself; AccountingStorageTRES adds to it.
+_TRES = ("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages")
+_USER = re.compile(r"(.+)\(([0-9]+)\)")
+_HOST = re.compile(r"([^()]+)(?:\((.+)\))?")
+_SOCKET = re.compile(r"(?:^|,)socket=([^,]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A running Slurm.
+
+    Attributes:
+        version: as ``22.05.8``.
+        cluster: its name.
+        slurm_conf: the file its commands read; the others lie beside it.
+        plugstack: where Slurm looks for plugstack.conf.
+        controllers: addresses of the machines of slurmctld.
+        slurm_user: name and number of SlurmUser.
+        conf_hash: ``Match``, or how this machine's slurm.conf differs from slurmctld's.
+        munge_socket: of AuthInfo; empty: munge's own.
+        tres: what the accounting counts.
+        accounting: whether there is a slurmdbd.
+        log_file: of slurmctld, on its machine; empty: it has none.
+    """
+
+    version: str
+    cluster: str
+    slurm_conf: Path
+    plugstack: Path
+    controllers: tuple[str, ...]
+    slurm_user: tuple[str, int]
+    conf_hash: str
+    munge_socket: str
+    select_type: str
+    job_submit: tuple[str, ...]
+    licenses: Mapping[str, int]
+    tres: tuple[str, ...]
+    accounting: bool
+    scheduler: tuple[str, ...]
+    log_file: str
+
+    @property
+    def folder(self) -> Path:
+        """Where slurm.conf and what belongs to it lie."""
+        return self.slurm_conf.parent
+
+    @property
+    def release(self) -> str:
+        """As ``22.05``."""
+        return release_of(self.version)
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether our tests have run on this release."""
+        return self.release in _TRIED
+
+
+def parse_site(config: Mapping[str, str]) -> Site:
+    """The site that a configuration describes (``formats.parse_config``).
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    try:
+        user = _USER.fullmatch(config["SlurmUser"])
+        conf = Path(config["SLURM_CONF"])
+        return Site(
+            version=config["SLURM_VERSION"],
+            cluster=config["ClusterName"],
+            slurm_conf=conf,
+            plugstack=Path(config["PlugStackConfig"] or conf.parent / "plugstack.conf"),
+            controllers=tuple(_controllers(config)),
+            slurm_user=(user[1], int(user[2])) if user is not None else (config["SlurmUser"], -1),
+            conf_hash=config.get("HASH_VAL", ""),
+            munge_socket=munge_socket_of(config["AuthInfo"]),
+            select_type=config["SelectType"],
+            job_submit=_words(config["JobSubmitPlugins"]),
+            licenses=dict(parse_license_list(config["Licenses"])),
+            tres=_words(config["AccountingStorageTRES"]),
+            accounting=config["AccountingStorageType"].endswith("slurmdbd"),
+            scheduler=_words(config["SchedulerParameters"]),
+            log_file=config.get("SlurmctldLogFile", ""),
+        )
+    except KeyError as error:
+        raise MooringsError("slurm.unreadable", f"'scontrol show config' does not tell {error}") from error
+
+
+def munge_socket_of(auth_info: str) -> str:
+    """The socket that AuthInfo names; empty: munge's own."""
+    socket = _SOCKET.search(auth_info)
+    return socket[1] if socket else ""
+
+
+def _controllers(config: Mapping[str, str]) -> Iterator[str]:
+    for name, value in config.items():
+        host = _HOST.fullmatch(value)
+        if name.startswith("SlurmctldHost[") and host is not None:
+            yield host[2] or host[1]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+# -- what it should say ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfLine:
+    """A line for one of the site's own files, which nobody writes but the site."""
+
+    file: Path
+    line: str
+    why: str
+
+
+def sizes_up_to(largest: int) -> tuple[int, ...]:
+    """The sizes of partitions: powers of two up to ``largest``."""
+    return tuple(1 << power for power in range(max(largest, 0).bit_length()))
+
+
+def licenses_wanted(ipus: int, largest: int) -> dict[str, int]:
+    """What ``Licenses`` should hold for a pool of ``ipus`` devices whose largest partition has ``largest``."""
+    return {LICENSE: ipus} | {f"{LICENSE}_{size}": ipus for size in sizes_up_to(largest)} | {GATE: 1}
+
+
+def is_ours(name: str) -> bool:
+    """Whether a license is one of ours."""
+    return name in (LICENSE, GATE) or (name.startswith(f"{LICENSE}_") and name.removeprefix(f"{LICENSE}_").isdigit())
+
+
+def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
+    """The lines of slurm.conf that are missing or differ, with what stands there already kept."""
+    wanted = licenses_wanted(ipus, largest)
+    found = []
+    if {name: count for name, count in site.licenses.items() if is_ours(name)} != wanted:
+        others = {name: count for name, count in site.licenses.items() if not is_ours(name)}
+        value = ",".join(f"{name}:{count}" for name, count in (others | wanted).items())
+        why = "jobs of IPUs wait for these, and fair share and limits count 'ipu'"
+        found.append(ConfLine(site.slurm_conf, f"Licenses={value}", why))
+    if "lua" not in site.job_submit:
+        value = ",".join((*site.job_submit, "lua"))
+        why = "turns --ipus into licenses when a job is submitted"
+        found.append(ConfLine(site.slurm_conf, f"JobSubmitPlugins={value}", why))
+    if site.accounting and f"license/{LICENSE}" not in site.tres:
+        value = ",".join([*(name for name in site.tres if name not in _TRES), f"license/{LICENSE}"])
+        why = "sacct and limits (MaxTRESPerUser=license/ipu=4) count IPUs"
+        found.append(ConfLine(site.slurm_conf, f"AccountingStorageTRES={value}", why))
+    if "bf_licenses" in site.scheduler:
+        value = ",".join(word for word in site.scheduler if word != "bf_licenses")
+        why = "bf_licenses delays every plain job behind a waiting IPU job by half a minute"
+        found.append(ConfLine(site.slurm_conf, f"SchedulerParameters={value}", why))
+    return found
+
+
+def uses_select_vipu(settings: Mapping[str, str]) -> bool:
+    """Whether a ``slurm.conf`` (``slurm_conf.parse_slurm_conf``) is one for the V-IPU select plugin."""
+    return settings.get("selecttype", "").lower() == "select/vipu"
+
+
+def without_select_vipu(settings: Mapping[str, str], conf: Path) -> Sequence[ConfLine]:
+    """The lines that take the place of those for the V-IPU select plugin."""
+    parameters = [word.strip() for word in settings.get("selecttypeparameters", "").split(",") if word.strip()]
+    under = next((word.lower().removeprefix("other_") for word in parameters if word.lower().startswith("other_")), "")
+    chosen = "select/linear" if under == "linear" else "select/cons_tres"  # cons_res is gone from Slurm since 23.11
+    rest = ",".join(word for word in parameters if not word.lower().startswith("other_"))
+    lines = [ConfLine(conf, f"SelectType={chosen}", "no stock Slurm has select/vipu; IPUs are licenses now")]
+    if rest:
+        lines.append(ConfLine(conf, f"SelectTypeParameters={rest}", "the other_... word was the select plugin's own"))
+    return lines

@@ -1,0 +1,61 @@
+"""Slurm's own text files, read for what its commands do not tell: ``slurm.conf`` and ``plugstack.conf``.
+
+``scontrol show config`` is the truth where it answers. It does not on a site that still names ``select/vipu``, which no
+stock Slurm can load, and it says nothing of plugstack files. Nothing here ever writes one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+_PAIR = re.compile(r'([A-Za-z][A-Za-z0-9_]*)\s*[-+]?=\s*("[^"]*"|[^\s"]*)')
+_OF_LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname")
+
+
+def parse_slurm_conf(text: str) -> dict[str, str]:
+    """The plain settings of a ``slurm.conf``, by their names in lower case; the last of a name counts.
+
+    Lines about nodes and partitions are left out; ``Include`` is not followed.
+    """
+    found: dict[str, str] = {}
+    for line in _lines(text):
+        pairs = _PAIR.findall(line)
+        if pairs and pairs[0][0].lower() in _OF_LISTS:
+            continue
+        found |= {name.lower(): value.strip('"') for name, value in pairs}
+    return found
+
+
+def included_files(text: str, folder: str) -> list[str]:
+    """The patterns of files that a ``plugstack.conf`` takes in; one that is not absolute counts from ``folder``."""
+    lines = (line.split() for line in _lines(text))
+    return [str(PurePosixPath(folder) / words[1]) for words in lines if words[0].lower() == "include" and words[1:]]
+
+
+def plugstack_includes(text: str, path: str, folder: str) -> bool:
+    """Whether a ``plugstack.conf`` takes the file ``path`` (absolute) in; ``folder`` is where it lies itself."""
+    return any(
+        PurePosixPath(pattern).parent == PurePosixPath(path).parent and fnmatch.fnmatchcase(path, pattern)
+        for pattern in included_files(text, folder)
+    )
+
+
+def plugstack_arguments(text: str, name: str) -> tuple[str, dict[str, str]] | None:
+    """The path of the plugin whose file is called ``name``, and its arguments; None: no line loads it."""
+    for line in _lines(text):
+        words = line.split()
+        if len(words) >= 2 and words[0].lower() in ("optional", "required"):
+            path = words[1]
+            if PurePosixPath(path).name == name:
+                return path, {key: value for key, _, value in (word.partition("=") for word in words[2:])}
+    return None
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.replace("\\\n", " ").split("\n"):
+        plain = line.split("#")[0].strip()
+        if plain:
+            yield plain

@@ -1,0 +1,119 @@
+"""The formats on real Slurm: every command that we say, its answer, and users who write what they should not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND
+from moorings.slurm import formats
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import JobRecord, Phase
+from tests.slurm.cluster import SlurmCluster, new_folder
+
+HELD = {"ipu_4": 60, "moorings_gate": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_release: str) -> Iterator[SlurmCluster]:
+    licenses = "ipu:64,ipu_4:64,moorings_gate:1"
+    with SlurmCluster(new_folder(), 1, licenses=licenses, release=slurm_release) as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    monkeypatch.chdir(cluster.work)  # a release in a chroot sees this folder too
+    yield Commands(cluster.env)
+    cluster.settle()
+
+
+async def listed(slurm: Commands, *jobs: int) -> list[JobRecord]:
+    return formats.parse_jobs(await slurm.ask(formats.build_jobs(jobs=jobs)))
+
+
+async def test_what_users_write_makes_no_record(cluster, slurm):
+    forged = "x\n7           |7           |N/A|RUNNING\nJobId=7 AdminComment=moorings:1 nonce=" + "0" * 16
+    flags = ("--hold", "-L", "ipu:1", f"--comment={forged}", f"--job-name={forged}", f"--account={forged}")
+    evil = cluster.sbatch("true", *flags, user="games")
+    good = cluster.sbatch("true", "--hold", "-L", "ipu:2", user="man")
+    cluster.sbatch("true", "--hold", user="man")
+    order = formats.Order(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
+    cluster.check("scontrol", "update", f"jobid={good}", f"admincomment={formats.build_order(order)}")
+    jobs = formats.parse_jobs(await slurm.ask(formats.build_jobs(license_name="ipu")))
+    found = {job.job_id: (job.user, job.licenses, job.order) for job in jobs if job.phase is not Phase.ENDED}
+    assert found == {evil: ("games", {"ipu": 1}, None), good: ("man", {"ipu": 2}, order)}
+
+
+async def test_the_life_of_a_job(cluster, slurm):
+    job = cluster.sbatch("sleep 60", "-L", "ipu:1", "-t", "5", user="games")
+    cluster.wait_job(job, "RUNNING")
+    (running,) = await listed(slurm, job)
+    assert (running.phase, running.nodes, running.limit_s) == (Phase.LIVE, "n1", 300.0)
+    assert running.started is not None
+    assert running.ends == running.started + 300 * SECOND
+    assert abs(running.started / SECOND - time.time()) < 60
+    await slurm.ask(formats.build_requeue(job, hold=True))
+    cluster.wait_job(job, ("PENDING", "REQUEUE_HOLD"))
+    (held,) = await listed(slurm, job)
+    assert (held.phase, held.restarts) == (Phase.WAITING, 1)
+    await slurm.ask(formats.build_release(job))
+    await slurm.ask(formats.build_hold(job))
+    await slurm.ask(formats.build_cancel(job))
+    cluster.wait_job(job, "CANCELLED")
+    (ended,) = await listed(slurm, job)
+    assert ended.phase is Phase.ENDED
+
+
+async def test_a_job_that_is_not_known(slurm):
+    for argv in (formats.build_jobs(jobs=[4_000_000]), formats.build_requeue(4_000_000), formats.build_hold(4_000_000)):
+        with pytest.raises(MooringsError) as told:
+            await slurm.ask(argv)
+        assert told.value.code == "slurm.job_unknown"
+    await slurm.ask(formats.build_cancel(4_000_000))
+
+
+async def reserved(slurm: Commands) -> dict[str, int]:
+    licenses = formats.parse_licenses(await slurm.ask(formats.build_licenses()))
+    return {name: licenses[name].reserved for name in HELD}
+
+
+async def test_the_life_of_the_reservation(cluster, slurm):
+    assert formats.parse_reservations(await slurm.ask(formats.build_reservations())) == {}
+    await slurm.ask(formats.build_create_reservation("moorings", HELD | {"ipu_4": 3}))
+    await slurm.ask(formats.build_update_reservation("moorings", HELD))
+    (held,) = formats.parse_reservations(await slurm.ask(formats.build_reservations())).values()
+    assert (held.licenses, held.state) == (HELD, "ACTIVE")
+    assert held.flags == {"ANY_NODES", "IGNORE_JOBS"}
+    assert await reserved(slurm) == HELD
+    job = cluster.sbatch("true", "-L", "ipu_4:8", user="games")
+    cluster.wait_job(job, "PENDING")
+    (waiting,) = await listed(slurm, job)
+    assert waiting.phase is Phase.WAITING
+    await slurm.ask(formats.build_renew_reservation("moorings"))
+    assert await reserved(slurm) == HELD
+    await slurm.ask(formats.build_delete_reservation("moorings"))
+    cluster.wait_job(job, "COMPLETED")
+
+
+async def test_a_refused_change_opens_the_gate_which_is_why_licenses_are_looked_at(slurm):
+    await slurm.ask(formats.build_create_reservation("moorings", HELD))
+    with pytest.raises(MooringsError) as told:
+        await slurm.ask(formats.build_update_reservation("moorings", {"nosuch": 1}))
+    assert told.value.code == "slurm.refused"
+    (held,) = formats.parse_reservations(await slurm.ask(formats.build_reservations())).values()
+    assert held.licenses == HELD
+    assert await reserved(slurm) == dict.fromkeys(HELD, 0)
+    await slurm.ask(formats.build_update_reservation("moorings", HELD))
+    assert await reserved(slurm) == HELD
+
+
+async def test_slurmctld_is_away(cluster, slurm):
+    cluster.kill_controller()
+    with pytest.raises(MooringsError) as told:
+        await slurm.ask(formats.build_jobs())
+    assert told.value.code == "slurm.unavailable"
+    assert told.value.retryable
