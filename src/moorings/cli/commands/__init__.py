@@ -32,7 +32,7 @@ COMMANDS: dict[str, Entry] = {
     "backup": Entry("backup", "Save a controller's records to a file.", _HOUSE),
     "restore": Entry("backup", "Put a backup's records in place of a controller's.", _HOUSE),
     "pki": Entry("pki", "Make and renew the certificates of controllers and clients.", _HOUSE),
-    "slurm": Entry("slurm", "Install and check what Slurm needs for jobs of IPUs.", _HOUSE),
+    "slurm": Entry("slurm", "Install, run and check what Slurm needs for jobs of IPUs.", _HOUSE),
     "config": Entry("config", "Show the configuration, or choose a context.", _HOUSE),
     "version": Entry("version", "Show the versions of the command and of the controller.", _HOUSE),
     "completion": Entry("completion", "Print a completion script for a shell.", _HOUSE),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +35,8 @@ CALL_S = 4.0
 
 slurm = NounGroup(
     name="slurm",
-    help="Install and check what Slurm needs for jobs of IPUs.",
-    epilog=examples("moor slurm install --plan", "moor slurm install --apply", "moor slurm doctor"),
+    help="Install, run and check what Slurm needs for jobs of IPUs.",
+    epilog=examples("moor slurm install --plan", "moor slurm agent", "moor slurm doctor"),
     no_args_is_help=True,
 )
 
@@ -291,6 +293,31 @@ def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     found = [of_body(body) for body in everything if body.id.startswith(wanted)]
     show_findings(session, found, output, docs_of)
     return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+
+
+# -- agent -------------------------------------------------------------------------------------------------------------
+
+
+@slurm.command(
+    "agent",
+    cls=MoorCommand,
+    help="Keep a cluster's IPU jobs and their partitions in step.\n\n"
+    "Runs in the foreground beside slurmctld, as root or SlurmUser, and logs to standard error; deploy/systemd has a "
+    "unit. Reads vipu.conf beside slurm.conf. When it ends, no IPU job starts until it is back; those that run go on.",
+    epilog=examples("moor slurm agent", "moor slurm agent --conf /etc/slurm/vipu.conf --listen 10.0.0.5"),
+)
+@click.option("--conf", metavar="FILE", help="Its configuration (vipu.conf beside slurm.conf).")
+@click.option("--listen", metavar="ADDRESS", help="Address where nodes ask (all of this machine's).")
+@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", help="(info)")
+@click.pass_obj
+def agent(session: Session, *, conf: str | None, listen: str | None, log_level: str) -> int:
+    """Keep a cluster's IPU jobs and their partitions in step."""
+    words = ["--log-level", log_level]
+    words += ["--conf", conf] if conf else []
+    words += ["--listen", listen] if listen else []
+    # Not a child: whoever started this (a shell, an init) sees the agent's own end, and signals reach it alone.
+    argv = [sys.executable, "-m", "moorings.app.slurm_agent", *words]
+    os.execve(sys.executable, argv, dict(session.environment))  # noqa: S606 - no shell is wanted
 
 
 def _commands(session: Session) -> Commands:
