@@ -71,7 +71,7 @@ def test_a_restart_forgets_it_until_it_is_told_again(controller: ControllerProce
         ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1}] * 2}, "queue.invalid"),
         ({"queue": "slurm/a", "jobs": [{"owner": f"slurm/a/{n}/x", "size": 1} for n in range(65)]}, "queue.invalid"),
         ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": -1}]}, "claim.size_invalid"),
-        ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1, "since": "now"}]}, "body.invalid"),
+        ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1, "since": "now"}]}, "queue.invalid"),
         ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1, "sise": 2}]}, "body.invalid"),
         ({"queue": "slurm/a", "forS": 1e6}, "queue.invalid"),
     ],

@@ -224,8 +224,8 @@ ORDER = (
         law="7",
         what="no two arrive at the same time",
         file="core/turn.py",
-        old="        self._arrival = Instant(max(self.now, self._arrival + 1))\n",
-        new="        self._arrival = self.now\n",
+        old="arrival = self._arrival = Instant(max(self.now, self._arrival + 1))\n",
+        new="arrival = self._arrival = self.now\n",
         tests=(f"{TURN}test_those_who_come_in_one_turn_arrive_one_after_the_other",),
     ),
     Guard(

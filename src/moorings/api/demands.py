@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from moorings.core.announced import AnnouncedJob
 from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest, QueueRequest
@@ -73,7 +74,7 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
     """The jobs that ``POST /v1/queues`` tells of; who does not say since when waits from now on.
 
     Raises:
-        MooringsError: ``body.invalid``: a time cannot be read.
+        MooringsError: ``queue.invalid``: a time cannot be read.
     """
     return [
         AnnouncedJob(
@@ -86,10 +87,19 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
                 pool=_pool(job.pool),
                 time_limit_s=job.time_limit_s,
             ),
-            since=parse_time(job.since) if job.since is not None else _LATEST,
+            since=_since(job.since),
         )
         for job in request.jobs
     ]
+
+
+def _since(text: str | None) -> Instant:
+    if text is None:
+        return _LATEST
+    try:
+        return parse_time(text)
+    except MooringsError as error:
+        raise MooringsError("queue.invalid", error.detail, hint=error.hint) from error
 
 
 def _pool(name: str | None) -> PoolName | None:
