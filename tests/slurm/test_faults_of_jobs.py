@@ -47,8 +47,7 @@ def claim_of(site: IpuSite, name: str) -> dict[str, str]:
 def test_jobs_that_are_cancelled_leave_nothing(site: IpuSite) -> None:
     running = site.cluster.sbatch("srun sleep 100 & srun sleep 100; wait", "--ipus=8", "-n2", user="games")
     asked = site.cluster.spawn("srun", "--ipus=4", "sleep", "100")
-    for job in until(lambda: [job.id for job in site.cluster.squeue() if job.state == "RUNNING"][1:] and site.claims()):
-        until(lambda name=job["name"]: claim_of(site, name)["state"] == "READY")
+    until(lambda: [claim["state"] for claim in site.claims()] == ["READY"] * 2, what=site.log)
     pending = [site.cluster.sbatch("true", f"--ipus={size}") for size in (16, 8)]
     until(lambda: {site.cluster.job(job)["Reason"] for job in pending} == {"Licenses"})
     site.cluster.check("scancel", str(pending[0]))
@@ -198,10 +197,21 @@ class Other:
         return self._diaries
 
 
+@pytest.fixture(scope="module")
+def limited(slurm_release: str) -> Iterator[tuple[IpuSite, int]]:
+    """A job of one minute, on a cluster that nobody else disturbs while it lasts."""
+    with ipu_site(slurm_release, nodes=1) as site:
+        yield site, site.cluster.sbatch("srun sleep 300", "--ipus=1", "--time=1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _begun(limited: tuple[IpuSite, int]) -> None:
+    """A minute is Slurm's shortest limit, and it looks every half: it is to pass beside the other tests."""
+
+
 @pytest.mark.slow
-def test_a_job_at_its_time_limit_leaves_nothing(site: IpuSite) -> None:
-    """Slurm's shortest limit is a minute, and it looks every half."""
-    job = site.cluster.sbatch("srun sleep 300", "--ipus=1", "--time=1")
+def test_a_job_at_its_time_limit_leaves_nothing(limited: tuple[IpuSite, int]) -> None:
+    site, job = limited
     site.cluster.wait_job(job, "TIMEOUT", 120)
     site.settle()
     assert claim_of(site, f"slurm_{job}")["state"] == "RELEASED"

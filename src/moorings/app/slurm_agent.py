@@ -33,6 +33,7 @@ from moorings.wire.errors import Exit, kind_of
 log = logging.getLogger("moorings.slurm.agent")
 
 PAUSE_S = 1.0
+CALL_S = 10.0  # a controller that says nothing for so long is away: the gate must not stay open long
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,6 +127,7 @@ def _endpoint(conf: VipuConf) -> Endpoint:
         ca_file=str(conf.server_cert or ""),
         cert_file=str(conf.client_cert or ""),
         key_file=str(conf.client_key or ""),
+        timeout_s=CALL_S,
     )
 
 

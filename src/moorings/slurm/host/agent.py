@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
 from moorings.client.requests import ClaimFilter
@@ -22,40 +22,38 @@ from moorings.slurm.formats import (
     LICENSE,
     RESERVATION,
     JobRecord,
-    Phase,
     build_cancel,
     build_create_reservation,
     build_jobs,
     build_licenses,
+    build_renew_reservation,
     build_requeue,
     build_update_reservation,
     parse_jobs,
     parse_licenses,
 )
-from moorings.slurm.host.berths import Berths, RefusedError
+from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import is_kept, to_reserve
-from moorings.slurm.host.ledger import Start, announce, judge, may_live, queue_of, start_of
+from moorings.slurm.host.gate import is_kept, to_reserve, what_lacks
+from moorings.slurm.host.ledger import Start, announce, judge, may_live, queue_of, start_of, uses_licenses
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
+from moorings.slurm.host.offers import Offers
+from moorings.slurm.host.preemptor import Preemptor
+from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import expand_hosts
-from moorings.wire.shapes import ClaimBody, QueueBody, QueueRequest
+from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
 LIST_S = 1.0  # between two lists of jobs
 CLAIMS_S = 5.0  # between two lists of claims
-TELL_S = 30.0  # a queue in which nothing changes is told so often
-BELIEVED_S = 120.0  # and is believed for so long
-OFFER_WAIT_S = 20.0
-OFFER_LOST_S = 3.0  # without a word of the controller for so long, nothing may start
+BELIEVED_S = 120.0  # what is told of the queue is believed for so long
 GATE_S = 5.0  # between two looks at the gate, if nothing happens
+RENEW_S = 86_400.0  # Slurm ends a reservation after 365 days, "infinite" or not
 HELD_S = 20.0  # a node's question is held so long
-LOOK_AGAIN_S = 3.0  # a job that has just been started may not be in the last list
 PAUSE_S = 0.5
-PORT_FIRST, PORTS = (
-    20_000,
-    20_000,
-)  # where the tasks of a job meet: by job id, so that two jobs of a node do not collide
+# Where the tasks of a job meet: by job id, so that two jobs of a node do not collide.
+PORT_FIRST, PORTS = 20_000, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,42 +80,46 @@ class Agent:
         self._settings = settings
         self._slurm = slurm
         self._calls = calls
-        self._berths = Berths(calls, settings.cluster, settings.pool, settings.patience_s, self._give_up)
-        self._jobs: dict[int, JobRecord] = {}
-        self._listings = 0
-        self._listed = asyncio.Condition()
-        self._look = asyncio.Event()
+        self._troubles = Troubles()
         self._gate = asyncio.Event()
+        queue = queue_of(settings.cluster)
+        self._offers = Offers(calls, queue, settings.pool, self._gate.set, self._troubles)
+        self._berths = Berths(
+            calls, settings.cluster, settings.pool, settings.patience_s, self._give_up, self._offers.recount
+        )
+        self._preemptor = Preemptor(slurm, calls, settings.cluster, settings.pool, self._troubles)
+        self._jobs: dict[int, JobRecord] = {}
+        self._listed = asyncio.Condition()
+        self._listed_at: float | None = None  # when the last good list was asked for
+        self._judged_at: float | None = None
+        self._look = asyncio.Event()
         self._doubts: Mapping[str, Streak] = {}
-        self._listed_at: float | None = None
         self._releasing: set[str] = set()
-        self._known_claims = False
-        self._told: QueueRequest | None = None
-        self._told_at = 0.0
-        self._offer: Mapping[int, int] | None = None
-        self._version = ""
-        self._heard_at = 0.0
+        self._claims_known = asyncio.Event()
+        self._renewed_at: float | None = None
+        self._lack = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
         """Work until cancelled; the gate is closed then, for nobody would see to what starts."""
+        offers, preemptor = self._offers, self._preemptor
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self._watch_jobs, self._watch_claims, self._watch_offer, self._keep_gate):
+                for work in (self._watch_jobs, self._watch_claims, self._keep_gate):
                     group.create_task(work())
+                for other in (offers.serve_watching, offers.serve_telling, preemptor.serve_rules, preemptor.serve):
+                    group.create_task(other())
         finally:
-            self._offer = None
-            with contextlib.suppress(MooringsError):
+            offers.counts = None
+            with self._troubles.told("slurm.gate"):
                 await self._set_gate()
 
     def _soon(self, work: Awaitable[None], what: str) -> None:
         async def done() -> None:
-            try:
+            with self._troubles.told(what):
                 await work
-            except MooringsError as error:
-                log.warning("agent.failed", extra={"what": what, "code": error.code, "detail": error.detail})
 
         task = asyncio.create_task(done())
         self._tasks.add(task)
@@ -129,7 +131,7 @@ class Agent:
         while True:
             begun = _now()
             self._look.clear()
-            with _told("slurm.list"):
+            with self._troubles.told("slurm.list"):
                 await self._list_jobs()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(begun + LIST_S - _now(), 0.05)):
@@ -141,13 +143,15 @@ class Agent:
         jobs = parse_jobs(await self._slurm.ask(build_jobs(license_name=LICENSE)))
         self._jobs = {job.job_id: job for job in jobs}
         async with self._listed:
-            self._listings += 1
-            self._listed.notify_all()
-        if self._known_claims:
-            apart_s = begun - self._listed_at if self._listed_at is not None else 0.0
             self._listed_at = begun
+            self._listed.notify_all()
+        if self._claims_known.is_set():
+            apart_s = begun - self._judged_at if self._judged_at is not None else 0.0
+            self._judged_at = begun
             self._follow(known, apart_s)
-        await self._tell()
+        rank = self._preemptor.rules.tier
+        self._offers.tell(announce(self._jobs, self._settings.cluster, self._settings.pool, BELIEVED_S, rank))
+        self._preemptor.look(self._jobs)
         self._gate.set()
 
     def _follow(self, claims: list[ClaimBody], apart_s: float) -> None:
@@ -161,6 +165,7 @@ class Agent:
                 self._release(claim, why)
             elif claim.id in judged.lost:
                 self._soon(self._release_if_gone(claim, judged.lost[claim.id]), "job.ask")
+        self._berths.tidy(self._jobs)
 
     async def _release_if_gone(self, claim: ClaimBody, why: str) -> None:
         """Ask Slurm for that very job before its partition goes: an admin may have changed what the list goes by."""
@@ -186,93 +191,51 @@ class Agent:
     async def _release_claim(self, claim: ClaimBody, why: str) -> None:
         try:
             await self._calls(lambda client: client.delete_claim(claim.id))
-            self._berths.claims.pop(claim.owner, None)
             log.info("claim.released", extra={"claim": claim.id, "owner": claim.owner, "why": why})
         except MooringsError as error:
             if error.code != "claim.unknown":
                 raise
-            self._berths.claims.pop(claim.owner, None)
         finally:
             self._releasing.discard(claim.id)
+        self._berths.drop(claim.owner)
 
     async def _give_up(self, job: JobRecord, message: str) -> None:
-        """A job that waited for its partition in vain goes back into the queue; one that cannot is ended."""
+        """A job that waited for its partition in vain goes back into the queue; one that cannot is ended.
+
+        Its claim goes when Slurm says that it is over. A job of srun or salloc stays, and its user is told.
+        """
         assert job.order is not None
         claim = self._berths.claims.get(Start.of(job, job.order).owner(self._settings.cluster))
-        if claim is not None:
-            self._release(claim, message)
-        if job.batch and job.requeue:
-            await self._slurm.ask(build_requeue(job.job_id))
-        elif job.batch:
-            await self._slurm.ask(build_cancel(job.job_id))
+        with self._troubles.told("job.give_up"):
+            if job.batch:
+                await self._slurm.ask(build_requeue(job.job_id) if job.requeue else build_cancel(job.job_id))
+            elif claim is not None:
+                await self._release_claim(claim, message)
 
     # -- the controller's claims -------------------------------------------------------------------------------------
 
     async def _watch_claims(self) -> None:
         while True:
-            with _told("claims.list"):
+            with self._troubles.told("claims.list"):
                 await self._list_claims()
-            await asyncio.sleep(CLAIMS_S if self._known_claims else PAUSE_S)
+            await asyncio.sleep(CLAIMS_S if self._claims_known.is_set() else PAUSE_S)
 
     async def _list_claims(self) -> None:
-        before = dict(self._berths.claims)
+        berths = self._berths
+        before = dict(berths.claims)
         prefix = f"{queue_of(self._settings.cluster)}/"
         found = {c.owner: c for c in await self._calls(lambda client: client.claims(ClaimFilter(owner_prefix=prefix)))}
-        claims = self._berths.claims
-        for owner, claim in before.items():
-            if owner not in found and claims.get(owner) is claim:
-                del claims[owner]  # it ended, and nobody touched it while the list was made
-        for owner, claim in found.items():
-            if claim.state == "RELEASING":
-                claims.pop(owner, None)
-            elif claims.get(owner) is before.get(owner):
-                claims[owner] = claim
-        self._known_claims = True
-
-    # -- what waits, and what may start ------------------------------------------------------------------------------
-
-    async def _tell(self) -> None:
-        told = announce(self._jobs, self._settings.cluster, self._settings.pool, BELIEVED_S)
-        if told == self._told and _now() - self._told_at < TELL_S:
-            return
-        self._take(await self._calls(lambda client: client.tell_queue(told)))
-        self._told, self._told_at = told, _now()
-
-    async def _watch_offer(self) -> None:
-        queue = queue_of(self._settings.cluster)
-        while True:
-            try:
-                version = self._version
-                self._take(
-                    await self._calls(
-                        lambda client, v=version: client.queue(queue, wait_s=OFFER_WAIT_S, version=v or None),  # type: ignore[misc]
-                        waits=True,
-                    )
-                )
-                continue
-            except MooringsError as error:
-                if error.code == "queue.unknown":  # the controller has been started anew
-                    self._told = None
-                    self._look.set()
-                elif _now() - self._heard_at > OFFER_LOST_S and self._offer is not None:
-                    log.warning("offer.lost", extra={"code": error.code, "detail": error.detail})
-                    self._offer, self._version = None, ""
-                    self._gate.set()
-            await asyncio.sleep(PAUSE_S)
-
-    def _take(self, body: QueueBody) -> None:
-        """Believe an offer."""
-        pools = [body.offer.get(self._settings.pool, {})] if self._settings.pool else list(body.offer.values())
-        counts: dict[int, int] = {}
-        for sizes in pools:
-            for size, count in sizes.items():
-                counts[int(size)] = counts.get(int(size), 0) + count
-        self._heard_at = _now()
-        self._version = body.version
-        if counts != self._offer:
-            log.debug("offer.taken", extra={"offer": str(counts)})
-            self._offer = counts
-            self._gate.set()
+        for owner in {*before, *found}:
+            if berths.claims.get(owner) is not before.get(owner):
+                continue  # somebody touched it while the list was made
+            claim = found.get(owner)
+            if claim is None or claim.state in GONE:
+                berths.drop(owner)
+            else:
+                berths.note(claim)
+        if not self._claims_known.is_set():
+            self._claims_known.set()
+            self._look.set()
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
@@ -282,12 +245,14 @@ class Agent:
                 async with asyncio.timeout(GATE_S):
                     await self._gate.wait()
             self._gate.clear()
-            with _told("slurm.gate"):
+            with self._troubles.told("slurm.gate"):
                 await self._set_gate()
+                await self._renew()
 
     async def _set_gate(self) -> None:
         licenses = parse_licenses(await self._slurm.ask(build_licenses()))
-        wanted = to_reserve(licenses, self._offer)
+        self._tell_lack(what_lacks(licenses, self._offers.counts))
+        wanted = to_reserve(licenses, self._offers.counts, self._counted())
         if is_kept(licenses, wanted):
             return
         log.debug("gate.set", extra={"kept": str(wanted)})
@@ -298,42 +263,75 @@ class Agent:
             log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
             self._gate.set()
 
+    def _counted(self) -> list[int]:
+        """The sizes of the jobs that hold licenses and of whose claims the offer knows."""
+        sizes = []
+        for job in self._jobs.values():
+            if job.order is not None and uses_licenses(job):
+                owner = Start.of(job, job.order).owner(self._settings.cluster)
+                settled_at = self._berths.settled_at.get(owner)
+                if settled_at is not None and settled_at <= self._offers.asked_at:
+                    sizes.append(job.order.ipus)
+        return sizes
+
+    async def _renew(self) -> None:
+        if self._renewed_at is None or _now() - self._renewed_at > RENEW_S:
+            await self._slurm.ask(build_renew_reservation(RESERVATION))
+            self._renewed_at = _now()
+
+    def _tell_lack(self, lack: str) -> None:
+        if lack and lack != self._lack:
+            log.error("gate.lacks", extra={"detail": lack, "hint": "moor slurm install --plan shows the line"})
+        self._lack = lack
+
     # -- what nodes ask ----------------------------------------------------------------------------------------------
 
     async def answer(self, request: BindRequest) -> BindReply:
         """The answer to a node."""
-        job = await self._find(request)
-        if job is None or job.order is None:
-            return BindReply(Status.REFUSED, f"Slurm knows of no running IPU job {request.job} on {request.node}")
         try:
             async with asyncio.timeout(HELD_S):
+                job = await self._find(request)
+                if job is None:
+                    told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
+                    return BindReply(Status.REFUSED, told)
+                await self._claims_known.wait()
                 binding = await asyncio.shield(self._berths.serve(job))
         except TimeoutError:
-            return BindReply(Status.RETRY, "the partition is not ready yet")
+            return BindReply(Status.RETRY, self._why_not_yet())
         except asyncio.CancelledError:
-            if asyncio.current_task() is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
                 raise
-            return BindReply(Status.REFUSED, f"job {request.job} is over")
+            return BindReply(Status.RETRY, "the job has ended, or is asked for anew")
         except RefusedError as error:
             return BindReply(Status.REFUSED, error.detail)
         nodes = expand_hosts(job.nodes) if job.nodes_whole else (request.node,)
         meeting = Rendezvous(nodes[0], PORT_FIRST + job.job_id % PORTS)
         return reply_for(binding, meeting, self._settings.folder)
 
+    def _why_not_yet(self) -> str:
+        if not self._claims_known.is_set():
+            return "the controller does not answer the agent"
+        if self._listed_at is None or _now() - self._listed_at > HELD_S:
+            return "Slurm does not answer the agent"
+        return "the partition is not ready yet"
+
     async def _find(self, request: BindRequest) -> JobRecord | None:
-        """The running job that a node asks for; one that has just been started is looked for once more."""
-        until = _now() + LOOK_AGAIN_S
+        """The running job that a node asks for; None: Slurm, asked after the node asked us, knows no such job.
+
+        One that is ending is none: requeued, it would get the claim of its next start.
+        """
+        begun = _now()
         while True:
             job = self._jobs.get(request.job)
-            if job is not None and job.phase is Phase.LIVE and job.order is not None and _runs_on(job, request.node):
+            if job is not None and job.order is not None and uses_licenses(job) and _runs_on(job, request.node):
                 return job
-            seen = self._listings
-            self._look.set()
-            try:
-                async with asyncio.timeout(max(until - _now(), 0)), self._listed:
-                    await self._listed.wait_for(lambda: self._listings > seen)  # noqa: B023 - used before it changes
-            except TimeoutError:
+            seen = self._listed_at
+            if seen is not None and seen >= begun:
                 return None
+            self._look.set()
+            async with self._listed:
+                await self._listed.wait_for(lambda: self._listed_at != seen)  # noqa: B023 - used before it changes
 
 
 def _runs_on(job: JobRecord, node: str) -> bool:
@@ -342,12 +340,3 @@ def _runs_on(job: JobRecord, node: str) -> bool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """A step that failed is told, and tried again at its next turn."""
-    try:
-        yield
-    except MooringsError as error:
-        log.warning("agent.failed", extra={"what": what, "code": error.code, "detail": error.detail})

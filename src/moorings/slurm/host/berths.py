@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from moorings.core.bindings import Binding, GcdBinding
@@ -12,32 +12,20 @@ from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import Start, request_for
+from moorings.slurm.host.ledger import Start, is_over, request_for, start_of
 from moorings.wire.shapes import BindingBody, ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
 HELD_S = 15.0  # for so long one call waits for the partition
-PAUSE_S = 0.5
+PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
 HOLDS = ("READY", "RECLAIMING", "MIGRATING")
 WAITS = ("PENDING", "GRANTED")
+GONE = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
 
 
 class RefusedError(MooringsError):
     """The job gets no partition; the message is for its user."""
-
-
-@dataclass(slots=True)
-class Berth:
-    """A start and what is known of its claim.
-
-    Attributes:
-        job: as Slurm had it when it started.
-        work: gives the binding; kept, so that every step of the job is answered from it.
-    """
-
-    job: JobRecord
-    work: asyncio.Task[Binding]
 
 
 @dataclass(slots=True)
@@ -50,6 +38,12 @@ class Berths:
         pool: to place them in; empty: the controller chooses.
         patience_s: how long a start may wait for its partition.
         give_up: what is done with a job that has waited in vain.
+        settled: told whenever it is known what became of a start's claim.
+
+    Attributes:
+        known: what gives the binding of a start; kept, so that every step of the job is answered from it.
+        claims: the unended claims, as last seen.
+        settled_at: since when a start has its claim, or is known to get none; by the loop's clock.
     """
 
     calls: Calls
@@ -57,8 +51,10 @@ class Berths:
     pool: str
     patience_s: float
     give_up: Callable[[JobRecord, str], Awaitable[None]]
-    known: dict[str, Berth] = field(default_factory=dict)
-    claims: dict[str, ClaimBody] = field(default_factory=dict)  # unended, as last seen
+    settled: Callable[[], None]
+    known: dict[str, asyncio.Task[Binding]] = field(default_factory=dict)
+    claims: dict[str, ClaimBody] = field(default_factory=dict)
+    settled_at: dict[str, float] = field(default_factory=dict)
 
     def serve(self, job: JobRecord) -> asyncio.Task[Binding]:
         """The binding of a start, when there is one; asked twice, it is worked for once.
@@ -67,32 +63,70 @@ class Berths:
         """
         assert job.order is not None
         owner = Start.of(job, job.order).owner(self.cluster)
-        berth = self.known.get(owner)
-        if berth is None:
-            berth = self.known[owner] = Berth(job, asyncio.ensure_future(self._work(owner, job)))
-            berth.work.add_done_callback(_seen)
-        return berth.work
+        work = self.known.get(owner)
+        if work is None:
+            work = self.known[owner] = asyncio.ensure_future(self._work(owner, job))
+            work.add_done_callback(_seen)
+        return work
 
     def forget(self, owner: str) -> None:
         """Its start is over: nothing is asked for it any more."""
-        berth = self.known.pop(owner, None)
-        if berth is not None:
-            berth.work.cancel()
+        self.settled_at.pop(owner, None)
+        work = self.known.pop(owner, None)
+        if work is not None:
+            work.cancel()
+
+    def tidy(self, jobs: Mapping[int, JobRecord]) -> None:
+        """Forget what is over by a good listing: of a job that gets no partition there is no claim to release."""
+        for owner in [*self.known, *(self.settled_at.keys() - self.known.keys())]:
+            start = start_of(owner)
+            if start is None:
+                continue
+            done = owner not in self.known or self.known[owner].done()
+            missing = start.job_id not in jobs and done and owner not in self.claims  # one bad listing stops no work
+            if missing or is_over(start, jobs):
+                self.forget(owner)
+
+    def note(self, claim: ClaimBody) -> None:
+        """Take in a claim as it is now. A binding is good as long as its claim holds the partition."""
+        self.claims[claim.owner] = claim
+        if claim.state not in HOLDS:
+            self._unbind(claim.owner)
+        self._settle(claim.owner)
+
+    def drop(self, owner: str) -> None:
+        """A claim has ended."""
+        self.claims.pop(owner, None)
+        self._unbind(owner)
+
+    def _unbind(self, owner: str) -> None:
+        work = self.known.get(owner)
+        if work is not None and work.done() and not work.cancelled() and work.exception() is None:
+            del self.known[owner]  # the next step gets another answer
+
+    def _settle(self, owner: str) -> None:
+        if owner not in self.settled_at:
+            self.settled_at[owner] = _now()
+            self.settled()
 
     async def _work(self, owner: str, job: JobRecord) -> Binding:
-        until = asyncio.get_running_loop().time() + self.patience_s
+        until = _now() + self.patience_s
         long_name = False
+        pause_s = PAUSE_S
         why = "the controller did not answer"
-        while (left := until - asyncio.get_running_loop().time()) > 0:
+        while (left := until - _now()) > 0:
             try:
-                claim = await self._claim(owner, job, long_name, min(HELD_S, left))
-                self.claims[owner] = claim
+                # Made by a call that does not wait: what is made must be known, to be counted and to be released.
+                claim = self.claims.get(owner) or await self._make(owner, job, long_name)
+                if claim.state in WAITS:
+                    claim = await self._wait(claim, min(HELD_S, left))
                 if claim.state in HOLDS:
                     body = await self.calls(lambda client, ident=claim.id: client.binding(ident))  # type: ignore[misc]
                     log.info("start.served", extra={"owner": owner, "partition": claim.partition})
                     return binding_of(body)
                 why = claim.reason.message if claim.reason is not None else f"its claim is {claim.state}"
                 if claim.state not in WAITS:
+                    self._settle(owner)
                     raise RefusedError("claim.not_ready", f"no partition for this job: {why}")
             except MooringsError as error:
                 if isinstance(error, RefusedError):
@@ -101,24 +135,43 @@ class Berths:
                     long_name = True  # an older job of this id is not gone yet, or another cluster has one
                     continue
                 if not error.retryable:
-                    raise RefusedError(
-                        error.code, f"no partition for this job: {error.detail}", hint=error.hint
-                    ) from error
+                    self._settle(owner)
+                    told = f"no partition for this job: {error.detail}"
+                    raise RefusedError(error.code, told, hint=error.hint) from error
                 why = error.detail
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
         message = f"no partition within {self.patience_s:g} s: {why}"
         log.warning("start.given_up", extra={"owner": owner, "detail": message})
-        await self.give_up(job, message)
+        self._settle(owner)
+        await self.give_up(job, message)  # first, or the job would end by our refusal
         raise RefusedError("wait.timeout", message)
 
-    async def _claim(self, owner: str, job: JobRecord, long_name: bool, wait_s: float) -> ClaimBody:
+    async def _make(self, owner: str, job: JobRecord, long_name: bool) -> ClaimBody:
+        """The claim of a start; asked again, and after a lost answer, it is the same one."""
         assert job.order is not None
-        known = self.claims.get(owner)
-        if known is not None:  # made before this agent was started, say: the job's limit may have been changed since
-            return await self.calls(lambda client: client.claim(known.id, wait_s=wait_s, until="READY"), waits=True)
         key = Start.of(job, job.order).key(self.cluster) + ("/long" if long_name else "")
         request = request_for(job, self.cluster, self.pool, long_name=long_name)
-        return await self.calls(lambda client: client.create_claim(request, key, wait_s=wait_s), waits=True)
+        claim = await self.calls(lambda client: client.create_claim(request, key))
+        self._see(claim)
+        self._settle(owner)
+        return claim
+
+    async def _wait(self, claim: ClaimBody, wait_s: float) -> ClaimBody:
+        """The claim when it is READY, has ended, or the wait is over."""
+        if self.calls.full:
+            await asyncio.sleep(PAUSE_S_MAX)
+            found = await self.calls(lambda client: client.claim(claim.id))
+        else:
+            found = await self.calls(lambda client: client.claim(claim.id, wait_s=wait_s, until="READY"), waits=True)
+        self._see(found)
+        return found
+
+    def _see(self, claim: ClaimBody) -> None:
+        if claim.state in GONE:
+            self.claims.pop(claim.owner, None)
+        else:
+            self.claims[claim.owner] = claim
 
 
 def binding_of(body: BindingBody) -> Binding:
@@ -134,3 +187,7 @@ def _seen(work: asyncio.Task[Binding]) -> None:
     """Take note of how it ended: no step may ever ask for it."""
     if not work.cancelled():
         work.exception()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -13,7 +13,9 @@ from moorings.client.transport import Endpoint, Transport
 
 T = TypeVar("T")
 
-WAITERS_MAX = 64  # starts that may wait for their partition at once; others take turns
+WAITERS_MAX = 64  # calls that the controller may hold at once
+_SPARE = 8  # of them, for who has no other way to wait: the offer's watch, and calls nobody waits for any more
+_QUICK = 4
 
 
 class Calls:
@@ -22,9 +24,16 @@ class Calls:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._threads = ThreadPoolExecutor(WAITERS_MAX, thread_name_prefix="controller")
-        self._quick = ThreadPoolExecutor(4, thread_name_prefix="controller-quick")
+        self._quick = ThreadPoolExecutor(_QUICK, thread_name_prefix="controller-quick")
         self._local = threading.local()
         self._clients: list[Client] = []
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether so many calls are held that another one had better ask again and again."""
+        return self._held >= WAITERS_MAX - _SPARE
 
     async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
         """What ``ask`` gives; with ``waits`` it may take long, and must not hold up those that do not.
@@ -33,7 +42,15 @@ class Calls:
             MooringsError: what the controller answered, or ``controller.unreachable``.
         """
         threads = self._threads if waits else self._quick
-        return await asyncio.get_running_loop().run_in_executor(threads, lambda: ask(self._client()))
+        done = threads.submit(lambda: ask(self._client()))
+        if waits:
+            self._count(1)
+            done.add_done_callback(lambda _: self._count(-1))  # in its thread: a call nobody waits for goes on
+        return await asyncio.wrap_future(done)
+
+    def _count(self, by: int) -> None:
+        with self._lock:
+            self._held += by
 
     def close(self) -> None:
         """Let go; calls under way are not waited for."""

@@ -67,6 +67,8 @@ class Door:
                 await self._talk(reader, writer)
         except (OSError, EOFError, ValueError, TimeoutError):
             pass  # it has gone, or sends no line: nothing is owed to it
+        except asyncio.CancelledError:
+            pass  # the agent stops: the node asks again; asyncio would log a cancelled handler as its own failure
         except MooringsError as error:
             log.warning("node.refused", extra={"code": error.code, "detail": error.detail})
         finally:

@@ -8,7 +8,7 @@ would admit too much: of free blocks of 4, 1 and 1 both a job of 4 and one of 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from moorings.slurm.formats import GATE, LICENSE, License
 
@@ -20,21 +20,47 @@ def twins(licenses: Mapping[str, License]) -> dict[int, str]:
     return {int(found[1]): name for name in licenses if (found := _TWIN.fullmatch(name)) is not None}
 
 
-def to_reserve(licenses: Mapping[str, License], offer: Mapping[int, int] | None) -> dict[str, int]:
+def to_reserve(
+    licenses: Mapping[str, License], offer: Mapping[int, int] | None, counted: Iterable[int] = ()
+) -> dict[str, int]:
     """What the reservation must hold.
+
+    What is in use beyond ``counted`` belongs to jobs that have just been started: the offer still has their blocks, so
+    as much of it is held back. Without that, beside others' partitions, Slurm would start two jobs onto one block.
 
     Args:
         licenses: as Slurm has them now.
-        offer: how many partitions of each size may be started; None: none, as nothing is known.
+        offer: how many partitions of each size may be started; None: none, as nothing is known, and what running jobs
+            give back is held as well.
+        counted: sizes of the live jobs whose claims the offer has taken into account.
     """
     held = {}
+    sizes = list(counted)
     for size, name in sorted(twins(licenses).items()):
         now = licenses[name]
-        free = size * (offer or {}).get(size, 0)
-        held[name] = max(now.total - now.used - free, 0)
-    return {**held, GATE: 1}
+        offered = size * (offer or {}).get(size, 0)
+        settled = 0 if offer is None else min(sum(one for one in sizes if one >= size), now.used)
+        held[name] = max(now.total - settled - offered, 0)
+    return held | ({GATE: 1} if GATE in licenses else {})  # one unknown name in it, and Slurm holds nothing at all
 
 
 def is_kept(licenses: Mapping[str, License], wanted: Mapping[str, int]) -> bool:
     """Whether Slurm holds back what it should: then it need not be told."""
     return all(name in licenses and licenses[name].reserved == count for name, count in wanted.items())
+
+
+def what_lacks(licenses: Mapping[str, License], offer: Mapping[int, int] | None) -> str:
+    """What is wrong with ``Licenses`` of slurm.conf, as a sentence for the admin; empty: nothing."""
+    sizes = sorted(offer or {})
+    wanted = {LICENSE, GATE, *(f"{LICENSE}_{size}" for size in sizes)}
+    missing = sorted(wanted - licenses.keys())
+    if missing:
+        return f"Licenses of slurm.conf lacks {', '.join(missing)}: such jobs are not taken, or not kept waiting"
+    few = [
+        f"{name}:{licenses[name].total}"
+        for size in sizes
+        if (name := f"{LICENSE}_{size}") in licenses and licenses[name].total < size * (offer or {})[size]
+    ]
+    if few:
+        return f"the pool has more than {', '.join(few)} of Licenses in slurm.conf: Slurm cannot use all of it"
+    return ""

@@ -7,7 +7,7 @@ merely missing must be missing for long (law 3).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from moorings.core.announced import JOBS_MAX
@@ -19,6 +19,7 @@ from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueR
 
 KIND = "ipu"
 STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partition
+COMPLETING = "COMPLETING"
 # What a job waits for that we can give, or that stands behind one that does. Others wait for something else (nodes, a
 # dependency, a limit), and nothing must be kept for them.
 WAITS_FOR_US = ("Licenses", "Priority", "None", "")
@@ -81,15 +82,21 @@ def request_for(job: JobRecord, cluster: str, pool: str, *, long_name: bool = Fa
     )
 
 
-def announce(jobs: Mapping[int, JobRecord], cluster: str, pool: str, believed_s: float) -> QueueRequest:
-    """The first jobs that wait for IPUs, in Slurm's order."""
+def announce(
+    jobs: Mapping[int, JobRecord],
+    cluster: str,
+    pool: str,
+    believed_s: float,
+    tier: Callable[[JobRecord], int] = lambda _: 1,
+) -> QueueRequest:
+    """The first jobs that wait for IPUs, in Slurm's order: by the tier of their partitions, then by priority."""
     waiting = [
-        (-job.priority, job.job_id, job, job.order)
+        (-tier(job), -job.priority, job.job_id, job, job.order)
         for job in jobs.values()
         if job.order is not None and job.phase is Phase.WAITING and job.reason in WAITS_FOR_US
     ]
     told = []
-    for _, _, job, order in sorted(waiting, key=lambda one: one[:2])[:JOBS_MAX]:
+    for *_, job, order in sorted(waiting, key=lambda one: one[:3])[:JOBS_MAX]:
         since = job.eligible or job.submitted
         told.append(
             QueuedJobShape(
@@ -174,6 +181,8 @@ def _over(start: Start | None, job: JobRecord | None) -> str:
     """Why a start is certainly over; empty: that is not certain."""
     if start is None or job is None or job.order is None or job.order.nonce != start.nonce:
         return ""
+    if job.state == COMPLETING:  # requeued, it has its next number already while its processes are being killed
+        return ""
     if job.restarts > start.restarts:
         return f"job {start.job_id} was requeued"
     if job.restarts == start.restarts and job.phase is Phase.ENDED:
@@ -184,4 +193,15 @@ def _over(start: Start | None, job: JobRecord | None) -> str:
 def may_live(start: Start, job: JobRecord) -> bool:
     """Whether this may be the job of that start, and run; an admin may have written over what tells jobs apart."""
     same = job.order is None or job.order.nonce == start.nonce
-    return same and job.phase is Phase.LIVE and job.restarts == start.restarts
+    restarts = (start.restarts, start.restarts + 1) if job.state == COMPLETING else (start.restarts,)
+    return same and job.phase is Phase.LIVE and job.restarts in restarts
+
+
+def is_over(start: Start, jobs: Mapping[int, JobRecord]) -> bool:
+    """Whether a start is certainly over, by a good listing."""
+    return bool(_over(start, jobs.get(start.job_id)))
+
+
+def uses_licenses(job: JobRecord) -> bool:
+    """Whether a job has its licenses; Slurm takes them back when it begins to end."""
+    return job.phase is Phase.LIVE and job.state != COMPLETING

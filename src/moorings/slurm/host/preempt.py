@@ -1,0 +1,112 @@
+"""Whom a job of higher rank displaces: a decision on Slurm's jobs, its rules and the controller's devices.
+
+Slurm never displaces a job for a license, so it would let a job of the highest tier wait for IPUs behind all others.
+One waiting job is helped at a time, the first in Slurm's order, with the block whose holders have lost least: the
+holder that ran longest decides. Where a block is free or being freed already, nobody is displaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.core.instants import Instant
+from moorings.core.placement import OUT_OF_SERVICE, Hold, free_map_of
+from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.host.ledger import Start, is_over, start_of, uses_licenses
+from moorings.slurm.host.tiers import Rules
+from moorings.wire.shapes import DeviceBody, PoolBody
+
+_FREEING = Instant(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """A waiting job and those that make room for it."""
+
+    waiting: JobRecord
+    victims: tuple[JobRecord, ...]
+
+
+def waiting_in_order(jobs: Iterable[JobRecord], rules: Rules) -> list[JobRecord]:
+    """The jobs that wait for nothing but IPUs, in Slurm's order."""
+    found = [job for job in jobs if job.order is not None and job.phase is Phase.WAITING and job.reason == "Licenses"]
+    return sorted(found, key=lambda job: (-rules.tier(job), -job.priority, job.job_id))
+
+
+def choose(
+    jobs: Mapping[int, JobRecord],
+    pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]],
+    cluster: str,
+    rules: Rules,
+    now: Instant,
+) -> Displacement | None:
+    """Who has to go now, and for whom; None: nobody.
+
+    Args:
+        jobs: a good listing.
+        pools: those that jobs of the cluster may be placed in, with their devices.
+        cluster: whose jobs they are.
+        rules: of the cluster.
+        now: the time.
+    """
+    for waiting in waiting_in_order(jobs.values(), rules):
+        assert waiting.order is not None
+        best: tuple[Instant, tuple[JobRecord, ...]] | None = None
+        for pool, devices in pools:
+            topology = topology_of(pool)
+            if topology.why_not(waiting.order.ipus, waiting.order.gcds) is not None:
+                continue
+            held = {device.index: device for device in devices}
+            holds = [_hold(device, jobs, waiting, cluster, rules, now) for device in devices if _is_held(device)]
+            found = free_map_of(topology).soonest(waiting.order.ipus, holds)
+            if found is None or found[1] >= OUT_OF_SERVICE:
+                continue
+            block, lost = found
+            owners = {held[index].owner for index in block if index in held}
+            victims = [job for job in jobs.values() if _owner(job, cluster) in owners and uses_licenses(job)]
+            if best is None or lost < best[0]:
+                best = (lost, tuple(sorted(victims, key=lambda job: job.job_id)))
+        if best is not None:
+            return Displacement(waiting, best[1]) if best[1] else None
+    return None
+
+
+def topology_of(pool: PoolBody) -> Topology:
+    """How a pool is wired, as a value."""
+    shape = pool.topology
+    if shape.type == "any-subset":
+        return AnySubset(pool.devices, shape.max_block)
+    if shape.type == "catalogue":
+        return Catalogue(pool.devices, tuple(map(Block.parse, shape.blocks)))
+    return PowerOfTwo(shape.domains, shape.domain_size, shape.max_block)
+
+
+def _is_held(device: DeviceBody) -> bool:
+    return device.partition is not None or device.state != "IN_SERVICE"
+
+
+def _owner(job: JobRecord, cluster: str) -> str | None:
+    return Start.of(job, job.order).owner(cluster) if job.order is not None else None
+
+
+def _hold(
+    device: DeviceBody,
+    jobs: Mapping[int, JobRecord],
+    waiting: JobRecord,
+    cluster: str,
+    rules: Rules,
+    now: Instant,
+) -> Hold:
+    """A held device: until never, or, as the time when it will be free, what its holder would lose."""
+    block = Block(range(device.index, device.index + 1))
+    start = start_of(device.owner or "")
+    job = jobs.get(start.job_id) if start is not None else None
+    if device.state != "IN_SERVICE" or start is None or job is None or start.owner(cluster) != device.owner:
+        return Hold(block, OUT_OF_SERVICE)
+    if is_over(start, jobs) or not uses_licenses(job):
+        return Hold(block, _FREEING)
+    if _owner(job, cluster) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
+        return Hold(block, OUT_OF_SERVICE)
+    return Hold(block, Instant(max(now - job.started, 0) + 1))

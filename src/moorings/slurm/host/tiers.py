@@ -1,0 +1,151 @@
+"""Slurm's own rules of who comes before whom and who may displace whom, read from its commands.
+
+Slurm orders its queue by the tier of a job's partition first. With ``PreemptType=preempt/partition_prio`` a higher tier
+may displace a lower one, with ``preempt/qos`` a QOS those that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.core.quantities import parse_duration_s
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.listings import Column, build_format, given, parse_rows
+
+
+class Preempt(StrEnum):
+    """What ``PreemptType`` says."""
+
+    NONE = "preempt/none"
+    TIERS = "preempt/partition_prio"
+    QOS = "preempt/qos"
+
+
+# Other modes (OFF, GANG, SUSPEND, WITHIN) leave a job its devices, or are about one QOS: nobody is displaced by them.
+_MODES = ("REQUEUE", "CANCEL")
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """A QOS: whom it may displace, and how its own jobs are displaced (empty: as the cluster says)."""
+
+    displaces: frozenset[str] = frozenset()
+    mode: str = ""
+    exempt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition's tier, and how its jobs are displaced."""
+
+    tier: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A cluster's rules.
+
+    Attributes:
+        by: what decides who may displace whom.
+        mode: PreemptMode of the cluster.
+        exempt_s: for so long after its start nobody is displaced.
+        partitions: by name.
+        qos: by name; empty without accounting.
+    """
+
+    by: Preempt = Preempt.NONE
+    mode: str = ""
+    exempt_s: float = 0.0
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    qos: Mapping[str, Qos] = field(default_factory=dict)
+
+    def tier(self, job: JobRecord) -> int:
+        """The tier of a job: of the best of its partitions, if it names several."""
+        tiers = [self.partitions[name].tier for name in job.partition.split(",") if name in self.partitions]
+        return max(tiers, default=1)
+
+    def may_displace(self, waiting: JobRecord, running: JobRecord, now: Instant) -> bool:
+        """Whether a job may take the place of a running one now."""
+        exempt_s = self.exempt_s
+        if self.by is Preempt.TIERS:
+            its = self.partitions.get(running.partition)
+            allowed = its is not None and its.tier < self.tier(waiting) and its.mode in _MODES
+        elif self.by is Preempt.QOS:
+            low, high = self.qos.get(running.qos, Qos()), self.qos.get(waiting.qos, Qos())
+            allowed = running.qos in high.displaces and (low.mode or self.mode) in _MODES
+            exempt_s = low.exempt_s if low.exempt_s is not None else exempt_s
+        else:
+            allowed = False
+        return allowed and running.started is not None and now - running.started >= exempt_s * SECOND
+
+    def is_requeued(self, running: JobRecord) -> bool:
+        """Whether a job that is displaced goes back into the queue; else it is cancelled."""
+        if self.by is Preempt.QOS:
+            mode = self.qos.get(running.qos, Qos()).mode or self.mode
+        else:
+            its = self.partitions.get(running.partition)
+            mode = its.mode if its is not None else self.mode
+        return mode == "REQUEUE" and running.batch and running.requeue
+
+
+_PARTITION = (
+    Column("name", "PartitionName", 128),
+    Column("tier", "PriorityTier", 12),
+    Column("mode", "PreemptMode", 32),
+)
+
+
+def build_partitions() -> list[str]:
+    """Lists the partitions."""
+    return ["sinfo", "--noheader", "--all", f"--Format={build_format(_PARTITION)}"]
+
+
+def build_qos() -> list[str]:
+    """Lists the QOS of the accounting."""
+    fields = "Name,Preempt,PreemptMode,PreemptExemptTime"
+    return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={fields}"]
+
+
+def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") -> Rules:
+    """The rules, from ``formats.parse_config`` and the answers to ``build_partitions`` and ``build_qos``.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    try:
+        kinds = [kind for kind in Preempt if kind == config.get("PreemptType", "")]
+        rows = parse_rows(partitions, _PARTITION, source="sinfo")
+        return Rules(
+            by=kinds[0] if kinds else Preempt.NONE,
+            mode=_mode(config.get("PreemptMode", "")),
+            exempt_s=_seconds(config.get("PreemptExemptTime", "")) or 0.0,
+            partitions={row["name"].rstrip("*"): Partition(int(row["tier"]), _mode(row["mode"])) for row in rows},
+            qos=dict(_qos(line) for line in qos.decode("utf-8", "replace").splitlines() if line),
+        )
+    except ValueError as error:
+        raise MooringsError("slurm.unreadable", f"Slurm's rules of preemption cannot be read: {error}") from error
+
+
+def _qos(line: str) -> tuple[str, Qos]:
+    name, displaces, mode, exempt = line.split("|")
+    named = "" if mode == "cluster" else _mode(mode)
+    return name, Qos(frozenset(filter(None, displaces.split(","))), named, _seconds(exempt))
+
+
+def _mode(text: str) -> str:
+    """``GANG,SUSPEND`` is told as one text; GANG says only that CPUs are shared."""
+    return ",".join(part for part in text.upper().split(",") if part not in ("GANG", ""))
+
+
+def _seconds(text: str) -> float | None:
+    if not given(text) or text in ("UNLIMITED", "-1"):
+        return None
+    try:
+        return parse_duration_s(text)
+    except MooringsError as error:
+        raise ValueError(error.detail) from error

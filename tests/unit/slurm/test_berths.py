@@ -1,0 +1,139 @@
+"""From a start to its binding: lost answers, lost partitions, a controller that is away, and what is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from moorings.client.client import Client
+from moorings.core.errors import MooringsError
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.host import berths as module
+from moorings.slurm.host.berths import Berths, RefusedError
+from moorings.slurm.host.calls import Calls
+from moorings.slurm.host.ledger import Start
+from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
+from tests.unit.slurm.test_ledger import NONCE, a_claim, a_job, by_id
+
+T = TypeVar("T")
+JOB = a_job(1)
+OWNER = Start(1, NONCE, 0).owner("vt")
+AWAY = MooringsError("controller.unreachable", "no answer", retryable=True)
+
+
+class Controller:
+    """Answers as the controller does, from the claims it has; ``lose`` answers are lost on their way."""
+
+    full = False
+
+    def __init__(self, state: str = "READY") -> None:
+        self.state = state
+        self.lose = 0
+        self.taken: set[str] = set()
+        self.by_key: dict[str, ClaimBody] = {}
+
+    async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
+        await asyncio.sleep(0)
+        answer = ask(cast(Client, self))
+        if self.lose:
+            self.lose -= 1
+            raise AWAY
+        return answer
+
+    def create_claim(self, request: ClaimRequest, key: str) -> ClaimBody:
+        if request.name in self.taken:
+            raise MooringsError("claim.name_taken", "an older job of that id")
+        made = replace(a_claim(1), id=f"claim-{len(self.by_key)}", name=request.name or "", state=self.state)
+        return self.by_key.setdefault(key, made)
+
+    def claim(self, ident: str, *, wait_s: float = 0, until: str | None = None) -> ClaimBody:
+        return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
+
+    def binding(self, ident: str) -> BindingBody:
+        return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
+
+
+def make(controller: Controller, patience_s: float = 5.0) -> tuple[Berths, list[str]]:
+    told: list[str] = []
+
+    async def give_up(_job: JobRecord, message: str) -> None:
+        told.append(message)
+
+    calls: Any = controller
+    return Berths(cast(Calls, calls), "vt", "", patience_s, give_up, lambda: told.append("settled")), told
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.001)
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_again() -> None:
+    controller = Controller()
+    controller.lose = 3
+    berths, told = make(controller)
+    assert (await berths.serve(JOB)).partition == "of-claim-0"
+    assert len(controller.by_key) == 1
+    assert told == ["settled"]
+    assert berths.claims[OWNER].id == "claim-0"
+
+
+async def test_a_name_that_an_older_job_of_the_id_still_has_is_made_longer() -> None:
+    controller = Controller()
+    controller.taken.add("slurm_1")
+    berths, _ = make(controller)
+    await berths.serve(JOB)
+    assert berths.claims[OWNER].name == f"slurm_1_{NONCE}"
+
+
+async def test_a_partition_that_was_lost_is_handed_to_no_further_step() -> None:
+    controller = Controller()
+    berths, _ = make(controller)
+    await berths.serve(JOB)
+    claim = berths.claims[OWNER]
+    assert berths.serve(JOB).done(), "each step is answered from the first"
+    controller.state = "LOST"
+    berths.note(replace(claim, state="LOST"))
+    with pytest.raises(RefusedError, match="its claim is LOST"):
+        await berths.serve(JOB)
+
+
+async def test_a_claim_that_somebody_ended_is_not_made_anew() -> None:
+    controller = Controller()
+    berths, _ = make(controller)
+    await berths.serve(JOB)
+    controller.by_key = {key: replace(claim, state="RELEASED") for key, claim in controller.by_key.items()}
+    berths.drop(OWNER)
+    with pytest.raises(RefusedError, match="its claim is RELEASED"):
+        await berths.serve(JOB)
+    assert OWNER not in berths.claims
+
+
+async def test_a_wait_in_vain_ends() -> None:
+    berths, told = make(Controller("PENDING"), patience_s=0.05)
+    with pytest.raises(RefusedError, match=r"no partition within 0\.05 s"):
+        await berths.serve(JOB)
+    assert told == ["settled", "no partition within 0.05 s: its claim is PENDING"]
+
+
+async def test_of_jobs_that_are_over_nothing_is_kept() -> None:
+    """Also of one that got no partition, or whose start was asked for while the controller was away."""
+    controller = Controller("FAILED")
+    berths, _ = make(controller, patience_s=60)
+    with pytest.raises(RefusedError):
+        await berths.serve(JOB)
+    controller.lose = 1_000_000
+    other = a_job(2)
+    work = berths.serve(other)
+    berths.tidy(by_id(JOB, other))
+    assert len(berths.known) == 2
+    berths.tidy({})
+    assert list(berths.known.values()) == [work], "one list without it does not stop what is under way"
+    berths.tidy(by_id(a_job(2, "CANCELLED")))
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert (berths.known, berths.claims, berths.settled_at) == ({}, {}, {})

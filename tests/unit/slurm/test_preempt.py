@@ -1,0 +1,160 @@
+"""Whom a job of higher rank displaces: by Slurm's own rules, with the least lost, and nobody in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.host.ledger import Start, announce
+from moorings.slurm.host.preempt import choose
+from moorings.slurm.host.tiers import Partition, Preempt, Qos, Rules, parse_rules
+from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
+from tests.unit.slurm.test_ledger import NONCE, a_job, by_id
+
+NOW = Instant(10_000 * SECOND)
+TIERS = Rules(
+    by=Preempt.TIERS,
+    mode="REQUEUE",
+    partitions={"normal": Partition(1, "REQUEUE"), "urgent": Partition(9, "REQUEUE"), "safe": Partition(1, "OFF")},
+)
+POOL = PoolBody(
+    name="pod",
+    accelerator="ipu",
+    driver="simulated",
+    reachable=True,
+    devices=16,
+    free=0,
+    out_of_service=0,
+    largest=0,
+    waiting=0,
+    partitions=0,
+    topology=TopologyShape(type="power-of-two", domains=1, domain_size=16, max_block=16),
+    available={},
+)
+
+
+def running(job_id: int, lasted_s: int, **more: Any) -> JobRecord:
+    return a_job(job_id, "RUNNING", started=Instant(NOW - lasted_s * SECOND), **more)
+
+
+def waiting(job_id: int, ipus: int, **more: Any) -> JobRecord:
+    known = {"reason": "Licenses", "partition": "urgent"} | more
+    return a_job(job_id, "PENDING", ipus=ipus, **known)
+
+
+def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> list[DeviceBody]:
+    """Those of the pool: who holds which."""
+    owners: dict[int, str] = {}
+    for holder, span in held:
+        owner = holder if isinstance(holder, str) else Start(holder.job_id, NONCE, holder.restarts).owner("vt")
+        owners |= dict.fromkeys(span, owner)
+    return [
+        DeviceBody(
+            id=f"pod:{index}",
+            pool="pod",
+            accelerator="ipu",
+            index=index,
+            domain=0,
+            state="DRAINED" if index == out else "IN_SERVICE",
+            partition="p" if index in owners else None,
+            owner=owners.get(index),
+        )
+        for index in range(16)
+    ]
+
+
+def displaced(
+    jobs: list[JobRecord], found: list[DeviceBody], rules: Rules = TIERS
+) -> tuple[int, tuple[int, ...]] | None:
+    chosen = choose(by_id(*jobs), [(POOL, found)], "vt", rules, NOW)
+    return (chosen.waiting.job_id, tuple(job.job_id for job in chosen.victims)) if chosen is not None else None
+
+
+OLD, YOUNG, LITTLE = running(1, 900, ipus=8), running(2, 60, ipus=4), running(3, 30, ipus=4)
+FULL = devices((OLD, range(8)), (YOUNG, range(8, 12)), (LITTLE, range(12, 16)))
+
+
+def test_who_started_last_goes_and_no_more_than_are_needed() -> None:
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL) == (9, (3,))
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 8)], FULL) == (9, (2, 3))
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 16)], FULL) == (9, (1, 2, 3))
+
+
+def test_the_first_in_slurm_s_order_is_helped() -> None:
+    low, high = waiting(8, 4, priority=99, partition="normal"), waiting(9, 4, priority=1)
+    assert displaced([OLD, YOUNG, LITTLE, low, high], FULL) == (9, (3,))
+    told = announce(by_id(low, high), "vt", "", 120, TIERS.tier)
+    assert [job.owner.split("/")[2] for job in told.jobs] == ["9", "8"]
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        waiting(9, 4, partition="normal"),
+        waiting(9, 4, reason="Dependency"),
+        waiting(9, 4, reason="Resources"),
+        waiting(9, 4, order=None),
+        waiting(9, 32),
+    ],
+)
+def test_nobody_is_displaced_for(wants: JobRecord) -> None:
+    assert displaced([OLD, YOUNG, LITTLE, wants], FULL) is None
+
+
+def test_who_may_not_be_displaced_keeps_his_place() -> None:
+    safe = replace(LITTLE, partition="safe")
+    assert displaced([OLD, YOUNG, safe, waiting(9, 4)], FULL) == (9, (2,))
+    assert displaced([OLD, YOUNG, safe, waiting(9, 8)], FULL) == (9, (1,))
+    assert displaced([OLD, YOUNG, safe, waiting(9, 16)], FULL) is None
+    new = replace(TIERS, exempt_s=45.0)
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL, new) == (9, (2,))
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL, replace(TIERS, by=Preempt.NONE)) is None
+
+
+def test_what_others_hold_or_is_broken_is_no_way() -> None:
+    found = devices((OLD, range(8)), ("user/ann", range(8, 10)), (LITTLE, range(12, 16)), out=15)
+    assert displaced([OLD, LITTLE, waiting(9, 4)], found) == (9, (1,))
+    assert displaced([LITTLE, waiting(9, 8)], found) is None, "nothing is known of the job that holds 0-7"
+
+
+def test_where_a_block_is_free_or_is_being_freed_nobody_goes() -> None:
+    assert displaced([OLD, LITTLE, waiting(9, 4)], devices((OLD, range(8)), (LITTLE, range(12, 16)))) is None
+    for state in ("COMPLETING", "COMPLETED"):
+        ending = a_job(2, state, ipus=4)
+        assert displaced([OLD, ending, LITTLE, waiting(9, 4)], FULL) is None
+    requeued = a_job(2, "PENDING", ipus=4, restarts=1, reason="BeginTime")
+    assert displaced([OLD, requeued, LITTLE, waiting(9, 4)], FULL) is None
+    assert displaced([OLD, requeued, LITTLE, waiting(9, 8)], FULL) == (9, (3,)), "half of it is"
+
+
+def test_by_qos_only_those_that_are_named() -> None:
+    rules = parse_rules(
+        {"PreemptType": "preempt/qos", "PreemptMode": "GANG,REQUEUE", "PreemptExemptTime": "00:00:00"},
+        b"",
+        b"normal||cluster|\nhigh|normal,low|cluster|\nlow||cancel|00:02:00\nheld||off|\nslow||cluster|\n",
+    )
+    normal, held, low = running(1, 60, qos="normal"), running(2, 60, qos="held"), running(3, 60, qos="low")
+    high = waiting(9, 4, qos="high")
+    assert [rules.may_displace(high, job, NOW) for job in (normal, held, low)] == [True, False, False]
+    assert not rules.may_displace(waiting(9, 4, qos="slow"), normal, NOW)
+    assert rules.may_displace(high, replace(low, started=Instant(NOW - 120 * SECOND)), NOW)
+    assert (rules.is_requeued(normal), rules.is_requeued(low)) == (True, False)
+    assert not rules.is_requeued(replace(normal, requeue=False)), "as Slurm does: what cannot be requeued is cancelled"
+    assert rules.qos["low"] == Qos(frozenset(), "CANCEL", 120.0)
+
+
+def test_the_tiers_as_sinfo_tells_them() -> None:
+    rows = b"".join(
+        f"{name:<128}|{tier:<12}|{mode:<32}|\n".encode()
+        for name, tier, mode in (("normal*", 1, "REQUEUE"), ("urgent", 9, "OFF"))
+    )
+    rules = parse_rules({"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}, rows)
+    assert rules.partitions == {"normal": Partition(1, "REQUEUE"), "urgent": Partition(9, "OFF")}
+    assert rules.tier(a_job(1, partition="normal,urgent")) == 9
+    with pytest.raises(MooringsError, match="cannot be read"):
+        parse_rules({}, b"", b"normal||cluster|soon\n")
