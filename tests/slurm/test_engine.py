@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moorings.core.claims import CheckpointContract
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
+from moorings.ports.engine import StartOrder
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
-from moorings.slurm.engine.settings import SlurmEngineSettings
-from moorings.testing.engine_suite import EngineSuite, Programs
+from moorings.slurm.engine.settings import Place, SlurmEngineSettings
+from moorings.slurm.engine.submission import build_submit
+from moorings.testing.engine_suite import (
+    PATIENCE_S,
+    READY,
+    EngineSuite,
+    Programs,
+    end_of,
+    make_order,
+    opened,
+    printed,
+    read,
+    refused,
+    see,
+    until,
+)
+from moorings.workloads.jobs import Accelerators
+from moorings.workloads.runs import Ending, Phase
+from tests.slurm.cluster import SlurmCluster
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.unit.local.local_rig import WallClock
 
@@ -68,3 +90,164 @@ def rig(site: IpuSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slu
 
 class TestSlurmEngine(EngineSuite):
     pass
+
+
+pytestmark = pytest.mark.anyio
+
+
+def resumable(order: StartOrder) -> StartOrder:
+    return replace(order, job=replace(order.job, checkpoint=CheckpointContract(resumable=True, grace_s=600.0)))
+
+
+async def test_a_job_whose_id_was_lost_on_the_way_is_found_again(rig: SlurmRig) -> None:
+    """The controller died between Slurm's answer and its own note of it."""
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        (rig.runs / order.run / "0" / "job").unlink()
+        assert await engine.submit(order) == job
+        assert [queued.id for queued in rig.site.cluster.squeue()] == [job]
+        await until(engine, order.run, Phase.RUNNING)
+        await engine.cancel(order.run, "seen enough")
+        await end_of(engine, order.run)
+
+
+async def test_of_two_jobs_for_one_run_one_runs_it(rig: SlurmRig) -> None:
+    """An answer was lost, and the job not in the list yet when it was looked for."""
+    order = make_order(rig.programs.prints("once"), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        attempt = rig.runs / order.run / "0"
+        words = build_submit(order, Place(), attempt)
+        twin = int(rig.site.cluster.check(*words).strip())
+        rig.site.cluster.wait_job(twin, "COMPLETED")
+        rig.site.cluster.wait_job(job, "COMPLETED")
+        end = await end_of(engine, order.run)
+        assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+        assert await read(engine, order.run) == b"once\n"
+        claimed = (attempt / "claimed").read_text().strip()
+        assert claimed in (job, str(twin))
+
+
+async def test_a_resumable_run_that_slurm_requeues_runs_again(rig: SlurmRig) -> None:
+    script = 'echo "start $SLURM_RESTART_COUNT"; [ -n "$SLURM_RESTART_COUNT" ] || exec sleep 3600'
+    order = resumable(make_order(rig.programs.shell(script), rig.workdir))
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        await printed(engine, order.run, b"start \n")
+        rig.site.cluster.check("scontrol", "requeue", job)
+        rig.site.cluster.wait_job(job, "PENDING")
+        rig.site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")  # not in two minutes
+        end = await end_of(engine, order.run)
+        assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+        assert await read(engine, order.run) == b"start \nstart 1\n"
+        assert await engine.submit(order) == job
+
+
+async def test_what_is_cancelled_in_slurm_is_cancelled(rig: SlurmRig) -> None:
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        await until(engine, order.run, Phase.RUNNING)
+        rig.site.cluster.check("scancel", job)
+        end = await end_of(engine, order.run)
+    assert (end.ending, end.exit_code) == (Ending.CANCELLED, 143)
+    assert end.detail == f"job {job} is CANCELLED in Slurm"
+
+
+async def test_what_ignores_a_cancellation_in_slurm_is_killed_by_it(rig: SlurmRig) -> None:
+    order = make_order(rig.programs.ignores_term(), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        await printed(engine, order.run, READY)
+        rig.site.cluster.check("scancel", job)
+        end = await end_of(engine, order.run)
+    assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 137, (137,))
+
+
+async def test_a_run_whose_node_goes_down_is_lost(rig: SlurmRig) -> None:
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        await until(engine, order.run, Phase.RUNNING)
+        node = rig.site.cluster.job(job)["NodeList"]
+        rig.site.cluster.check("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        end = await end_of(engine, order.run)
+        assert end.ending is Ending.LOST
+        assert end.detail == f"job {job} is NODE_FAIL in Slurm"
+        rig.site.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")  # refused if it is back already
+        rig.site.cluster.wait_nodes()
+
+
+@pytest.mark.parametrize("end_it", [SlurmCluster.stop_controller, SlurmCluster.kill_controller])
+async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
+    rig: SlurmRig, end_it: Callable[[SlurmCluster], None]
+) -> None:
+    running = make_order(rig.programs.lasts(), rig.workdir)
+    later = make_order(rig.programs.prints("once"), rig.workdir)
+    async with opened(rig) as engine:
+        await engine.submit(running)
+        await until(engine, running.run, Phase.RUNNING)
+        begun = time.time()
+        rig.site.cluster.sbatch("true")  # so that there is something to save
+        saved = rig.site.cluster.folder / "state" / "job_state"
+        async with asyncio.timeout(PATIENCE_S):
+            while not saved.exists() or saved.stat().st_mtime < begun:  # what Slurm has not saved it forgets
+                await engine.changed()
+        end_it(rig.site.cluster)
+        try:
+            assert (await see(engine, running.run)).phase is Phase.UNKNOWN
+            for demand in (engine.submit(later), engine.cancel(running.run, "enough")):
+                error = await refused(demand)
+                assert (error.code, error.retryable) == ("engine.unavailable", True)
+        finally:
+            rig.site.cluster.start_controller()
+        await engine.submit(later)
+        await engine.cancel(running.run, "asked again")
+        assert (await end_of(engine, later.run)).exit_code == 0
+        assert await read(engine, later.run) == b"once\n"
+        end = await end_of(engine, running.run)
+        assert (end.ending, end.detail) == (Ending.CANCELLED, "enough")
+
+
+async def test_a_task_has_the_jobs_variables_and_its_bindings_and_slurms_and_no_others(rig: SlurmRig) -> None:
+    order = make_order(("/usr/bin/env", "-0"), rig.workdir)
+    given = {"PATH": "/usr/bin:/bin", "WITH SPACE".replace(" ", "_"): "a 'quoted' $word\nand a line", "EMPTY": ""}
+    order = replace(order, job=replace(order.job, environment=given, checkpoint_directory="/work/checkpoints"))
+    async with opened(rig) as engine:
+        await engine.submit(order)
+        await end_of(engine, order.run)
+        told = dict(entry.split("=", 1) for entry in (await read(engine, order.run)).decode().split("\0") if entry)
+    assert {name: told[name] for name in given} == given
+    assert told["MOORINGS_RUN_ID"] == order.run
+    assert told["MOORINGS_CHECKPOINT_DIR"] == "/work/checkpoints"
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "IPUOF_CONFIG_PATH"} <= set(told)
+    slurms = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "MOORINGS_", "IPUOF_")
+    known = {*given, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "TMPDIR"}
+    assert {name for name in told if not name.startswith(slurms)} - known == set()
+
+
+async def test_what_slurm_refuses_is_rejected_in_its_words_and_leaves_no_job(rig: SlurmRig) -> None:
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    order = replace(order, job=replace(order.job, accelerators=Accelerators(size=3)))
+    async with opened(rig) as engine:
+        error = await refused(engine.submit(order))
+        assert error.code == "engine.rejected"
+        assert "--ipus=3" in error.detail
+        assert (await see(engine, order.run)).phase is Phase.ABSENT
+
+
+async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: SlurmRig) -> None:
+    blocker = rig.site.cluster.sbatch("sleep 300", "--ipus=16")
+    rig.site.cluster.wait_job(blocker, "RUNNING")
+    order = make_order(rig.programs.prints("ran"), rig.workdir)
+    async with opened(rig) as engine:
+        job = await engine.submit(order)
+        async with asyncio.timeout(PATIENCE_S):
+            while "Licenses" not in (seen := await see(engine, order.run)).reason:
+                await engine.changed()
+        assert (seen.phase, seen.reference) == (Phase.STARTING, job)
+        await engine.cancel(order.run, "enough")
+        end = await end_of(engine, order.run)
+        assert (end.ending, end.exit_code, end.detail) == (Ending.CANCELLED, 143, "enough")
+        assert await read(engine, order.run) == b""

@@ -47,6 +47,9 @@ class Binding:
     gcds: tuple[GcdBinding, ...]
 
 
+NO_BINDING = Binding("", {}, ())  # of a run whose engine's scheduler sees to the partition
+
+
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
     """Where the tasks of a job find each other."""

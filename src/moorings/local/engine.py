@@ -118,6 +118,10 @@ class LocalEngine:
     def name(self) -> str:
         return "local"
 
+    @property
+    def schedules(self) -> bool:
+        return False
+
     async def fence(self, epoch: Epoch) -> None:
         try:
             await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)

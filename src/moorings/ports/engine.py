@@ -20,7 +20,7 @@ class StartOrder:
         run: its id; an order for a run that was started before starts nothing anew.
         attempt: 0 for the first start.
         job: the job, complete.
-        binding: what the driver gave for its partition.
+        binding: what the driver gave for its partition; empty for an engine that schedules, which gets one itself.
         resume_from: path of a checkpoint to continue from, or None.
         epoch: of the controller that orders it.
     """
@@ -39,6 +39,11 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """``local``, ``slurm`` or ``kubernetes``."""
+        ...
+
+    @property
+    def schedules(self) -> bool:
+        """Whether it has a scheduler of its own, which sees to partitions: runs are submitted without a claim."""
         ...
 
     async def fence(self, epoch: Epoch) -> None:

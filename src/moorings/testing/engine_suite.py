@@ -26,7 +26,7 @@ from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.ports.engine import Engine, StartOrder
 from moorings.ports.store import Epoch
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
 
 PATIENCE_S = 60.0  # for what must happen; nothing is asserted about how long it takes
@@ -99,7 +99,10 @@ class EngineRig(Protocol):
 
 
 def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: float | None = None) -> StartOrder:
-    """An order for a run that nobody else has; one device a task, and a grace period that no test waits for."""
+    """An order for a run that nobody else has; one device a task, and a grace period that no test waits for.
+
+    ``tasks`` is a power of two, so that the job can be asked for on every engine.
+    """
     partition = f"p-{uuid4().hex[:8]}"
     gcds = tuple(
         GcdBinding(
@@ -119,6 +122,7 @@ def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: 
             workdir=workdir,
             environment={"PATH": "/usr/bin:/bin"},
             tasks=tasks,
+            accelerators=Accelerators(size=tasks),
             time_limit_s=time_limit_s,
             checkpoint=CheckpointContract(grace_s=600.0),
         ),
@@ -234,8 +238,8 @@ class EngineSuite:
         assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 137, (137,))
 
     async def test_when_one_task_fails_the_others_are_stopped_and_its_code_counts(self, rig: EngineRig) -> None:
-        end = await run_to_end(rig, make_order(rig.programs.fails_in(2, 9), rig.workdir, tasks=3))
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 9, (143, 143, 9))
+        end = await run_to_end(rig, make_order(rig.programs.fails_in(2, 9), rig.workdir, tasks=4))
+        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 9, (143, 143, 9, 143))
         assert end.detail
 
     async def test_a_program_that_is_not_there_was_not_started(self, rig: EngineRig) -> None:
@@ -244,12 +248,12 @@ class EngineSuite:
         assert "moorings-no-such-program" in end.detail
 
     async def test_every_task_has_its_rank_and_its_run(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.prints_its("RANK"), rig.workdir, tasks=3)
+        order = make_order(rig.programs.prints_its("RANK"), rig.workdir, tasks=4)
         named = make_order(rig.programs.prints_its("MOORINGS_RUN_ID"), rig.workdir)
         async with opened(rig) as engine:
             await engine.submit(order)
             await engine.submit(named)
-            for rank in range(3):
+            for rank in range(4):
                 assert await read(engine, order.run, task=rank, follow=True) == b"RANK=%d\n" % rank
             assert await read(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
             await end_of(engine, order.run)
@@ -377,11 +381,11 @@ class EngineSuite:
     # -- output
 
     async def test_the_output_of_several_tasks_says_whose_line_is_whose(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.prints("hello"), rig.workdir, tasks=3)
+        order = make_order(rig.programs.prints("hello"), rig.workdir, tasks=4)
         async with opened(rig) as engine:
             await engine.submit(order)
             merged = await read(engine, order.run, follow=True)
-            assert sorted(merged.splitlines()) == [b"[0] hello", b"[1] hello", b"[2] hello"]
+            assert sorted(merged.splitlines()) == [b"[%d] hello" % rank for rank in range(4)]
             assert await read(engine, order.run, task=1) == b"hello\n"
             await end_of(engine, order.run)
 

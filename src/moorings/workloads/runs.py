@@ -116,12 +116,19 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSighting:
-    """What an engine sees of one run."""
+    """What an engine sees of one run.
+
+    Attributes:
+        reference: what the engine's own scheduler calls it; None: it has none, or none yet.
+        reason: why it does not run yet, in that scheduler's words.
+    """
 
     run: RunId
     phase: Phase
     started_at: Instant | None = None
     end: EndRecord | None = None
+    reference: str | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

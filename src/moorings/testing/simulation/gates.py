@@ -359,6 +359,10 @@ class EngineGate:
     def name(self) -> str:
         return NAME
 
+    @property
+    def schedules(self) -> bool:
+        return False
+
     async def _ask(self, what: str, do: Callable[[], T], *faults: str) -> T:
         async def carry_out() -> T:
             if self._stage.engine_away:

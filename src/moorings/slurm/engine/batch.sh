@@ -1,0 +1,125 @@
+# The batch script of a run, after the lines that name: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
+# empty: none), warn_signal. POSIX shell: a node needs neither Python nor anything of Moorings.
+#
+# It claims the attempt, starts the tasks as one step, stops them for the first reason there is (a task failed, somebody
+# asked, its time is over, Slurm ends the job) with TERM, the grace period and KILL, and writes down which it was.
+# Everything else about the end stands in files of the tasks, or is Slurm's to say.
+usual=$(umask)
+umask 077
+cd "$attempt" || exit 1
+restart=${SLURM_RESTART_COUNT:-0}
+step=$SLURM_JOB_ID.0
+stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers=''
+
+trap 'failed=1' HUP
+trap 'warn_now=1' USR1
+trap 'asked=1' USR2
+trap 'slurm=1' TERM
+trap 'over=1' ALRM
+trap 'killing=1' VTALRM
+trap ':' WINCH
+
+# The job that begins first has the attempt, should it ever have been submitted twice. `ln` is atomic on NFS, too.
+echo "$SLURM_JOB_ID" > "claim.$SLURM_JOB_ID"
+ln "claim.$SLURM_JOB_ID" claimed 2> /dev/null
+rm -f "claim.$SLURM_JOB_ID"
+read -r owner < claimed
+if [ "$owner" != "$SLURM_JOB_ID" ]; then
+    echo "moorings: job $owner runs this, so job $SLURM_JOB_ID has nothing to do" >&2
+    exit 0
+fi
+
+finish() { # why it was stopped
+    printf 'restart=%s\nstop=%s\n' "$restart" "$1" > done.draft && mv -f done.draft done
+}
+
+# Requeued after its end: nothing is done twice.
+[ -e end.json ] && exit 0
+if [ -e done ]; then
+    grep -q '^stop=slurm$' done || exit 0
+    rm -f done
+fi
+rm -rf tasks
+mkdir -p tasks logs
+if [ -e cancel ]; then
+    finish asked
+    exit 0
+fi
+
+later() { # seconds, signal: what this shell gets then
+    (
+        trap 'kill "$nap" 2> /dev/null; exit' TERM
+        sleep "$1" & nap=$!
+        wait "$nap" && kill -s "$2" $$
+    ) &
+    timers="$timers $!"
+}
+
+again() { # seconds: a look now and then, as a signal between a look and `wait` wakes nobody
+    (
+        trap 'kill "$nap" 2> /dev/null; exit' TERM
+        while :; do
+            sleep "$1" & nap=$!
+            wait "$nap" && kill -s WINCH $$ || exit
+        done
+    ) &
+    timers="$timers $!"
+}
+
+act() {
+    if [ -z "$stop" ]; then
+        if [ -n "$failed" ]; then stop=failed
+        elif [ -n "$asked" ]; then stop=asked
+        elif [ -n "$slurm" ]; then stop=slurm
+        elif [ -n "$over" ]; then stop=limit
+        elif [ -n "$warn_now" ] && [ -z "$warned" ]; then
+            scancel --signal="$warn_signal" "$SLURM_JOB_ID" && warned=1
+        fi
+    fi
+    [ -n "$stop" ] || return
+    if [ -z "$ended" ]; then
+        if [ "$stop" = slurm ]; then ended=1 # Slurm tells the tasks itself
+        elif scancel --signal=TERM "$SLURM_JOB_ID"; then
+            ended=1
+            later "$grace" VTALRM
+        fi
+    fi
+    [ -z "$killing" ] || scancel --signal=KILL "$step"
+}
+
+# srun tells on stderr of each task that does not end well, at once. The tasks' own output goes to their logs, which they
+# open themselves: Slurm would write "STEP CANCELLED" into it.
+{
+    (
+        umask "$usual"
+        exec srun --ntasks="$tasks" --cpus-per-task="$cpus" --export=NONE --input=none --wait=0 --kill-on-bad-exit=0 \
+            --output="$attempt/step.log" --open-mode=append /bin/sh "$attempt/task.sh" "$restart" 2>&1 > /dev/null
+    )
+    echo "$?" > srun
+} | while IFS= read -r line; do
+    printf '%s\n' "$line" >&2
+    case $line in
+    *": task "* | *": tasks "*) kill -s HUP $$ ;;
+    esac
+done &
+reader=$!
+[ -z "$limit" ] || later "$limit" ALRM
+[ -z "$warn" ] || later "$warn" USR1
+again 5
+while :; do
+    act
+    wait "$reader"
+    kill -0 "$reader" 2> /dev/null || break
+done
+read -r code < srun
+# Where Slurm ends a job (requeue, node down) the tasks may be gone before this shell hears of it: it is asked.
+case $stop in
+'' | failed)
+    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+    [ -z "$slurm" ] && [ "${state:-RUNNING}" = RUNNING ] || stop=slurm
+    ;;
+esac
+finish "${stop:-none}"
+kill $timers 2> /dev/null
+wait
+exit "${code:-1}"

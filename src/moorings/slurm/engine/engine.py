@@ -1,0 +1,415 @@
+"""The engine ``slurm``, as the controller sees it.
+
+Nothing is remembered here that is not in the runs' folders or in Slurm: an engine made anew finds what the old one
+left. That a run is submitted once rests on three things: the door of its folder, a look for its job by its comment
+after an answer was lost, and the script, which claims its attempt before it starts anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, seconds_between
+from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.ports.clock import Clock
+from moorings.ports.engine import StartOrder
+from moorings.ports.store import Epoch
+from moorings.slurm.commands import Commands
+from moorings.slurm.engine.rundir import Asked, Attempt, Facts, RunFolder
+from moorings.slurm.engine.settings import SlurmEngineSettings
+from moorings.slurm.engine.submission import (
+    build_files,
+    build_submit,
+    check_order,
+    comment_of,
+    parse_submit,
+    signal_of,
+)
+from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look, phase_of, reason_of
+from moorings.slurm.formats import (
+    JobRecord,
+    build_cancel,
+    build_history,
+    build_jobs,
+    parse_history,
+    parse_jobs,
+)
+from moorings.slurm.formats import Phase as JobPhase
+from moorings.workloads.runs import Phase, RunId, RunSighting
+
+log = logging.getLogger("moorings.slurm.engine")
+
+DOOR_WAIT_S = 30.0  # a submission may take as long as sbatch is given
+DOOR_POLL_S = 0.05
+CHANGED_S = 1.0
+SETTLE_S = 2.0  # a node's last words may come after Slurm's: NFS
+STUCK_S = 60.0  # beyond its grace period a run that is to stop is given to Slurm
+STOP = "USR2"
+
+LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
+
+
+class Fence(Protocol):
+    """Which controller may start runs in a folder: the one that began to lead last."""
+
+    def set(self, epoch: Epoch, wait_s: float) -> None:
+        """From now on nothing is started under an earlier epoch."""
+        ...
+
+    def passed(self, epoch: Epoch, wait_s: float) -> AbstractContextManager[None]:
+        """Nobody begins to lead until the end of the block; raises if another leads by now."""
+        ...
+
+
+class Listing:
+    """Our user's jobs, as Slurm told them at one moment."""
+
+    def __init__(self, jobs: Sequence[JobRecord]) -> None:
+        self.by_id = {job.job_id: job for job in jobs}
+        self.by_comment: dict[str, list[JobRecord]] = {}
+        for job in jobs:
+            self.by_comment.setdefault(job.comment, []).append(job)
+
+    def of(self, run: RunId, attempt: Attempt, facts: Facts) -> JobRecord | None:
+        """The job of an attempt; None: there is none. Ids come again after a crash of slurmctld, comments do not."""
+        jobs = self.by_comment.get(comment_of(run, attempt.number), ())
+        return next((job for job in jobs if facts.job in (None, job.job_id)), None)
+
+    def has_another(self, facts: Facts) -> bool:
+        """Whether the id of an attempt's job, which is not there, is another's by now."""
+        return facts.job in self.by_id
+
+
+class SlurmEngine:
+    """Runs jobs as batch jobs of a Slurm cluster, as the user this process runs as.
+
+    Args:
+        settings: the cluster, and where jobs go in it.
+        slurm: its commands.
+        clock: the time of ends that nobody recorded, and waiting.
+        fence: of ``settings.folder``.
+        read: reads logs (file, prefix of each line) to their ends, or on until it is told that nothing will be added.
+    """
+
+    def __init__(
+        self, settings: SlurmEngineSettings, slurm: Commands, clock: Clock, fence: Fence, read: LogReader
+    ) -> None:
+        self._settings = settings
+        self._folder = settings.folder
+        self._slurm = slurm
+        self._clock = clock
+        self._fence = fence
+        self._read = read
+        self._missing: dict[RunId, tuple[Streak, Instant]] = {}
+        self._over: dict[RunId, Instant] = {}  # since when Slurm says so
+        self._news = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return "slurm"
+
+    @property
+    def schedules(self) -> bool:
+        return True
+
+    async def fence(self, epoch: Epoch) -> None:
+        with _as_unavailable(f"{self._folder} cannot be written"):
+            await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    async def submit(self, order: StartOrder) -> str:
+        folder = RunFolder.of(self._folder, order.run)
+        if folder is None:
+            raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a run on Slurm")
+        check_order(order)
+        with _as_unavailable(f"run {order.run} could not be submitted"):
+            async with self._at_door(folder, order):
+                job = await self._submitted(folder, order)
+        self._news.set()
+        return str(job)
+
+    async def _submitted(self, folder: RunFolder, order: StartOrder) -> int:
+        """The job of this order or of a later one; with the door held."""
+        held = await asyncio.to_thread(folder.newest)
+        if held is not None:
+            facts = await asyncio.to_thread(held.facts)
+            if held.number >= order.attempt and facts.job is not None:
+                return facts.job
+            if facts.submitting and facts.job is None:
+                lost = (await self._list()).of(order.run, held, facts)
+                if lost is not None:
+                    await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
+                    return lost.job_id
+            if held.number < order.attempt and not await self._is_over(order.run):
+                raise MooringsError(
+                    "engine.unavailable",
+                    f"run {order.run}, attempt {order.attempt}, cannot be started now: attempt {held.number} has not "
+                    "ended",
+                    retryable=True,
+                )
+        return await self._submit(folder.attempt(order.attempt), order)
+
+    async def _submit(self, attempt: Attempt, order: StartOrder) -> int:
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, self._fence.passed(order.epoch, DOOR_WAIT_S))
+            job = order.job
+            asked = Asked(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
+            await asyncio.to_thread(attempt.save_order, asked, build_files(order, attempt.path))
+            await asyncio.to_thread(attempt.write, "asked", b"")
+            try:
+                answer = await self._slurm.ask(build_submit(order, self._settings.place_of(job.project), attempt.path))
+            except MooringsError as error:
+                if not error.retryable:  # Slurm has not taken it
+                    (attempt.path / "asked").unlink(missing_ok=True)
+                raise _of_engine(error) from error
+            number = parse_submit(answer)
+            await asyncio.to_thread(attempt.write, "job", str(number).encode())
+        return number
+
+    async def _is_over(self, run: RunId) -> bool:
+        return (await self.observe([run]))[0].phase in (Phase.ENDED, Phase.ABSENT)
+
+    @asynccontextmanager
+    async def _at_door(self, folder: RunFolder, order: StartOrder) -> AsyncIterator[None]:
+        give_up = time.monotonic() + DOOR_WAIT_S
+        # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
+        while (door := await asyncio.to_thread(folder.take_door)) is None:
+            if time.monotonic() >= give_up:
+                raise MooringsError(
+                    "engine.unavailable", f"run {order.run}: another controller is at it", retryable=True
+                )
+            await self._clock.sleep(DOOR_POLL_S)
+        try:
+            yield
+        finally:
+            os.close(door)
+
+    # -- observing -----------------------------------------------------------------------------------------------------
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+        found = await asyncio.to_thread(self._survey, runs)
+        listing = None
+        if any(facts is not None and facts.submitting and not has_ended(facts) for _, facts in found.values()):
+            try:
+                listing = await self._list()
+            except MooringsError as error:
+                log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
+            found = await asyncio.to_thread(self._survey, runs)  # what is said of an end must not be older than that
+        return [await self._sighting(run, *found[run], listing) for run in runs]
+
+    def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[Attempt | None, Facts | None]]:
+        """The newest attempt of each run with what its folder says; no facts: it cannot be read."""
+        found: dict[RunId, tuple[Attempt | None, Facts | None]] = {}
+        for run in runs:
+            folder = RunFolder.of(self._folder, run)
+            attempt = None
+            try:
+                if folder is not None:
+                    os.stat(self._folder)  # noqa: PTH116 - runs are not absent because their disk is
+                    attempt = folder.newest()
+                found[run] = attempt, attempt.facts() if attempt is not None else None
+            except (OSError, ValueError) as error:
+                log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
+                found[run] = Attempt(self._folder / run, -1), None
+        return found
+
+    async def _sighting(
+        self, run: RunId, attempt: Attempt | None, facts: Facts | None, listing: Listing | None
+    ) -> RunSighting:
+        if attempt is None:
+            return RunSighting(run, Phase.ABSENT)
+        if facts is None or (listing is None and facts.submitting and not has_ended(facts)):
+            return RunSighting(run, Phase.UNKNOWN)
+        job = listing.of(run, attempt, facts) if listing is not None else None
+        seen = look(facts, job)
+        if seen is not Look.MISSING:
+            self._missing.pop(run, None)
+        if seen is Look.OVER:
+            return await self._conclude(run, attempt, facts, job)
+        if seen is Look.MISSING:
+            assert listing is not None
+            return await self._look_into_the_past(run, attempt, facts, known=not listing.has_another(facts))
+        if seen is Look.ENDED:
+            assert facts.end is not None
+            return RunSighting(run, Phase.ENDED, facts.end.started_at, facts.end)
+        began = facts.began.get(job.restarts) if job is not None else None
+        number = str(job.job_id) if job is not None else None
+        return RunSighting(run, phase_of(seen), began, reference=number, reason=reason_of(job))
+
+    async def _conclude(
+        self, run: RunId, attempt: Attempt, facts: Facts, job: JobRecord | JobEnd | None
+    ) -> RunSighting:
+        """Write down how a run ended."""
+        end = JobEnd(job.job_id, job.state, job.ends) if isinstance(job, JobRecord) else job
+        now = self._clock.now()
+        if facts.claimed and not has_ended(facts) and facts.done is None:
+            since = self._over.setdefault(run, now)
+            if seconds_between(since, now) < SETTLE_S:
+                return RunSighting(run, Phase.UNKNOWN)
+
+        def write() -> Facts:
+            tasks = attempt.tasks(facts.asked)
+            attempt.save_end(judge(facts, tasks, end, attempt.complaint(), now))
+            return attempt.facts()
+
+        try:
+            written = await asyncio.to_thread(write)
+        except (OSError, ValueError) as error:
+            log.warning("run.unsettled", extra={"run": run, "detail": str(error)})
+            return RunSighting(run, Phase.UNKNOWN)
+        self._over.pop(run, None)
+        assert written.end is not None
+        return RunSighting(run, Phase.ENDED, written.end.started_at, written.end)
+
+    async def _look_into_the_past(self, run: RunId, attempt: Attempt, facts: Facts, *, known: bool) -> RunSighting:
+        """A job that Slurm does not list: it ended long ago, or was lost. One listing proves nothing.
+
+        Args:
+            run: whose.
+            attempt: its newest.
+            facts: what that folder says.
+            known: the accounting may know it: its id has not been given to another job.
+        """
+        assert facts.job is not None
+        now = self._clock.now()
+        streak, before = self._missing.get(run, (Streak(), now))
+        streak = streak.longer(max(seconds_between(before, now), 0.0))
+        self._missing[run] = streak, now
+        with contextlib.suppress(MooringsError):  # there is no accounting, or it is away
+            for past in parse_history(await self._slurm.ask(build_history(facts.job))) if known else ():
+                if past.job_id == facts.job and past.ended is not None:
+                    return await self._conclude(run, attempt, facts, JobEnd(past.job_id, past.state, past.ended))
+        if streak.is_proof(LISTINGS_NEEDED):
+            self._missing.pop(run, None)
+            return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
+        return RunSighting(run, Phase.UNKNOWN)
+
+    async def _list(self) -> Listing:
+        """Our user's jobs.
+
+        Raises:
+            MooringsError: ``slurm.*``.
+        """
+        return Listing(parse_jobs(await self._slurm.ask(build_jobs(user=os.getuid()))))
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        found = (await asyncio.to_thread(self._survey, [run]))[run]
+        attempt, facts = found
+        if attempt is None:
+            return
+        with _as_unavailable(f"run {run} could not be cancelled"):
+            if facts is None:
+                raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
+            if has_ended(facts):
+                return
+            await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
+            if facts.submitting:
+                try:
+                    await self._stop(run, attempt, facts, await self._list())
+                except MooringsError as error:
+                    if error.code != "slurm.job_unknown":
+                        raise _of_engine(error) from error
+        self._news.set()
+
+    async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, listing: Listing) -> None:
+        """Have the script stop the tasks, where there is one that does; all else is Slurm's to end."""
+        ours = listing.of(run, attempt, facts)
+        jobs = {job.job_id: job for job in listing.by_comment.get(comment_of(run, attempt.number), ())}
+        if ours is not None:
+            jobs[ours.job_id] = ours
+        for job in jobs.values():
+            stuck_s = seconds_between(facts.cancelled_at or self._clock.now(), self._clock.now())
+            heard = job is ours and facts.claimed and job.phase is JobPhase.LIVE
+            if heard and stuck_s < facts.asked.grace_s + STUCK_S:
+                await self._slurm.ask(build_cancel(job.job_id, signal=STOP, batch_only=True))
+            elif job.phase is not JobPhase.ENDED:
+                await self._slurm.ask(build_cancel(job.job_id))
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        name = signal_of(signal_name)
+        (sighting,) = await self.observe([run])
+        if sighting.phase is not Phase.RUNNING or sighting.reference is None:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        try:
+            await self._slurm.ask(build_cancel(int(sighting.reference), signal=name))
+        except MooringsError as error:
+            raise _of_engine(error) from error
+
+    # -- output --------------------------------------------------------------------------------------------------------
+
+    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
+
+        Raises:
+            MooringsError: ``engine.rejected``, ``engine.unavailable``.
+        """
+        attempt, facts = (await asyncio.to_thread(self._survey, [run]))[run]
+        if attempt is None:
+            return
+        if facts is None:
+            raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
+        tasks = facts.asked.tasks
+        if task is not None and not 0 <= task < tasks:
+            raise MooringsError("engine.rejected", f"run {run} has no task {task}", hint=f"it has 0 to {tasks - 1}")
+        ranks = range(tasks) if task is None else (task,)
+        files = [(attempt.log(rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks]
+
+        asked_at = self._clock.now()
+
+        async def ended() -> bool:
+            nonlocal asked_at
+            newest, facts = (await asyncio.to_thread(self._survey, [run]))[run]
+            if newest is None or newest.number > attempt.number or (facts is not None and has_ended(facts)):
+                return True
+            if 0 <= seconds_between(asked_at, self._clock.now()) < CHANGED_S:
+                return False  # the folder is looked at often, Slurm is not
+            asked_at = self._clock.now()
+            return (await self.observe([run]))[0].phase in (Phase.ENDED, Phase.ABSENT)
+
+        with _as_unavailable(f"the output of run {run} cannot be read"):
+            async for chunk in self._read(files, ended if follow else None):
+                yield chunk
+
+    async def changed(self) -> None:
+        pause = asyncio.ensure_future(self._clock.sleep(CHANGED_S))
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait({pause, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            news.cancel()
+        self._news.clear()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+@contextlib.contextmanager
+def _as_unavailable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise MooringsError("engine.unavailable", f"{what}: {error}", retryable=True) from error
+    except MooringsError as error:
+        raise _of_engine(error) from error
+
+
+def _of_engine(error: MooringsError) -> MooringsError:
+    """What an error of Slurm's means for a run."""
+    if not error.code.startswith("slurm."):
+        return error
+    if error.code in ("slurm.refused", "slurm.denied"):
+        return MooringsError("engine.rejected", error.detail, hint=error.hint)
+    return MooringsError("engine.unavailable", error.detail, hint=error.hint, retryable=True)

@@ -1,0 +1,275 @@
+"""A run's folder, which controller and nodes share; made by the controller, 0700.
+
+::
+
+    <run id>/
+        door                   lock: held by a controller that submits
+        <attempt>/
+            batch.sh task.sh environment    what runs, and what it is given
+            order.json         what was asked, of which anything is needed later
+            asked              sbatch was, or is about to be, called
+            job                the job's id, as sbatch told it
+            cancel             why it is to stop; the first reason stays
+            claimed            the id of the job that began: its word counts if there are two
+            began.<restart>    the first task began
+            tasks/<rank>       a task's exit code; ``<rank>.why``: why it could not be started
+            done               the script's last word: restart, and why it stopped the tasks
+            logs/<rank>.log    output
+            job.log step.log   what Slurm and srun had to say of the script, and of the tasks
+            srun               srun's exit code
+            end.json           how it ended; ours, and the last word
+
+Files of the nodes are small, and made whole or not believed. Times are those of the files: one clock for all nodes, the
+file server's. Each look opens the folder anew, so that NFS asks its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorings.core.instants import Instant
+from moorings.core.records import plain, revive
+from moorings.workloads.runs import EndRecord, RunId
+
+TEXT_BYTES_MAX = 64 << 10
+TAIL_BYTES = 4000
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DONE = re.compile(r"restart=([0-9]{1,9})\nstop=([a-z]{1,10})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of Slurm, as far as it is needed later."""
+
+    tasks: int
+    grace_s: float
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The batch script's last word: in which start of the job, and why it stopped the tasks (``none``: it did not)."""
+
+    restart: int
+    stop: str
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How a task ended: exit code, when, and why it could not be started, if so."""
+
+    code: int
+    at: Instant
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an attempt's folder says.
+
+    Attributes:
+        asked: what was asked.
+        submitting: sbatch was called, or is about to be.
+        job: the job that has the attempt; None: that is not known.
+        claimed: its script has begun.
+        cancel: why it is to stop; None: nobody wants that.
+        cancelled_at: since when.
+        began: when the first task began, by start of the job.
+        done: the script's last word.
+        end: how the attempt ended; the last word.
+    """
+
+    asked: Asked
+    submitting: bool = False
+    job: int | None = None
+    claimed: bool = False
+    cancel: str | None = None
+    cancelled_at: Instant | None = None
+    began: Mapping[int, Instant] = field(default_factory=dict)
+    done: Done | None = None
+    end: EndRecord | None = None
+
+
+class RunFolder:
+    """One run's folder; need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, runs: Path, run: RunId) -> RunFolder | None:
+        """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
+        return cls(runs / run) if _RUN_ID.fullmatch(run) else None
+
+    def newest(self) -> Attempt | None:
+        """The newest attempt that was ordered; None: there is none.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        try:
+            numbers = sorted((int(name) for name in _names(self.path) if name.isdecimal()), reverse=True)
+        except FileNotFoundError:
+            return None
+        attempts = (Attempt(self.path / str(number), number) for number in numbers)
+        return next((attempt for attempt in attempts if (attempt.path / "order.json").exists()), None)
+
+    def attempt(self, number: int) -> Attempt:
+        """That attempt."""
+        return Attempt(self.path / str(number), number)
+
+    def take_door(self) -> int | None:
+        """A descriptor that holds the door, the folder made if it was not there; None: another holds it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        door = os.open(self.path / "door", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException as error:
+            os.close(door)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        return door
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a run."""
+
+    path: Path
+    number: int
+
+    def facts(self) -> Facts:
+        """What the folder says now.
+
+        Raises:
+            OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
+        """
+        names = _names(self.path)
+        claimed = _integer(self.path / "claimed") if "claimed" in names else None
+        asked = revive(Asked, json.loads(_text(self.path / "order.json")))
+        return Facts(
+            asked=asked,
+            submitting="asked" in names,
+            job=claimed or (_integer(self.path / "job") if "job" in names else None),
+            claimed=claimed is not None,
+            cancel=_text(self.path / "cancel") if "cancel" in names else None,
+            cancelled_at=_at(self.path / "cancel") if "cancel" in names else None,
+            began={int(name[6:]): _at(self.path / name) for name in names if re.fullmatch(r"began\.[0-9]{1,9}", name)},
+            done=self._done() if "done" in names else None,
+            end=revive(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
+        )
+
+    def tasks(self, asked: Asked) -> tuple[TaskEnd | None, ...]:
+        """How each task of the last start ended, by rank.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        folder = self.path / "tasks"
+        try:
+            names = _names(folder)
+        except FileNotFoundError:
+            names = frozenset()
+        return tuple(_task(folder, str(rank), names) if str(rank) in names else None for rank in range(asked.tasks))
+
+    def complaint(self) -> str:
+        """The last line that Slurm had to say of the tasks, else of the script; empty: there is none."""
+        return _last_line(self.path / "step.log") or _last_line(self.path / "job.log")
+
+    def log(self, rank: int) -> Path:
+        """Where a task's output goes."""
+        return self.path / "logs" / f"{rank}.log"
+
+    def write(self, name: str, content: bytes) -> None:
+        """Make or replace a file, whole and durably, 0600.
+
+        Raises:
+            OSError: it was not.
+        """
+        draft = self.path / f".{name}.{os.getpid()}"
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        draft.rename(self.path / name)
+
+    def write_once(self, name: str, content: bytes) -> None:
+        """Make a file, unless it is there.
+
+        Raises:
+            OSError: it could not be made.
+        """
+        draft = f"{name}.{os.getpid()}-{time.monotonic_ns()}"
+        self.write(draft, content)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(self.path / draft, self.path / name)
+        finally:
+            (self.path / draft).unlink(missing_ok=True)
+
+    def save_order(self, asked: Asked, files: Mapping[str, bytes]) -> None:
+        """Write what the nodes read, then that this attempt was ordered."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        (self.path / "logs").mkdir(mode=0o700, exist_ok=True)
+        for name, content in files.items():
+            self.write(name, content)
+        self.write("order.json", json.dumps(plain(asked)).encode())
+
+    def save_end(self, end: EndRecord) -> None:
+        """Write how the attempt ended; the first word stays."""
+        self.write_once("end.json", json.dumps(plain(end)).encode())
+
+    def _done(self) -> Done | None:
+        found = _DONE.fullmatch(_text(self.path / "done"))
+        return Done(int(found[1]), found[2], _at(self.path / "done")) if found is not None else None
+
+
+def _names(folder: Path) -> frozenset[str]:
+    return frozenset(entry.name for entry in folder.iterdir())
+
+
+def _task(folder: Path, name: str, names: frozenset[str]) -> TaskEnd | None:
+    text = _text(folder / name).strip()
+    if not text.isdecimal():
+        return None  # it was killed while it wrote
+    why = _text(folder / f"{name}.why").strip() if f"{name}.why" in names else ""
+    return TaskEnd(int(text), _at(folder / name), why)
+
+
+def _last_line(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+        lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+    return ""
+
+
+def _at(path: Path) -> Instant:
+    return Instant(path.stat().st_mtime_ns // 1000)
+
+
+def _integer(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    # The job may have put a pipe or a link in its place: neither wait for it nor follow it.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read(TEXT_BYTES_MAX).decode("utf-8", "surrogateescape")

@@ -1,0 +1,86 @@
+"""What an admin says of the cluster that runs are submitted to: the table ``[slurm]`` of the controller's settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorings.core.tables import Table
+
+_FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LISTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]{0,63})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in Slurm a job goes; empty: Slurm's own default."""
+
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmEngineSettings:
+    """The cluster.
+
+    Attributes:
+        folder: of the runs; controller and nodes see it under this path, and the controller's user may write there.
+        conf: slurm.conf of the cluster; None: where Slurm's commands look for it.
+        usual: where jobs go.
+        projects: where those of a project go, whatever differs from ``usual``. A project that is not named has the
+            account of its name, the project ``default`` the user's own.
+    """
+
+    folder: Path
+    conf: Path | None = None
+    usual: Place = Place()
+    projects: Mapping[str, Place] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, table: Table) -> SlurmEngineSettings:
+        """The settings of a table ``[slurm]``.
+
+        Raises:
+            MooringsError: with the table's code, naming file and line.
+        """
+        folder = _matched(table, "folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
+        conf = _matched(table, "conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
+        usual = _place(table, Place())
+        named = table.table("projects")
+        projects = {}
+        for name in named.keys():
+            one = named.table(name)
+            projects[name] = _place(one, usual)
+            one.finish()
+        named.finish()
+        table.finish()
+        return cls(Path(folder), Path(conf) if conf is not None else None, usual, projects)
+
+    def place_of(self, project: str) -> Place:
+        """Where the jobs of a project go."""
+        if project in self.projects:
+            return self.projects[project]
+        account = self.usual.account or ("" if project == "default" else project)
+        return Place(account, self.usual.partition, self.usual.qos)
+
+
+def _place(table: Table, usual: Place) -> Place:
+    one = "a name that Slurm knows"
+    return Place(
+        account=_matched(table, "account", _NAME, one) if table.has("account") else usual.account,
+        partition=_matched(table, "partition", _LISTS, f"{one}, or several with commas")
+        if table.has("partition")
+        else usual.partition,
+        qos=_matched(table, "qos", _NAME, one) if table.has("qos") else usual.qos,
+    )
+
+
+def _matched(table: Table, key: str, form: re.Pattern[str], what: str) -> str:
+    text = table.text(key)
+    if not form.fullmatch(text):
+        table.complain(key, f"{key} {text[:80]!r} is not {what}")
+    return text

@@ -1,0 +1,162 @@
+"""What Slurm is told of a run: sbatch's words, the scripts and the file that the tasks read. Pure.
+
+Words on a command line are numbers and checked names: whoever lists processes sees neither the command nor a variable.
+Those stand in a file of the run's folder, 0600, which the tasks read themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.ports.engine import StartOrder
+from moorings.slurm.engine.settings import Place
+from moorings.slurm.host.ledger import KIND
+from moorings.workloads.runs import RunId
+
+SCRIPTS = Path(__file__).parent
+MARGIN_S = 60.0  # of Slurm's own limit beyond ours: it counts from the script's start, and stops with less grace
+WARN_S_MAX = 65_535  # what --signal takes
+NICE_MAX = 2_147_483_645
+MIB = 1 << 20
+
+# What a POSIX shell, or bash as one, does not let others set.
+_SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "GROUPS", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
+_JOB = re.compile(rb"([0-9]{1,10})(;[A-Za-z0-9._-]+)?\s*")
+
+
+def check_order(order: StartOrder) -> None:
+    """Nothing, if Slurm can run it.
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    job = order.job
+    if job.accelerators.kind != KIND:
+        raise _rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}")
+    if job.accelerators.pool is not None:
+        raise _rejected("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
+    if job.priority > 0:
+        hint = "leave priority out, or let a QOS raise it"
+        raise _rejected(f"priority {job.priority}: a user of Slurm can only lower the priority of a job", hint)
+    if job.resources.nodes > job.tasks:
+        raise _rejected(f"{job.tasks} tasks do not fill {job.resources.nodes} nodes", "ask for one node a task at most")
+    own = sorted(_SHELLS_OWN & job.environment.keys())
+    if own:
+        raise _rejected(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
+    signal_of(job.checkpoint.warn_signal)
+
+
+def signal_of(name: str) -> str:
+    """The signal as Slurm calls it: ``USR1``.
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    short = name.upper().removeprefix("SIG")
+    found = signal.Signals.__members__.get(f"SIG{short}")
+    if found is None or found.value >= signal.SIGRTMIN:
+        raise MooringsError(
+            "engine.rejected", f"no signal {name[:20]!r} can be sent to a run", hint="use USR1, USR2, TERM, INT, ..."
+        )
+    return short
+
+
+def comment_of(run: RunId, attempt: int) -> str:
+    """The comment by which a job is found whose id was lost on the way."""
+    return f"moorings:{run}/{attempt}"
+
+
+def build_submit(order: StartOrder, place: Place, attempt: Path) -> list[str]:
+    """The command that submits a run.
+
+    Args:
+        order: what was checked.
+        place: account, partition and QOS.
+        attempt: the folder of this attempt, absolute.
+    """
+    job, contract = order.job, order.job.checkpoint
+    words = [
+        *("sbatch", "--parsable", "--export=ALL", "--input=/dev/null", "--chdir=/", "--open-mode=append"),
+        *(f"--output={attempt}/job.log", f"--job-name={job.name}", f"--comment={comment_of(order.run, order.attempt)}"),
+        *(f"--ntasks={job.tasks}", f"--cpus-per-task={job.resources.cpus}", f"--nodes={job.resources.nodes}"),
+        f"--ipus={job.accelerators.size}",
+        "--requeue" if contract.resumable else "--no-requeue",
+    ]
+    if job.accelerators.replicas is not None:
+        words.append(f"--num-replicas={job.accelerators.replicas}")
+    if job.resources.memory_bytes is not None:
+        words.append(f"--mem-per-cpu={math.ceil(job.resources.memory_bytes / job.resources.cpus / MIB)}M")
+    if job.time_limit_s is not None:
+        words.append(f"--time={math.ceil((job.time_limit_s + contract.grace_s + MARGIN_S) / 60)}")
+    if contract.warn_s > 0:
+        # For a limit of the partition, or one that an admin changed; where there is ours, our own warning comes first.
+        early_s = min(math.ceil(contract.warn_s + contract.grace_s), WARN_S_MAX)
+        words.append(f"--signal=B:USR1@{early_s}")
+    if job.priority < 0:
+        words.append(f"--nice={min(-job.priority, NICE_MAX)}")
+    named = {"account": place.account, "partition": place.partition, "qos": place.qos}
+    return [*words, *(f"--{key}={value}" for key, value in named.items() if value), f"{attempt}/batch.sh"]
+
+
+def parse_submit(answer: bytes) -> int:
+    """The job's id.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    found = _JOB.fullmatch(answer)
+    if found is None:
+        raise MooringsError("slurm.unreadable", f"sbatch tells no job: {answer[:80]!r}")
+    return int(found[1])
+
+
+def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:
+    """The files that the nodes read, by name."""
+    job, contract = order.job, order.job.checkpoint
+    warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
+    batch = {
+        "attempt": str(attempt),
+        "tasks": str(job.tasks),
+        "cpus": str(job.resources.cpus),
+        "limit": _seconds(job.time_limit_s),
+        "warn": _seconds(warn_s if 0 < contract.warn_s and warn_s > 0 else None),
+        "grace": _seconds(contract.grace_s),
+        "warn_signal": signal_of(contract.warn_signal),
+    }
+    return {
+        "batch.sh": _script("batch.sh", batch),
+        "task.sh": _script("task.sh", {"_moorings_attempt": str(attempt)}),
+        "environment": _environment(order).encode("utf-8", "surrogateescape"),
+    }
+
+
+def _environment(order: StartOrder) -> str:
+    """Shell words that export the job's variables and make its command the arguments."""
+    job = order.job
+    variables = {**job.environment, "MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
+    if job.checkpoint_directory is not None:
+        variables["MOORINGS_CHECKPOINT_DIR"] = job.checkpoint_directory
+    if order.resume_from is not None:
+        variables["MOORINGS_RESUME_FROM"] = order.resume_from
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines += [f"_moorings_workdir={shlex.quote(job.workdir)}", f"set -- {shlex.join(job.command)}"]
+    return "\n".join([*lines, ""])
+
+
+def _script(name: str, values: dict[str, str]) -> bytes:
+    head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in values.items())
+    return b"#!/bin/sh\n" + head.encode() + (SCRIPTS / name).read_bytes()
+
+
+def _seconds(length_s: float | None) -> str:
+    """For sleep(1); no exponent, which it does not know everywhere."""
+    return "" if length_s is None else f"{length_s:.3f}"
+
+
+def _rejected(detail: str, hint: str = "") -> MooringsError:
+    return MooringsError("engine.rejected", detail, hint=hint)

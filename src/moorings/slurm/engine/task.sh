@@ -1,0 +1,37 @@
+# One task of a run, after the line that names: _moorings_attempt (its folder). The argument: how often Slurm has
+# restarted the job. Our names begin so that none of the job's variables is one of them.
+#
+# Its files: began.<restart> (of the first task to begin), tasks/<rank> (the exit code), tasks/<rank>.why (a sentence,
+# if the command could not be started). Only what a shell can do itself is done: PATH is the job's, or not there at all.
+_moorings_umask=$(umask)
+_moorings_restart=$1
+_moorings_mine=$_moorings_attempt/tasks/$SLURM_PROCID
+umask 077
+_moorings_log=$_moorings_attempt/logs/$SLURM_PROCID.log
+exec 2> /dev/null # a shell says "Terminated" there
+
+_moorings_end() { # exit code
+    echo "$1" > "$_moorings_mine"
+    exit "$1"
+}
+
+_moorings_refuse() { # exit code, sentence
+    printf '%s\n' "$2" > "$_moorings_mine.why"
+    _moorings_end "$1"
+}
+
+. "$_moorings_attempt/environment" # exports the job's variables; the command becomes our arguments
+cd "$_moorings_workdir" 2> /dev/null ||
+    _moorings_refuse 126 "its working folder $_moorings_workdir cannot be entered"
+if ! command -v "$1" > /dev/null; then
+    [ "${1#*/}" = "$1" ] || [ ! -e "$1" ] || _moorings_refuse 126 "$1 cannot be started: it is not executable"
+    _moorings_refuse 127 "$1 was not found"
+fi
+[ -e "$_moorings_attempt/began.$_moorings_restart" ] || echo > "$_moorings_attempt/began.$_moorings_restart"
+# Signals are for the command; this shell hears them when the command has ended, and tells how it did.
+trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM TSTP TTIN TTOU XCPU VTALRM PROF WINCH
+(
+    umask "$_moorings_umask"
+    exec "$@"
+) >> "$_moorings_log" 2>&1
+_moorings_end "$?"

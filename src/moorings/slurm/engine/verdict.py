@@ -1,0 +1,178 @@
+"""What is seen of a run, and how it ended, from what its folder and Slurm say. Pure.
+
+The script's own word comes first: it tells a task's failure from a stop. Where there is none, or Slurm ended the job,
+Slurm's word on the job counts; a job that was requeued has not ended, whatever its earlier start wrote down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from moorings.core.instants import Instant
+from moorings.core.quantities import duration_text
+from moorings.slurm.engine.rundir import Facts, TaskEnd
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.formats import Phase as JobPhase
+from moorings.workloads.runs import Ending, EndRecord, Phase
+
+TERMINATED, KILLED, TIME_OVER, CANNOT_START = 128 + 15, 128 + 9, 124, 126
+
+_BY_STATE = {
+    "CANCELLED": Ending.CANCELLED,
+    "PREEMPTED": Ending.CANCELLED,
+    "TIMEOUT": Ending.TIMED_OUT,
+    "DEADLINE": Ending.TIMED_OUT,
+    "COMPLETED": Ending.EXITED,
+    "FAILED": Ending.EXITED,
+    "OUT_OF_MEMORY": Ending.EXITED,
+}
+_BY_STOP = {
+    "none": Ending.EXITED,
+    "failed": Ending.EXITED,
+    "asked": Ending.CANCELLED,
+    "limit": Ending.TIMED_OUT,
+}
+_CODE_IF_NO_TASK_FAILED = {
+    Ending.EXITED: 0,
+    Ending.CANCELLED: TERMINATED,
+    Ending.TIMED_OUT: TIME_OVER,
+    Ending.NOT_STARTED: CANNOT_START,
+    Ending.LOST: KILLED,
+}
+
+
+class Look(StrEnum):
+    """What a look says of a run."""
+
+    ABSENT = "absent"  # Slurm was never asked
+    WAITING = "waiting"  # no task runs yet
+    RUNNING = "running"
+    OVER = "over"  # it has ended, and that can be written down
+    MISSING = "missing"  # Slurm does not list its job
+    ENDED = "ended"  # that was written down
+
+
+_PHASES = {
+    Look.ABSENT: Phase.ABSENT,
+    Look.WAITING: Phase.STARTING,
+    Look.RUNNING: Phase.RUNNING,
+    Look.OVER: Phase.UNKNOWN,
+    Look.MISSING: Phase.UNKNOWN,
+    Look.ENDED: Phase.ENDED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """What Slurm says of a job that has ended; ``state`` is empty if it knows nothing of it any more."""
+
+    job_id: int
+    state: str
+    at: Instant | None = None
+
+
+def has_ended(facts: Facts) -> bool:
+    """Whether the folder alone says that it is over: Slurm need not be asked."""
+    return facts.end is not None or (facts.done is not None and facts.done.stop in _BY_STOP)
+
+
+def look(facts: Facts, job: JobRecord | None) -> Look:
+    """What is seen of a run.
+
+    Args:
+        facts: its folder, read after Slurm's listing.
+        job: its job in a good listing; None: it is not there.
+    """
+    if facts.end is not None:
+        return Look.ENDED
+    if has_ended(facts):
+        return Look.OVER
+    if not facts.submitting or (job is None and facts.job is None):
+        return Look.ABSENT  # should its submission still be under way: two jobs do not both run it
+    if job is None:
+        return Look.MISSING
+    if job.phase is JobPhase.ENDED:
+        return Look.OVER
+    return Look.RUNNING if job.phase is JobPhase.LIVE and job.restarts in facts.began else Look.WAITING
+
+
+def phase_of(seen: Look) -> Phase:
+    """The same in the words of every engine."""
+    return _PHASES[seen]
+
+
+def reason_of(job: JobRecord | None) -> str:
+    """Why a job waits, in Slurm's own words."""
+    if job is None or job.phase is not JobPhase.WAITING:
+        return ""
+    return f"Slurm job {job.job_id} is {job.state}" + (f" ({job.reason})" if job.reason else "")
+
+
+def judge(facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Instant) -> EndRecord:
+    """How a run ended that is over.
+
+    Args:
+        facts: its folder.
+        tasks: how its tasks ended, by rank.
+        job: Slurm's word on the job; None: it was not asked, for the script's own says all.
+        complaint: the last line that Slurm or srun had to say.
+        now: the time of an end that nobody wrote down.
+    """
+    done = facts.done
+    restart = done.restart if done is not None else max(facts.began, default=0)
+    began = facts.began.get(restart)
+    ending = _BY_STOP.get(done.stop) if done is not None else None
+    if ending is None:
+        ending = _BY_STATE.get(job.state, Ending.LOST) if job is not None else Ending.LOST
+    if ending is Ending.EXITED and facts.cancel is not None and not any(tasks):
+        ending = Ending.CANCELLED  # stopped before it could say so
+    failed = [(task.at, rank, task) for rank, task in enumerate(tasks) if task is not None and task.code != 0]
+    first = min(failed, default=None, key=lambda one: one[:2])
+    codes = tuple(task.code if task is not None else KILLED if began is not None else None for task in tasks)
+    if ending is Ending.EXITED and first is not None and first[2].why:
+        ending = Ending.NOT_STARTED
+    elif ending is Ending.EXITED and began is None and first is None:
+        return EndRecord(Ending.NOT_STARTED, CANNOT_START, codes, ended_at=_end(facts, job, now), detail=complaint)
+    code = first[2].code if first is not None else KILLED if KILLED in codes else _CODE_IF_NO_TASK_FAILED[ending]
+    return EndRecord(
+        ending=ending,
+        exit_code=code,
+        task_codes=codes,
+        started_at=began,
+        ended_at=max(_end(facts, job, now), began) if began is not None else _end(facts, job, now),
+        detail=_detail(ending, facts, first, job, codes),
+    )
+
+
+def _end(facts: Facts, job: JobEnd | None, now: Instant) -> Instant:
+    if facts.done is not None:
+        return facts.done.at
+    return job.at if job is not None and job.at is not None else now
+
+
+def _detail(
+    ending: Ending,
+    facts: Facts,
+    first: tuple[Instant, int, TaskEnd] | None,
+    job: JobEnd | None,
+    codes: Sequence[int | None],
+) -> str:
+    if ending is Ending.CANCELLED and facts.cancel is not None:
+        return facts.cancel
+    if ending is Ending.TIMED_OUT and facts.asked.time_limit_s is not None:
+        return f"stopped at its time limit of {duration_text(facts.asked.time_limit_s)}"
+    if ending in (Ending.CANCELLED, Ending.TIMED_OUT):
+        return f"job {job.job_id} is {job.state} in Slurm" if job is not None else "stopped in Slurm"
+    if ending is Ending.LOST:
+        if job is None or not job.state:
+            return f"Slurm knows nothing of job {facts.job} any more"
+        return f"job {job.job_id} is {job.state} in Slurm"
+    if first is not None:
+        _, rank, task = first
+        return task.why or f"task {rank} ended with exit code {task.code}"
+    if KILLED in codes:
+        state = f"; its job is {job.state} in Slurm" if job is not None else ""
+        return f"task {codes.index(KILLED)} was killed{state}"
+    return ""

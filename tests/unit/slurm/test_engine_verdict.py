@@ -1,0 +1,145 @@
+"""What is seen of a run on Slurm, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorings.core.instants import Instant
+from moorings.slurm.engine.rundir import Asked, Done, Facts, TaskEnd
+from moorings.slurm.engine.verdict import JobEnd, Look, judge, look, reason_of
+from moorings.slurm.formats import JobRecord, phase_of
+from moorings.workloads.runs import Ending, EndRecord
+
+NOW, BEGAN, OVER = Instant(9_000_000), Instant(1_000_000), Instant(5_000_000)
+ASKED = Asked(tasks=2, grace_s=30.0, time_limit_s=600.0)
+
+
+def facts(**more: Any) -> Facts:
+    return Facts(**{"asked": ASKED, "submitting": True, "job": 7, "claimed": True, "began": {0: BEGAN}, **more})
+
+
+def job(state: str, restarts: int = 0, reason: str = "") -> JobRecord:
+    return JobRecord(
+        job_id=7,
+        array_job=None,
+        array_tasks="",
+        het_job=None,
+        het_offset=None,
+        state=state,
+        phase=phase_of(state),
+        reason=reason,
+        uid=0,
+        user="ann",
+        account="",
+        partition="ipu",
+        qos="",
+        priority=1,
+        submitted=None,
+        eligible=None,
+        started=None,
+        ends=None,
+        limit_s=None,
+        nodes="",
+        nodes_whole=True,
+        restarts=restarts,
+        requeue=True,
+        batch=True,
+        status=(0, 0),
+    )
+
+
+def done(stop: str, restart: int = 0) -> Done:
+    return Done(restart, stop, OVER)
+
+
+def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
+    return tuple(TaskEnd(code, Instant(BEGAN + rank)) if code is not None else None for rank, code in enumerate(codes))
+
+
+# -- what is seen --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "listed", "seen"),
+    [
+        (facts(submitting=False, job=None), None, Look.ABSENT),
+        (facts(job=None, claimed=False), None, Look.ABSENT),  # the answer was lost, and Slurm has no such job
+        (facts(began={}, claimed=False), job("PENDING"), Look.WAITING),
+        (facts(began={}), job("RUNNING"), Look.WAITING),
+        (facts(), job("RUNNING"), Look.RUNNING),
+        (facts(), job("COMPLETING"), Look.RUNNING),
+        (facts(), job("BEWILDERED"), Look.RUNNING),  # a state that no release had so far ends nothing
+        (facts(), job("PENDING", restarts=1), Look.WAITING),  # requeued
+        (facts(), job("RUNNING", restarts=1), Look.WAITING),
+        (facts(done=done("slurm")), job("REQUEUED", restarts=1), Look.WAITING),
+        (facts(done=done("slurm")), job("CANCELLED"), Look.OVER),
+        (facts(done=done("slurm")), None, Look.MISSING),
+        (facts(done=done("none")), None, Look.OVER),
+        (facts(), job("NODE_FAIL"), Look.OVER),
+        (facts(), None, Look.MISSING),
+        (facts(end=EndRecord(Ending.EXITED, 0)), job("PENDING", restarts=1), Look.ENDED),
+    ],
+)
+def test_a_look_says_what_folder_and_slurm_say_together(known, listed, seen):
+    assert look(known, listed) is seen
+
+
+def test_why_it_waits_is_told_in_slurms_words():
+    assert reason_of(job("PENDING", reason="Licenses")) == "Slurm job 7 is PENDING (Licenses)"
+    assert reason_of(job("RUNNING")) == reason_of(None) == ""
+
+
+# -- how it ended --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "tasks", "state", "ending", "code", "codes"),
+    [
+        (facts(done=done("none")), ended(0, 0), None, Ending.EXITED, 0, (0, 0)),
+        (facts(done=done("failed")), ended(143, 9), None, Ending.EXITED, 143, (143, 9)),  # the first by time
+        (facts(done=done("asked"), cancel="enough"), ended(0, 0), None, Ending.CANCELLED, 143, (0, 0)),
+        (facts(done=done("asked"), cancel="enough"), ended(0, None), None, Ending.CANCELLED, 137, (0, 137)),
+        (facts(done=done("limit")), ended(0, 0), None, Ending.TIMED_OUT, 124, (0, 0)),
+        (facts(done=done("limit")), ended(143, 143), None, Ending.TIMED_OUT, 143, (143, 143)),
+        (facts(done=done("slurm")), ended(143, 143), "CANCELLED", Ending.CANCELLED, 143, (143, 143)),
+        (facts(done=done("slurm")), ended(0, 0), "TIMEOUT", Ending.TIMED_OUT, 124, (0, 0)),
+        (facts(), ended(None, None), "CANCELLED", Ending.CANCELLED, 137, (137, 137)),
+        (facts(), ended(None, 1), "OUT_OF_MEMORY", Ending.EXITED, 1, (137, 1)),
+        (facts(), ended(None, None), "OUT_OF_MEMORY", Ending.EXITED, 137, (137, 137)),
+        (facts(), ended(None, None), "NODE_FAIL", Ending.LOST, 137, (137, 137)),
+        (facts(), ended(None, None), "", Ending.LOST, 137, (137, 137)),
+        (facts(began={}), ended(None, None), "CANCELLED", Ending.CANCELLED, 143, (None, None)),
+        (facts(began={}), ended(None, None), "FAILED", Ending.NOT_STARTED, 126, (None, None)),
+        (facts(began={}, cancel="x"), ended(None, None), "FAILED", Ending.CANCELLED, 143, (None, None)),
+        (facts(began={}), ended(None, None), "BEWILDERED", Ending.LOST, 137, (None, None)),
+    ],
+)
+def test_an_end_is_the_scripts_word_before_slurms(known, tasks, state, ending, code, codes):
+    end = judge(known, tasks, JobEnd(7, state, OVER) if state is not None else None, "srun: error: boot", NOW)
+    assert (end.ending, end.exit_code, end.task_codes) == (ending, code, codes)
+    assert end.ended_at == OVER
+    assert end.detail or end.exit_code == 0
+
+
+def test_a_command_that_is_not_there_was_not_started():
+    tasks = (TaskEnd(127, BEGAN, "trian was not found"), None)
+    end = judge(facts(began={}, done=done("failed")), tasks, None, "", NOW)
+    assert (end.ending, end.exit_code, end.detail) == (Ending.NOT_STARTED, 127, "trian was not found")
+
+
+def test_where_no_task_began_slurms_complaint_is_the_reason():
+    end = judge(facts(began={}, done=done("none")), (None, None), None, "moorings: no partition within 60 s", NOW)
+    assert (end.ending, end.detail) == (Ending.NOT_STARTED, "moorings: no partition within 60 s")
+
+
+def test_who_cancelled_it_is_told():
+    assert judge(facts(done=done("asked"), cancel="ann did"), ended(143, 143), None, "", NOW).detail == "ann did"
+    there = judge(facts(), ended(143, 143), JobEnd(7, "PREEMPTED", OVER), "", NOW)
+    assert (there.ending, there.detail) == (Ending.CANCELLED, "job 7 is PREEMPTED in Slurm")
+
+
+def test_an_end_is_never_before_its_beginning():
+    end = judge(facts(began={0: NOW}), ended(0, 0), JobEnd(7, "COMPLETED", BEGAN), "", NOW)
+    assert (end.started_at, end.ended_at) == (NOW, NOW)
