@@ -228,28 +228,29 @@ local function refuse(sentence, code)
     return code or slurm.ERROR
 end
 
--- Runs `decide`; what goes wrong in it is our fault and refuses only what has to do with IPUs.
-local function answer(code, decide, concerns_us, ...)
+-- Runs `decide`; what goes wrong in it is our fault and refuses only what has to do with IPUs. Where not even that can
+-- be told, `closed` says which way to err: a job without our licenses and record gets no IPUs, so submit lets it pass.
+local function answer(code, decide, concerns_us, closed, ...)
     local good, sentence = pcall(decide, ...)
     if good then
         return sentence and refuse(sentence, code) or slurm.SUCCESS
     end
     pcall(slurm.log_error, "moorings_submit: %s", tostring(sentence))
     local known, ours = pcall(concerns_us, ...)
-    if known and not ours then return slurm.SUCCESS end
+    if (known and not ours) or not (known or closed) then return slurm.SUCCESS end
     return refuse("an error of its own, which slurmctld's log tells: jobs with --ipus are not taken now", code)
 end
 
 --- slurm.SUCCESS, or slurm.ERROR after a sentence to the user. For slurm_job_submit.
 function M.submit(desc, _, _)
-    return answer(slurm.ERROR, submit, wants_ipus, desc)
+    return answer(slurm.ERROR, submit, wants_ipus, false, desc)
 end
 
 --- slurm.SUCCESS, or an error after a sentence to the user. For slurm_job_modify.
 function M.modify(desc, job, _, uid)
     local function concerns_us() return (job.admin_comment or ""):sub(1, #RECORD) == RECORD end
     -- scontrol of 22.05 does not show what log_user says: "Access/permission denied" tells more than "Unspecified error".
-    return answer(slurm.ESLURM_ACCESS_DENIED or slurm.ERROR, function() return modify(desc, job, uid) end, concerns_us)
+    return answer(slurm.ESLURM_ACCESS_DENIED or slurm.ERROR, function() return modify(desc, job, uid) end, concerns_us, true)
 end
 
 return M

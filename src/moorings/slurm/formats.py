@@ -255,7 +255,10 @@ def _number(text: str) -> int | None:
 def _instant(text: str) -> Instant | None:
     if not given(text):
         return None
-    return Instant(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
+    try:
+        return Instant(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
+    except (ValueError, OverflowError):
+        return None  # users choose some of them, as far off as year 97849: one job must not make the list unreadable
 
 
 def _limit_s(text: str) -> float | None:

@@ -234,8 +234,9 @@ class Pki:
 
 def _make_folder(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
+        if not path.is_dir():  # one that exists is left as it is: others may have to read it
+            path.mkdir(mode=0o700, parents=True)
+            path.chmod(0o700)
     except OSError as error:
         raise MooringsError("pki.invalid", f"the folder {path} cannot be used: {cause_text(error)}") from error
 

@@ -46,6 +46,7 @@ from moorings.wire.shapes import ClaimBody
 log = logging.getLogger("moorings.slurm.agent")
 
 LIST_S = 1.0  # between two lists of jobs
+LIST_PAUSE_S = 0.1  # at least, whoever asks: a list of a large queue keeps slurmctld busy
 CLAIMS_S = 5.0  # between two lists of claims
 BELIEVED_S = 120.0  # what is told of the queue is believed for so long
 GATE_S = 5.0  # between two looks at the gate, if nothing happens
@@ -133,8 +134,9 @@ class Agent:
             self._look.clear()
             with self._troubles.told("slurm.list"):
                 await self._list_jobs()
+            await asyncio.sleep(LIST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(begun + LIST_S - _now(), 0.05)):
+                async with asyncio.timeout(max(begun + LIST_S - _now(), 0.0)):
                     await self._look.wait()
 
     async def _list_jobs(self) -> None:
