@@ -385,7 +385,7 @@ def test_a_refusal_reaches_the_human_and_nothing_runs(cluster, agent):
     job = cluster.sbatch("echo ran", "--ipus=1", user=USER)
     assert cluster.wait_job(job, "FAILED")["ExitCode"] == "121:0"
     said = "gets no partition: the partition could not be created: IPU 3 is broken\n"
-    assert cluster.output(job) == f"moorings: job {job} {said}"
+    assert f"moorings: job {job} {said}" in cluster.output(job)  # slurmstepd may add that a task ended on it
     done = cluster.run("srun", "-n4", "--ipus=4", "echo", "ran", user=USER)
     assert (done.returncode, done.stdout, done.stderr.count(said)) == (121, "", 1)
 
