@@ -42,7 +42,7 @@ class QueueView:
     @property
     def version(self) -> str:
         """A text that changes whenever the offer does; a controller that takes over gives the same one."""
-        return hashlib.sha256(repr([(pool, *sizes.items()) for pool, sizes in self.offer.items()]).encode()).hexdigest()
+        return _version_of(self.offer)
 
 
 class Queues:
@@ -96,37 +96,45 @@ class Queues:
         """
         _check_queue(queue)
         check_may_act(caller, queue, "", "see its offer")
-        view = self._view(queue)
         try:
             async with asyncio.timeout(max(wait_s, 0)):
-                while view.version == version:
+                while _version_of(self._offer(self._told(queue))) == version:  # each job is explained once, at the end
                     await self._next()
-                    view = self._view(queue)
         except TimeoutError:
             pass
-        return view
+        return self._view(queue)
 
-    def _view(self, queue: str) -> QueueView:
-        fleet = self._loop.fleet
-        told = fleet.announced.get(queue)
+    def _told(self, queue: str) -> Announced:
+        told = self._loop.fleet.announced.get(queue)
         if told is None or told.until <= self._clock.now():
             raise MooringsError(
                 "queue.unknown", f"nothing was heard of {queue[:80]}", hint="its agent tells it: is that running?"
             )
-        offer = {offer.pool: dict(offer.counts) for offer in fleet.offers if offer.queue == queue}
+        return told
+
+    def _offer(self, told: Announced) -> Mapping[PoolName, Mapping[int, int]]:
+        offers = self._loop.fleet.offers
+        return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
+
+    def _view(self, queue: str) -> QueueView:
+        fleet, told = self._loop.fleet, self._told(queue)
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
         jobs = [
             QueuedJobView(job, claim.id in free, explain(fleet, claim, now).reasons[0])
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
-        return QueueView(told, offer, jobs)
+        return QueueView(told, self._offer(told), jobs)
 
     async def _next(self) -> None:
         """Returns after the next turn that changed something."""
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)  # others wait for it, too
+
+
+def _version_of(offer: Mapping[PoolName, Mapping[int, int]]) -> str:
+    return hashlib.sha256(repr([(pool, *sizes.items()) for pool, sizes in offer.items()]).encode()).hexdigest()
 
 
 def _check_queue(queue: str) -> None:
