@@ -18,7 +18,6 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.app.logs import configure
-from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_config, parse_config
@@ -68,7 +67,7 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     site = await _find_site(slurm, stopping)
     if site is None:
         return
-    calls = Calls(_endpoint(conf))
+    calls = Calls(conf.endpoint(CALL_S))
     settings = AgentSettings(
         cluster=site.cluster,
         pool=conf.pool,
@@ -118,17 +117,6 @@ async def _find_site(slurm: Commands, stopping: asyncio.Event) -> Site | None:
             async with asyncio.timeout(PAUSE_S):
                 await stopping.wait()
     return None
-
-
-def _endpoint(conf: VipuConf) -> Endpoint:
-    return Endpoint(
-        server=conf.server,
-        access_key=conf.access_key,
-        ca_file=str(conf.server_cert or ""),
-        cert_file=str(conf.client_cert or ""),
-        key_file=str(conf.client_key or ""),
-        timeout_s=CALL_S,
-    )
 
 
 if __name__ == "__main__":

@@ -329,14 +329,7 @@ def _commands(session: Session) -> Commands:
 def _client(session: Session, conf: VipuConf) -> Client:
     """A client with the agent's address and key, whatever the caller's own configuration says."""
     from moorings.client.client import Client
-    from moorings.client.transport import Endpoint, Transport
+    from moorings.client.transport import Transport
 
-    endpoint = Endpoint(
-        server=conf.server,
-        access_key=conf.access_key,
-        ca_file=str(conf.server_cert or ""),
-        cert_file=str(conf.client_cert or ""),
-        key_file=str(conf.client_key or ""),
-        timeout_s=min(conf.timeout_s, CALL_S),
-    )
+    endpoint = conf.endpoint(min(conf.timeout_s, CALL_S))
     return Client(Transport(endpoint, trace=session.console.error if "verbose" in session.flags else None))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
 
 FILE_NAME = "vipu.conf"
@@ -70,6 +71,17 @@ class VipuConf:
         """The controller's address, as a URL."""
         host = f"[{self.api_host}]" if ":" in self.api_host else self.api_host
         return f"{'https' if self.secure else 'http'}://{host}:{self.api_port}"
+
+    def endpoint(self, timeout_s: float) -> Endpoint:
+        """How the controller is reached, by the agent and by whoever looks at it in the agent's place."""
+        return Endpoint(
+            server=self.server,
+            access_key=self.access_key,
+            ca_file=str(self.server_cert or ""),
+            cert_file=str(self.client_cert or ""),
+            key_file=str(self.client_key or ""),
+            timeout_s=timeout_s,
+        )
 
 
 def slurm_conf_path(environment: Mapping[str, str]) -> Path:
