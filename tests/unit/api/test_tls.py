@@ -115,7 +115,7 @@ async def test_the_certificate_must_be_of_the_keys_subject(controller: PretendCo
         async with connected(served, context_of(pki, "bert")) as client:
             client.ask("GET", "/v1/claims")
             answer = await client.answer()
-            assert (answer.status, answer.json()["code"]) == (403, "auth.certificate_mismatch")
+            assert (answer.status, answer.json().get("code")) == (403, "auth.certificate_mismatch")
             client.ask("GET", "/healthz", authorization="")
             assert (await client.answer()).status == 200
 

@@ -83,6 +83,7 @@ def issue(session: Session, *, subject: str, folder: str | None, days: int, ca_k
     """Make a client's certificate, for who holds an access key of that SUBJECT."""
     found = _pki(session, folder, ca_key)
     file = found.issue(subject, _now(session), days)
+    _tell_finished(session, found, but=file)
     session.console.line(f"certificate of {subject}: {file}")
     session.console.note(f"Hand over on a safe way: {file}, {client_key(found.folder, subject)} and {found.bundle}.")
 
@@ -121,6 +122,8 @@ def rotate(
     if sum([authority, drop_old, bool(subjects or names or controllers or everything)]) > 1:
         raise WrongUsage("--ca and --drop-old stand alone", hint="see 'moor pki rotate --help'")
     found, now, console = _pki(session, folder, ca_key), _now(session), session.console
+    found.mend()
+    _tell_finished(session, found)
     if authority:
         found.renew_authority(now)
         console.line(f"there is a new authority; {found.bundle} has it and the old ones")
@@ -169,6 +172,12 @@ def show(session: Session, *, folder: str | None, output: str | None) -> None:
 def _pki(session: Session, folder: str | None, authority_key: str | None = None) -> Pki:
     path = Path(folder).expanduser().absolute() if folder else config_folder(session.environment) / "pki"
     return Pki(path, Path(authority_key).absolute() if authority_key else None)
+
+
+def _tell_finished(session: Session, found: Pki, but: Path | None = None) -> None:
+    for file in found.finished:
+        if file != but:
+            session.console.line(f"finished what a run before was cut off over: {file} and its key are new")
 
 
 def _now(session: Session) -> datetime:

@@ -6,19 +6,29 @@
     server.pem  server.key  the controllers'
     clients/SUBJECT.pem     and SUBJECT.key, to be handed to that subject
 
-Folders are 0700 and keys 0600. Every file is replaced whole; a key is replaced a moment before its certificate, and
-whoever reads them in that moment finds that they do not fit and reads them again (``app.tls``).
+Folders are 0700 and keys 0600. Every file is replaced whole; a certificate is replaced a moment before its key, and
+whoever reads them in that moment finds that they do not fit and reads them again (``app.tls``). What changes the folder
+has it alone, and begins with what a run before was killed over (``files``): saying the same again is always right.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.cli.pki.files import (
+    Place,
+    locked,
+    make_folder,
+    read,
+    replace_certificate,
+    replace_pair,
+    settle,
+    sweep,
+)
 from moorings.client.keyfiles import check_private_key
 from moorings.core.errors import MooringsError
 
@@ -71,10 +81,14 @@ class Pki:
     Args:
         folder: where it is.
         authority_key: the authority's key, if it is kept elsewhere.
+
+    Attributes:
+        finished: certificates of runs that were killed, which have got their keys since.
     """
 
     def __init__(self, folder: Path, authority_key: Path | None = None) -> None:
         self.folder = folder
+        self.finished: list[Path] = []
         self._authority_key = authority_key or folder / "ca.key"
 
     @property
@@ -82,25 +96,49 @@ class Pki:
         """The authorities that are trusted."""
         return self.folder / "ca.pem"
 
+    def mend(self) -> None:
+        """Finish or undo what a run before was killed over, and nothing else.
+
+        Raises:
+            MooringsError: ``pki.invalid``.
+        """
+        with self._changing():
+            pass
+
     def create(self, names: Sequence[str], now: datetime, days: int) -> None:
-        """A new authority, and the controllers' certificate.
+        """A new authority, and the controllers' certificate; of one that was killed over it, what is missing.
 
         Raises:
             MooringsError: ``pki.exists``, ``pki.invalid``.
         """
-        from moorings.cli.pki.authority import issue_server, make_authority
+        from moorings.cli.pki.authority import Pair, issue_server, make_authority
 
-        if self.bundle.exists() or self._authority_key.exists():
-            raise MooringsError(
+        made = make_authority(now)
+        server = issue_server(made, names, now, days)  # first: a wrong name must leave nothing behind
+        make_folder(self.folder)
+        with self._changing():
+            certificate, key = self.bundle.exists(), self._authority_key.exists()
+            begun = not self._server.certificate.exists() or self._server.certificate in self.finished
+            if not certificate and not key:
+                replace_pair(self._authority_place, made.certificate, made.key)
+            elif certificate and key and begun:
+                server = issue_server(Pair(*self._authority()), names, now, days)
+            else:
+                raise self._exists()
+            replace_pair(self._server, server.certificate, server.key)
+
+    def _exists(self) -> MooringsError:
+        if not self.bundle.exists():
+            return MooringsError(
                 "pki.exists",
-                f"there is an authority in {self.folder}",
-                hint="'moor pki rotate' renews its certificates, 'moor pki rotate --ca' makes a new authority",
+                f"there is an authority's key in {self.folder}, and no certificate of it",
+                hint=f"put {self.bundle} back from a copy; or move {self._authority_key} away",
             )
-        authority = make_authority(now)
-        server = issue_server(authority, names, now, days)  # first: a wrong name must leave nothing behind
-        _make_folder(self.folder)
-        _write_pair(self.bundle, authority.certificate, self._authority_key, authority.key)
-        _write_pair(self._certificate(SERVER), server.certificate, self._key(SERVER), server.key)
+        return MooringsError(
+            "pki.exists",
+            f"there is an authority in {self.folder}",
+            hint="'moor pki rotate' renews its certificates, 'moor pki rotate --ca' makes a new authority",
+        )
 
     def issue(self, subject: str, now: datetime, days: int) -> Path:
         """A certificate for a client; where it is.
@@ -112,10 +150,11 @@ class Pki:
 
         check_subject(subject)
         file = client_certificate(self.folder, subject)
-        if file.exists():
-            hint = f"renew it with 'moor pki rotate {subject}'"
-            raise MooringsError("pki.exists", f"{subject} has a certificate: {file}", hint=hint)
-        self._issue_client(subject, now, days)
+        with self._changing():
+            if file.exists() and file not in self.finished:  # one that was just finished has not been handed over
+                hint = f"renew it with 'moor pki rotate {subject}'"
+                raise MooringsError("pki.exists", f"{subject} has a certificate: {file}", hint=hint)
+            self._issue_client(subject, now, days)
         return file
 
     def renew_client(self, subject: str, now: datetime, days: int) -> None:
@@ -124,19 +163,18 @@ class Pki:
         Raises:
             MooringsError: ``pki.invalid``: there is none, or the authority's files.
         """
-        if not client_certificate(self.folder, subject).exists():
-            hint = f"make one: moor pki issue {subject}"
-            raise MooringsError("pki.invalid", f"there is no certificate of {subject} in {self.folder}", hint=hint)
-        self._issue_client(subject, now, days)
+        with self._changing():
+            if not client_certificate(self.folder, subject).exists():
+                hint = f"make one: moor pki issue {subject}"
+                raise MooringsError("pki.invalid", f"there is no certificate of {subject} in {self.folder}", hint=hint)
+            self._issue_client(subject, now, days)
 
     def _issue_client(self, subject: str, now: datetime, days: int) -> None:
         from moorings.cli.pki.authority import Pair, issue_client
 
-        certificate, key = self._authority()
-        made = issue_client(Pair(certificate, key), subject, now, days)
-        _make_folder(self.folder / CLIENTS)
-        file = client_certificate(self.folder, subject)
-        _write_pair(file, made.certificate, client_key(self.folder, subject), made.key)
+        made = issue_client(Pair(*self._authority()), subject, now, days)
+        make_folder(self.folder / CLIENTS)
+        replace_pair(self._client(subject), made.certificate, made.key)
 
     def renew_server(self, names: Sequence[str], now: datetime, days: int) -> None:
         """The controllers' certificate, made anew with a new key; without ``names`` for those it had.
@@ -146,10 +184,10 @@ class Pki:
         """
         from moorings.cli.pki.authority import Pair, issue_server, read_facts
 
-        names = names or read_facts(_read(self._certificate(SERVER))).names
-        certificate, key = self._authority()
-        made = issue_server(Pair(certificate, key), names, now, days)
-        _write_pair(self._certificate(SERVER), made.certificate, self._key(SERVER), made.key)
+        with self._changing():
+            names = names or read_facts(read(self._server.certificate)).names
+            made = issue_server(Pair(*self._authority()), names, now, days)
+            replace_pair(self._server, made.certificate, made.key)
 
     def renew_authority(self, now: datetime) -> None:
         """A new authority beside those there are: all are trusted until the old ones are dropped.
@@ -159,10 +197,11 @@ class Pki:
         """
         from moorings.cli.pki.authority import make_authority
 
-        made = make_authority(now)
-        # The bundle first: should this be cut off, there is one authority more whose key nobody has.
-        _write(self.bundle, made.certificate + _read(self.bundle), 0o644)
-        _write(self._authority_key, made.key, 0o600)
+        with self._changing():
+            if self.bundle in self.finished:  # it is what a run before was killed over
+                return
+            made = make_authority(now)
+            replace_pair(self._authority_place, made.certificate + read(self.bundle), made.key)
 
     def drop_old(self) -> int:
         """Trust the newest authority alone; how many were dropped.
@@ -172,17 +211,38 @@ class Pki:
         """
         from moorings.cli.pki.authority import split_bundle
 
-        certificate, _ = self._authority()
-        old = [entry.name for entry in self.entries() if entry.kind != "authority" and not entry.trusted]
-        if old:
-            raise MooringsError(
-                "pki.invalid",
-                f"{', '.join(sorted(old)[:8])} would not be trusted any more",
-                hint="first renew them: moor pki rotate",
-            )
-        count = len(split_bundle(_read(self.bundle)))
-        _write(self.bundle, certificate, 0o644)
+        with self._changing():
+            certificate, _ = self._authority()
+            old = [entry.name for entry in self.entries() if entry.kind != "authority" and not entry.trusted]
+            if old:
+                raise MooringsError(
+                    "pki.invalid",
+                    f"{', '.join(sorted(old)[:8])} would not be trusted any more",
+                    hint="first renew them: moor pki rotate",
+                )
+            count = len(split_bundle(read(self.bundle)))
+            replace_certificate(self.bundle, certificate)
         return count - 1
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The folder is ours alone, and whole: what a run before was killed over is finished or undone.
+
+        Raises:
+            MooringsError: ``pki.invalid``.
+        """
+        if not self.folder.is_dir():
+            read(self.bundle)
+        with locked(self.folder):
+            drafts = sorted((self.folder / CLIENTS).glob(".*.new"))  # .SUBJECT.pem.new
+            clients = [self._client(Path(draft.name[1:]).with_suffix("").stem) for draft in drafts]
+            for place in (self._authority_place, self._server, *clients):
+                if settle(place):
+                    self.finished.append(place.certificate)
+            sweep(self.folder)
+            sweep(self.folder / CLIENTS)
+            sweep(self._authority_key.parent, self._authority_key.name)
+            yield
 
     def entries(self) -> list[Entry]:
         """All certificates: authorities, the controllers', the clients' by name.
@@ -192,26 +252,26 @@ class Pki:
         """
         from moorings.cli.pki.authority import is_of_key, is_signed_by, read_facts, split_bundle
 
-        authorities = split_bundle(_read(self.bundle))
+        authorities = split_bundle(read(self.bundle))
         found = []
         for number, pem in enumerate(authorities):
             facts = read_facts(pem)
             found.append(Entry("authority", facts.subject, (), facts.serial, facts.ends, self.bundle, number == 0))
-        files = [self._certificate(SERVER)] if self._certificate(SERVER).exists() else []
+        files = [self._server.certificate] if self._server.certificate.exists() else []
         for file in [*files, *sorted((self.folder / CLIENTS).glob("*.pem"))]:
-            pem = _read(file)
+            pem = read(file)
             facts = read_facts(pem)
             kind = "client" if file.parent.name == CLIENTS else "server"
             trusted, key = is_signed_by(pem, authorities[0]), file.with_suffix(".key")
-            fits = not key.exists() or is_of_key(pem, _read(key))
+            fits = not key.exists() or is_of_key(pem, read(key))
             found.append(Entry(kind, facts.subject, facts.names, facts.serial, facts.ends, file, trusted, fits))
         return found
 
     def _authority(self) -> tuple[bytes, bytes]:
-        """The authority whose key we have: its certificate and that key.
+        """The newest authority: its certificate and its key.
 
         Raises:
-            MooringsError: ``pki.invalid``.
+            MooringsError: ``pki.invalid``; also if the key is an older one's: what it signs would be old at once.
         """
         from moorings.cli.pki.authority import is_of_key, split_bundle
 
@@ -219,62 +279,23 @@ class Pki:
             hint = "name it with --ca-key, or make an authority: moor pki init"
             raise MooringsError("pki.invalid", f"there is no {self._authority_key}", hint=hint)
         check_private_key(self._authority_key)
-        key = _read(self._authority_key)
-        for certificate in split_bundle(_read(self.bundle)):
-            if is_of_key(certificate, key):
-                return certificate, key
+        key = read(self._authority_key)
+        newest, *older = split_bundle(read(self.bundle))
+        if is_of_key(newest, key):
+            return newest, key
+        if any(is_of_key(certificate, key) for certificate in older):
+            detail = f"{self._authority_key} is the key of an older authority than the newest in {self.bundle}"
+            hint = "name the newest one's with --ca-key; if it is lost: moor pki rotate --ca"
+            raise MooringsError("pki.invalid", detail, hint=hint)
         raise MooringsError("pki.invalid", f"{self._authority_key} is the key of no authority in {self.bundle}")
 
-    def _certificate(self, name: str) -> Path:
-        return self.folder / f"{name}.pem"
+    @property
+    def _authority_place(self) -> Place:
+        return Place(self.bundle, self._authority_key)
 
-    def _key(self, name: str) -> Path:
-        return self.folder / f"{name}.key"
+    @property
+    def _server(self) -> Place:
+        return Place(self.folder / f"{SERVER}.pem", self.folder / f"{SERVER}.key")
 
-
-def _make_folder(path: Path) -> None:
-    try:
-        if not path.is_dir():  # one that exists is left as it is: others may have to read it
-            path.mkdir(mode=0o700, parents=True)
-            path.chmod(0o700)
-    except OSError as error:
-        raise MooringsError("pki.invalid", f"the folder {path} cannot be used: {cause_text(error)}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        hint = "'moor pki init' makes an authority" if path.name == "ca.pem" else ""
-        raise MooringsError("pki.invalid", f"{path} cannot be read: {cause_text(error)}", hint=hint) from error
-
-
-def _write_pair(file: Path, certificate: bytes, key_file: Path, key: bytes) -> None:
-    drafts = _draft(key_file, key, 0o600), _draft(file, certificate, 0o644)
-    _replace(drafts[0], key_file)
-    _replace(drafts[1], file)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    _replace(_draft(path, content, mode), path)
-
-
-def _draft(path: Path, content: bytes, mode: int) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(draft, flags, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise MooringsError("pki.invalid", f"{path} cannot be written: {cause_text(error)}") from error
-    return draft
-
-
-def _replace(draft: Path, path: Path) -> None:
-    try:
-        draft.replace(path)
-    except OSError as error:
-        raise MooringsError("pki.invalid", f"{path} cannot be written: {cause_text(error)}") from error
+    def _client(self, subject: str) -> Place:
+        return Place(client_certificate(self.folder, subject), client_key(self.folder, subject))
