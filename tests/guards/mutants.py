@@ -1,7 +1,8 @@
 """A copy of the package in which one guard at a time is missing, and the tests that are run over it.
 
 A copy, because the source must stay as it is while others work on it; a process of its own, because what is imported
-once stays imported. Swapping functions in the running process was refused: it reaches neither migrations nor the
+once stays imported; and whatever that process starts is ended with it (``keeper``), because a test that fails half-way
+cleans nothing up. Swapping functions in the running process was refused: it reaches neither migrations nor the
 supervisors that tests start, and would prove something of the swap.
 """
 
@@ -17,15 +18,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.guards import keeper
 from tests.guards.guard import Guard
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "moorings"
 ENDED_WITH_FAILURES = 1  # of pytest; 2 to 5 mean that nothing was tested
 PATIENCE_S = 110.0
+_ENDING_S = 30.0  # for ``keeper`` to end what is left
 
 # How a test says no. A NameError, or a module that cannot be imported, says only that the replacement makes no sense.
 SAYS_NO = frozenset({"AssertionError", "Failed", "MooringsError", "TimeoutError"})
+
+_KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 
 # Only these plugins: the others are most of the time that a short test takes.
 _PYTEST = (
@@ -49,11 +54,19 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What pytest said over the changed package."""
+    """What pytest said over the changed package.
+
+    Attributes:
+        status: its exit status.
+        failures: the tests that failed.
+        output: the end of what it printed.
+        ended: what it left behind and was ended, a line each.
+    """
 
     status: int
     failures: tuple[Failure, ...]
     output: str
+    ended: tuple[str, ...] = ()
 
     def misses(self, test: str) -> bool:
         """Whether that test (or one of its parameters' variants) noticed that something is missing."""
@@ -108,11 +121,11 @@ class Copy:
             compiled.unlink()
 
     def test(self, *tests: str) -> Outcome:
-        """Run tests over the copy as it is now."""
+        """Run tests over the copy as it is now; nothing that they started is left."""
         self._told.unlink(missing_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
         done = subprocess.run(
-            (*_PYTEST, *tests),
+            (*_KEEPER, str(PATIENCE_S), *_PYTEST, *tests),
             env=kept
             | {
                 "PYTHONPATH": str(self.path),
@@ -123,12 +136,14 @@ class Copy:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=PATIENCE_S + _ENDING_S,
             check=False,
         )
         output = done.stdout[-6000:] + done.stderr[-2000:]
+        assert done.returncode != keeper.TOO_LONG, f"it took more than {PATIENCE_S:g} s:\n{output}"
         assert self._told.exists(), output
         told = json.loads(self._told.read_text("utf-8"))
         assert Path(told["package"]).is_relative_to(self.path), f"{told['package']} was tested, not {self.path}"
         failures = tuple(Failure(one["test"], tuple(one["kinds"])) for one in told["failures"])
-        return Outcome(done.returncode, failures, output)
+        ended = tuple(line for line in done.stderr.splitlines() if line.startswith(keeper.ENDED))
+        return Outcome(done.returncode, failures, output, ended)
