@@ -15,7 +15,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import Seen, Verdict
 from moorings.core.topology import Block
 from moorings.drivers.vipu import driver as driver_module
+from moorings.drivers.vipu import misses as misses_module
 from moorings.drivers.vipu import tool as tool_module
+from moorings.drivers.vipu.misses import REJECTED_FROM
 from moorings.drivers.vipu.sight import MISPLACED
 from moorings.testing.driver_suite import MARK, becomes, goes, names, opened, order_for, refused
 from moorings.testing.vipu_stand_in import calls_of, vanish
@@ -144,7 +146,7 @@ async def test_a_cancelled_question_leaves_no_process(rig):
         question.cancel()
         await asyncio.wait((question,))
         assert question.cancelled()
-        assert processes_of(rig) == []
+        await until(lambda: processes_of(rig) == [])
 
 
 async def test_a_missing_command_is_told_with_what_to_do(tmp_path):
@@ -273,6 +275,99 @@ async def test_a_partition_made_elsewhere_is_shown_where_it_is_and_undone(rig):
             assert (await driver.remove(order.name, mark)).verdict is Verdict.OK
         await goes(rig, driver, order.name)
         assert (await driver.create(order)).verdict is Verdict.OK
+
+
+async def test_a_block_that_the_vendor_does_not_give_is_broken_and_no_other(rig):
+    rig.trouble({"kind": "avoids", "ipu": 0, "on": ["create"]})
+    async with opened(rig) as driver:
+        for name, verdict in (("one", Verdict.UNAVAILABLE), ("two", Verdict.BROKEN)):
+            answer = await driver.create(order_for(rig, "0-1", name=name))
+            assert answer.verdict is verdict, answer
+            assert f"made {name} on 2-3 and not on 0-1" in answer.detail
+            again = await driver.create(order_for(rig, "0-1", name=name))
+            assert again.verdict is verdict, "an answer that was lost is given again"
+            assert (await driver.remove(name, MARK)).verdict is Verdict.OK
+            await goes(rig, driver, name)
+        assert (await driver.create(order_for(rig, "2-3", name="three"))).verdict is Verdict.OK
+        rig.trouble()
+        assert (await driver.create(order_for(rig, "0-1", name="four"))).verdict is Verdict.OK, "mended"
+    assert rig.there() == {"three": [2, 3], "four": [0, 1]}
+
+
+@pytest.mark.parametrize("steered", [True, False])
+async def test_a_vendor_that_follows_no_order_is_told_in_the_end(tmp_path, steered, monkeypatch):
+    monkeypatch.setattr(misses_module, "PAUSE_S", 0.01)
+    settings = {} if steered else {"create_arguments": ()}
+    rig = VipuRig(tmp_path, picks="last", settings=settings)
+    rig.trouble({"kind": "elsewhere", "on": ["create"]})
+    verdicts, detail = [], ""
+    async with opened(rig) as driver:
+        for number in range(REJECTED_FROM + 1):
+            order = order_for(rig, ("0-1", "2-3", "4-5")[number % 3], name=f"p{number}")
+            answer = await driver.create(order)
+            while "next try in" in answer.detail:  # each look takes longer than the pause
+                answer = await driver.create(order)
+            verdicts.append(answer.verdict)
+            detail = answer.detail
+            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
+            await goes(rig, driver, order.name)
+    assert verdicts[-2:] == [Verdict.REJECTED] * 2
+    assert f"made p{REJECTED_FROM} on 6-7 and not on 2-3" in detail
+    assert "create_arguments" in detail
+    assert Verdict.REJECTED not in verdicts[:-2]
+    assert (Verdict.BROKEN in verdicts) is steered
+    assert rig.there() == {}
+
+
+async def test_what_is_made_elsewhere_is_not_shown_before_its_order_is_answered(tmp_path):
+    """Else its order would count as overtaken, and nobody would hear that its block is broken."""
+    rig = VipuRig(tmp_path, waits=True, provision_s=1.0)
+    rig.trouble({"kind": "elsewhere", "on": ["create"], "times": 1})
+    async with opened(rig) as driver:
+        order = order_for(rig, "0-1")
+        creating = asyncio.create_task(driver.create(order))
+        await until(lambda: order.name in rig.there())
+        assert await names(driver) == []
+        assert not creating.done()
+        assert (await creating).verdict is Verdict.UNAVAILABLE
+        assert await names(driver) == [order.name]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["this process", "the next process"])
+async def test_what_is_made_larger_than_ordered_is_ours_all_the_same(rig, again):
+    order = order_for(rig, "0-1")
+    rig.trouble({"kind": "larger", "on": ["create"], "times": 1})
+    async with opened(rig) as driver:
+        answer = await driver.create(order)
+        assert answer.verdict is Verdict.UNAVAILABLE
+        assert "on 0-3 and not on 0-1" in answer.detail
+        (sighting,) = await driver.list_partitions()
+        assert (str(sighting.block), sighting.mark) == ("0-3", MARK + MISPLACED)
+        if not again:
+            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
+            await goes(rig, driver, order.name)
+    if again:
+        async with opened(rig) as driver:
+            (sighting,) = await driver.list_partitions()
+            assert sighting.mark == MARK + MISPLACED
+            assert (await driver.remove(order.name, MARK + MISPLACED)).verdict is Verdict.OK
+            await goes(rig, driver, order.name)
+    assert rig.there() == {}
+
+
+async def test_another_size_is_no_proof_when_the_vendor_said_no(rig):
+    """A stranger's partition of that name, made between our look and our order."""
+    order = order_for(rig, "0-1")
+    rig.trouble({"kind": "slow", "seconds": 0.7, "on": ["create"], "times": 1})
+    async with opened(rig) as driver:
+        creating = asyncio.create_task(driver.create(order))
+        await until(lambda: any("create" in call["argv"] for call in calls_of(rig.machine)))
+        by_hand(rig, "create", "partition", order.name, "--size", "4", "--index", "0")
+        assert (await creating).verdict is Verdict.UNAVAILABLE
+        (sighting,) = await driver.list_partitions()
+        assert sighting.mark == ""
+        assert (await driver.remove(order.name, MARK)).seen is Seen.ABSENT
+        assert list(rig.there()) == [order.name]
 
 
 async def test_a_cluster_that_says_more_of_its_ipus_needs_the_keys_that_count(tmp_path):

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from moorings.core.laws import check
+from moorings.drivers.vipu import misses
 from moorings.testing.vipu_stand_in import calls_of, partitions_of, set_faults, write_command
-from tests.e2e.rig import running
+from tests.e2e.rig import ADMIN, running
 
 POOL = """
 [[pool]]
@@ -53,21 +54,49 @@ async def test_claims_get_their_partitions_and_give_them_back(tmp_path, argument
         assert rig.fleet.pools["pod16"].free.free == 16
 
 
-async def test_a_vendor_that_chooses_other_ipus_gets_rest_and_keeps_nothing(tmp_path):
+async def test_a_vendor_that_chooses_other_ipus_gets_rest_and_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(misses, "PAUSE_S", 10.0)  # a second of the test
     async with running(tmp_path, pool(tmp_path, "[]", picks="last")) as rig:
-        claim = await rig.claim(4, wait_s=0.0)
+        asking = asyncio.create_task(rig.claim(4, wait_s=400))
 
         def told() -> bool:
             return any("next try in" in delay for delay in rig.assembly.hardware.delays.values())
 
         await rig.until(told, wait_s=40)
-        before = len(tried(tmp_path))
-        assert before <= 12, "that many blocks were tried"
-        await rig.until(lambda: len(tried(tmp_path)) > before, wait_s=40)
-        assert rig.fleet.claims[claim.id].state.value in ("PENDING", "GRANTED"), "it keeps its place"
-        await rig.release(rig.fleet.claims[claim.id], wait_s=40)
+        assert [claim.state.value for claim in rig.fleet.claims.values()] in (["PENDING"], ["GRANTED"])
+        claim = await asking
+        assert claim.state.value == "FAILED"
+        assert claim.reason is not None
+        reason = claim.reason.message
+        assert "on 12-15 and not on" in reason, "what was made, and what was asked"
+        assert "create_arguments" in reason
+        assert len(tried(tmp_path)) <= 12, "it was tried a few times"
         await rig.until(lambda: not rig.fleet.partitions and free_ipus(tmp_path) == 16, wait_s=40)
         await rig.until(lambda: rig.fleet.pools["pod16"].free.free == 16, wait_s=40)
+        assert not rig.fleet.pools["pod16"].out, "nothing is wrong with the devices"
+
+
+async def test_devices_that_the_vendor_does_not_give_go_out_of_service(tmp_path):
+    pools = pool(tmp_path, '["--index", "{index}"]')
+    async with running(tmp_path, pools) as rig:
+        first = await rig.claim(8, wait_s=40)
+        set_faults(tmp_path / "machine", {"kind": "avoids", "ipu": 8, "on": ["create"]})
+        for index in range(12, 16):  # else it might get these before the others are tried again
+            await rig.controller.drain_device(ADMIN, f"pod16:{index}", "for later")
+        asking = asyncio.create_task(rig.claim(4, wait_s=400))
+        await rig.until(lambda: len(rig.fleet.pools["pod16"].out) == 8, wait_s=60)
+        broken = [rig.fleet.pools["pod16"].out[index] for index in range(8, 12)]
+        assert [device.state.value for device in broken] == ["QUARANTINED"] * 4, "what was asked for, and nothing else"
+        assert all("on 12-15 and not on 8-11" in device.reason for device in broken)
+        for index in range(12, 16):
+            await rig.controller.resume_device(ADMIN, f"pod16:{index}")
+        claim = await asking
+        assert claim.state.value == "READY"
+        assert str(next(one.block for one in rig.fleet.partitions.values() if one.claim == claim.id)) == "12-15"
+        await rig.until(lambda: free_ipus(tmp_path) == 4, wait_s=40)
+        assert check(rig.fleet) == []
+        await asyncio.gather(rig.release(first, wait_s=40), rig.release(claim, wait_s=40))
+        await rig.until(lambda: not rig.fleet.partitions and free_ipus(tmp_path) == 16, wait_s=40)
 
 
 def tried(tmp_path) -> list[dict[str, object]]:

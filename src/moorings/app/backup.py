@@ -1,8 +1,9 @@
 """Backups: ``python -m moorings.app.backup save|restore|external|finish``, for ``moor backup`` and ``moor restore``.
 
 A backup is one tar file: the database as it stood at one moment (SQLite's own online copy, so the controller may go
-on), the pepper without which every access key is void, the pools file, and a manifest with sizes, checksums and the
-revision of the tables. Runs' folders and the hardware are not in it: they are not records but the world.
+on), the pepper without which every access key is void, the pools file, what was ordered of V-IPU controllers, and a
+manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not in it: they are
+not records but the world.
 
 Restoring turns the records back; the world stays as it is. What the records must know of it before a controller leads
 from them is told to them in ``turned_back``; a database that its own tools restored is made ready by ``external``. What
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from moorings import __version__
+from moorings.app import backup_orders
 from moorings.app.clock import SystemClock
 from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, write_private
 from moorings.app.logs import without_secrets
@@ -144,6 +146,7 @@ def save(data: Path, file: Path) -> list[str]:
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
             parts = _gather(source, data / PEPPER, settings.pools, data / POOLS, Path(work))
+            parts |= _gather_orders(data, Path(work))  # after the records: what they say was ordered is in it
             standing = look_at(parts[DATABASE])
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings.pools))
@@ -207,6 +210,15 @@ def _gather(database: Path, pepper: Path, pools: Path | None, own_pools: Path, w
             parts[name] = work / name
             shutil.copyfile(origin, parts[name])
     return parts
+
+
+def _gather_orders(data: Path, work: Path) -> dict[str, Path]:
+    """Copies of what was ordered of V-IPU controllers; such a file is replaced whole.
+
+    Raises:
+        MooringsError: ``backup.invalid``.
+    """
+    return {name: Path(shutil.copyfile(path, work / name)) for name, path in backup_orders.lists_in(data).items()}
 
 
 def _damaged(database: Path, how: str) -> MooringsError:
@@ -293,12 +305,13 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             manifest = _unpack(file, work)
             old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
             prepared = _prepare(work / DATABASE, old, data / "runs", other_installation=other_installation)
-            _replace(data, work, aside, file)
+            of_others = prepared.replaced not in ("", prepared.standing.installation)
+            ordered = _replace(data, work, aside, file, of_others=of_others)
     except (OSError, UnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
         folder.close()
-    return _told(data, aside, manifest, prepared)
+    return _told(data, aside, manifest, prepared, ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +331,9 @@ class _Prepared:
     started: Sequence[RunId]
 
 
-def _told(data: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared) -> list[str]:
+def _told(
+    data: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared, ordered: Sequence[str]
+) -> list[str]:
     standing = prepared.standing
     told = [
         f"restored: installation {standing.installation} as of {manifest['at']}; events go on at {standing.seq + 1}"
@@ -331,6 +346,11 @@ def _told(data: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepa
         told.append(
             f"partitions of installation {prepared.replaced} are strangers' from now on: they are never removed, and "
             "their devices given to nobody; end their jobs, and remove them with the vendor's own tool"
+        )
+    if ordered:
+        told.append(
+            f"what was ordered of {', '.join(ordered)} is that of the backup, too: partitions that Moorings made there "
+            "since pass for strangers', and stay until they are removed with vipu"
         )
     if not prepared.joined:
         told.append("access keys that were revoked since the backup are valid again: moor get keys")
@@ -418,7 +438,8 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(content.read(MANIFEST_BYTES_MAX))
     if manifest["format"] != FORMAT:
         raise ValueError(f"format {manifest['format']!r:.40} is not known here, only {FORMAT}")
-    if DATABASE not in manifest["files"] or not set(manifest["files"]) <= {DATABASE, PEPPER, POOLS}:
+    others = {name for name in manifest["files"] if not backup_orders.is_member(name)}
+    if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS}:
         raise ValueError(f"it holds {sorted(manifest['files'])!r:.80}")
     return manifest
 
@@ -498,10 +519,11 @@ def _revoke_again(database: Path, old: Path) -> bool:
     return True
 
 
-def _replace(data: Path, work: Path, aside: Path, file: Path) -> None:
+def _replace(data: Path, work: Path, aside: Path, file: Path, *, of_others: bool) -> list[str]:
     """The step that must not be left half done: it is marked while it lasts, and done again after a crash.
 
-    The mark tells where the old records are, for whoever does it again must ask them too.
+    The mark tells where the old records are, for whoever does it again must ask them too. Gives the pools whose list of
+    orders is the backup's now; ``of_others``: the records that are replaced are another installation's.
     """
     begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists()}
     write_private(data / RESTORING, json.dumps(begun) + "\n")
@@ -512,11 +534,13 @@ def _replace(data: Path, work: Path, aside: Path, file: Path) -> None:
         sync_folder(data)
     for name in _OLD:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
+    ordered = backup_orders.put_back(data, work, aside, of_others=of_others)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
     write_private(data / RESTORED, json.dumps({"from": str(file), "aside": str(aside)}) + "\n")
     (data / RESTORING).unlink()
     sync_folder(data)
+    return ordered
 
 
 # -- a database that its own tools restored ----------------------------------------------------------------------------

@@ -71,8 +71,9 @@ def set_faults(folder: Path, *faults: Mapping[str, object]) -> None:
     A fault is ``{"kind": ..., "on": [verbs], "times": n}`` and what its kind needs: ``slow`` (``seconds``), ``hang``,
     ``fail_before`` and ``fail_after`` doing it (``says``), ``hang_after``, ``late`` (fails, and is done after
     ``seconds`` all the same), ``nothing`` (says success), ``garbage``, ``binary``, ``half``, ``empty``, ``flood``,
-    ``elsewhere`` (a new partition is made on the last IPUs), ``breaks`` (a new partition is in ERROR), ``state``
-    (``name`` is shown in ``state``), ``hidden`` (``name`` is not shown).
+    ``elsewhere`` (a new partition is made on the last IPUs), ``avoids`` (no new partition gets ``ipu``; one that should
+    is made on the first others), ``larger`` (a new partition has twice its size), ``breaks`` (a new partition is in
+    ERROR), ``state`` (``name`` is shown in ``state``), ``hidden`` (``name`` is not shown).
     """
     with _locked(folder):
         _replace(folder / "faults.json", [dict(fault) for fault in faults])
@@ -181,7 +182,7 @@ class _Controller:
             raise _RefusedError(f"partition {name} already exists")
         if size < 1 or size & (size - 1):
             raise _RefusedError("the size must be a power of 2")
-        ipus = self._ipus(size, options.get("--index"), last=any(fault["kind"] == "elsewhere" for fault in faults))
+        ipus = self._ipus(size, options.get("--index"), faults)
         late = [fault["seconds"] for fault in faults if fault["kind"] == "late"]
         appears_at = time.time() + (late[0] if late else 0)
         self.partitions[name] = {
@@ -196,18 +197,24 @@ class _Controller:
         }
         return float(self.machine["provision_s"])
 
-    def _ipus(self, size: int, index: str | None, *, last: bool) -> list[int]:
+    def _ipus(self, size: int, index: str | None, faults: list[dict[str, Any]]) -> list[int]:
         taken = {ipu for partition in self.partitions.values() for ipu in partition["ipus"]}
+        kinds = {fault["kind"]: fault for fault in faults}
+        if "larger" in kinds:
+            size, index = size * 2, None
         blocks = [list(range(start, start + size)) for start in range(0, self.machine["ipus"], size)]
-        if last or (index is None and self.machine["picks"] == "last"):
+        if "elsewhere" in kinds or (index is None and self.machine["picks"] == "last"):
             blocks.reverse()
         elif index is not None:
             if not self.machine["index"]:
                 raise _RefusedError("unknown flag: --index")
             number = int(index) if self.machine["index"] == "block" else int(index) // size
-            blocks = blocks[number : number + 1]
+            chosen = blocks[number : number + 1]
+            if "avoids" not in kinds or kinds["avoids"]["ipu"] not in chosen[0]:
+                blocks = chosen
         for block in blocks:
-            if len(block) == size and not taken & set(block):
+            avoided = "avoids" in kinds and kinds["avoids"]["ipu"] in block
+            if len(block) == size and not taken & set(block) and not avoided:
                 return block
         raise _RefusedError(f"no {size} IPUs are available")
 

@@ -1,5 +1,6 @@
 """What we ordered is on the disk, is never lost, and is forgotten when it is over."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionOrder
 from moorings.core.instants import Instant, after
 from moorings.core.topology import Block
-from moorings.drivers.vipu.orders import LATE_S, Orders, Record
+from moorings.drivers.vipu.orders import LATE_S, Orders, Record, is_whole
 
 NOW = Instant(1_700_000_000_000_000)
 
@@ -37,6 +38,22 @@ def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
     assert orders.all()["p"].settled, "another process's words are heard"
     again.close()
     again.close()
+
+
+@pytest.mark.parametrize("shape", [(4, None), (4, 1)])
+def test_what_the_vendor_made_of_an_order_is_found_again(orders, tmp_path, shape):
+    orders.write(Record(order("p"), made=shape))
+    again = Orders(tmp_path / "a" / "b")
+    assert again.all() == {"p": Record(order("p"), made=shape)}
+    again.settle(["p"])
+    assert again.all()["p"].made == shape
+    again.close()
+    assert is_whole(orders.path)
+    for wrong in ("[4]", '"4"', "[4, 1, 1]", '["4", null]'):
+        entries = json.loads(orders.path.read_text())
+        entries["orders"][0]["made"] = json.loads(wrong)
+        orders.path.write_text(json.dumps(entries))
+        assert not is_whole(orders.path)
 
 
 def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):

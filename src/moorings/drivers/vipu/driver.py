@@ -11,8 +11,8 @@ that it was taken, or after ``PATIENCE_S``; the command runs on behind, and whil
 that is being reset or removed is not believed.
 
 Refused: telling the vendor by default which IPUs to take. ``--index`` exists, but no public text says what it counts;
-``create_arguments`` is there for sites that know. What is made elsewhere than ordered is seen and undone: ``sight``. A
-vendor that goes on choosing other IPUs than we do is asked ever more rarely, so that its hardware has some rest.
+``create_arguments`` is there for sites that know. What is made elsewhere than ordered is seen and undone (``sight``),
+and where that goes on, the block is given up or the claim refused (``misses``): no claim waits for it for ever.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.vipu import commands
 from moorings.drivers.vipu.commands import NAME_CHARS_MAX, UnreadableError
+from moorings.drivers.vipu.misses import Misses
 from moorings.drivers.vipu.orders import Orders, Record
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.drivers.vipu.sight import MISPLACED, Sight, look, under_way, with_states
 from moorings.drivers.vipu.tool import FailedError, NotStartedError, Tool
 from moorings.ports.clock import Clock
 
-MISPLACED_MAX = 4  # so many in a row are bad luck; from then on there are pauses, each twice as long
-PAUSE_S, PAUSE_S_MAX = 2.0, 120.0
 PATIENCE_S = 2.0  # an order that is still under way by then is answered as taken, if it is seen to be
 CLUSTERS_BYTES_MAX = 16 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # never an option of the command
 _OWN_CHOICE = "the V-IPU controller makes partitions on other IPUs than ordered (see create_arguments in [pool.vipu])"
+_WHAT_FOLLOWS = {
+    Verdict.UNAVAILABLE: "another try follows",
+    Verdict.BROKEN: "it did so before, and the block counts as broken: see with 'vipu' why it does not give these IPUs",
+    Verdict.REJECTED: "the last {count} were all made elsewhere: admins, see create_arguments in [pool.vipu]",
+}
 
 _Value = TypeVar("_Value")
 
@@ -91,8 +95,9 @@ class VipuDriver:
         self._places: dict[str, int] = {}  # of the cluster's IPUs; empty until it has been asked
         self._strange: set[str] = set()  # IPUs seen that are not the cluster's: another pool's
         self._jobs: dict[str, _Job] = {}
-        self._misplaced: set[str] = set()  # names of those that were made elsewhere, since one was not
+        self._misses = Misses(steered=bool(settings.create_arguments))
         self._rests_until = clock.now()
+        self._creating: set[str] = set()  # names whose order has not been answered yet
         self._turn = asyncio.Lock()  # one order at a time decides by what is there
 
     @property
@@ -110,10 +115,13 @@ class VipuDriver:
         refusal = self._refusal(order)
         if refusal:
             return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+        self._creating.add(order.name)
         try:
             return await self._create(order)
         except MooringsError as error:
             return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+        finally:
+            self._creating.discard(order.name)
 
     async def reset(self, name: str, mark: str) -> Answer:
         try:
@@ -142,7 +150,7 @@ class VipuDriver:
         async with self._turn:
             seen = await self._look()
             if order.name in seen:
-                return _created_before(order, seen[order.name])
+                return self._created(order, seen[order.name])
             job = self._jobs.get(order.name)
             if job is None:
                 holder = self._holder(order.block, seen)
@@ -151,11 +159,12 @@ class VipuDriver:
                 if self._rests_until - (now := self._clock.now()) > 0:
                     rest_s = (self._rests_until - now) / 1e6
                     return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s")
+                self._rests_until = after(now, self._misses.pause_s)  # where one is asked for, the others rest
                 await asyncio.to_thread(self._orders.write, Record(order))
                 words = commands.build_create(order, self._settings)
                 job = self._start(order.name, _Job(Seen.PROVISIONING, order.block, self._command(words)))
         try:
-            await self._wait(job, lambda now: order.name in now)
+            await self._wait(job, lambda now: order.name in now and now[order.name].record is not None)
         except NotStartedError:
             await asyncio.to_thread(self._orders.forget, order.name)
             raise
@@ -167,18 +176,35 @@ class VipuDriver:
         if order.name not in seen:
             done = "said that it was done" if job.task.done() else "has not answered yet"
             return Answer(Verdict.UNAVAILABLE, detail=f"'vipu create' {done}, and {order.name} is not listed")
-        self._learn(seen[order.name])
-        return _created_before(order, seen[order.name])
+        if seen[order.name].record is None and job.task.done():
+            seen = await self._adopt(order, seen[order.name])
+        return self._created(order, seen[order.name])
 
-    def _learn(self, made: Sight) -> None:
-        """Rest the longer, the more partitions in a row the vendor made elsewhere."""
-        if not made.misplaced:
-            self._misplaced.clear()
-            return
-        self._misplaced.add(made.sighting.name)
-        beyond = len(self._misplaced) - MISPLACED_MAX
-        if beyond > 0:
-            self._rests_until = after(self._clock.now(), min(PAUSE_S * 2 ** min(beyond, 16), PAUSE_S_MAX))
+    async def _adopt(self, order: PartitionOrder, made: Sight) -> dict[str, Sight]:
+        """What is there, when the vendor said that it did an order and made a partition of another shape.
+
+        It is ours: the name was nobody's before, and a vendor that finds it taken says so.
+        """
+        record = (await asyncio.to_thread(self._orders.all)).get(order.name)
+        if record is not None and record.order == order:
+            await asyncio.to_thread(self._orders.write, replace(record, made=made.shape))
+        return await self._look()
+
+    def _created(self, order: PartitionOrder, sight: Sight) -> Answer:
+        """The answer for a partition that is there under the ordered name."""
+        if sight.record is None or sight.record.order.mark != order.mark:
+            return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
+        if sight.record.order.block != order.block:
+            detail = f"partition {order.name} already exists, on {sight.record.order.block}"
+            return Answer(Verdict.REJECTED, detail=detail)
+        if not sight.misplaced:
+            self._misses.hit(order.block)
+            return _present(sight)
+        self._misses.missed(order.name, order.block)
+        self._rests_until = max(self._rests_until, after(self._clock.now(), self._misses.pause_s))
+        verdict = self._misses.verdict(order.block)
+        detail = f"{_misplacement(order, sight)}; {_WHAT_FOLLOWS[verdict].format(count=self._misses.in_a_row)}"
+        return Answer(verdict, Seen.ERROR if verdict is Verdict.BROKEN else Seen.UNKNOWN, detail)
 
     def _holder(self, block: Block, seen: dict[str, Sight]) -> str:
         """Who has some of these devices: a partition that is there, or one that is just being made."""
@@ -282,7 +308,11 @@ class VipuDriver:
     # ---- looking
 
     async def list_partitions(self) -> Sequence[Sighting]:
-        return [sight.sighting for sight in (await self._look()).values()]
+        # One that was made elsewhere is not shown before its order is answered: whoever reads listings would take it
+        # for a stranger, and the order for one that was overtaken, and never hear what became of it.
+        unanswered = frozenset(self._creating)
+        seen = await self._look()
+        return [sight.sighting for name, sight in seen.items() if not (sight.misplaced and name in unanswered)]
 
     async def _look(self) -> dict[str, Sight]:
         """What is there, by name.
@@ -372,21 +402,14 @@ async def _stop(job: _Job) -> None:
     await asyncio.wait((job.task,))
 
 
-def _created_before(order: PartitionOrder, sight: Sight) -> Answer:
-    """The answer for a partition that is there under the ordered name."""
-    if sight.record is None or sight.record.order.mark != order.mark:
-        return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
-    if sight.record.order.block != order.block:
-        return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {sight.record.order.block}")
-    if sight.misplaced:
-        where = (
-            f"on {sight.sighting.block}"
-            if not sight.elsewhere
-            else "on IPUs that are not the pool's (see cluster, allocation and ipu_keys)"
-        )
-        detail = f"the V-IPU controller made {order.name} {where} and not on {order.block}; it is removed again"
-        return Answer(Verdict.UNAVAILABLE, detail=detail)
-    return _present(sight)
+def _misplacement(order: PartitionOrder, sight: Sight) -> str:
+    """What was made, and what was asked."""
+    made, asked = f"on {sight.sighting.block}", f"on {order.block}"
+    if sight.elsewhere:
+        made = "on IPUs that are not the pool's (see cluster, allocation and ipu_keys)"
+    elif sight.sighting.block == order.block:
+        made, asked = f"with {sight.shape[1]} GCDs", str(order.gcds)
+    return f"the V-IPU controller made {order.name} {made} and not {asked}; it is removed again"
 
 
 def _present(sight: Sight) -> Answer:

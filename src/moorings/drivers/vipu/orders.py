@@ -3,7 +3,7 @@
 V-IPU has no text of ours to keep beside a partition, and its names are the user's own (``p64`` may be a stranger's). So
 each order is written down, whole and on the disk, *before* it is given, and is forgotten only when the partition is
 known to have gone. A partition is ours if, and only if, an order of that name is written down and the partition has its
-size and its GCDs:
+size and its GCDs (or those that the vendor made of it, where it said that it had done our order):
 
 - Killed before the file was written: nothing was ordered. Killed after: the order is found again, whether it was done
   or not, and so are its name, its mark and its devices.
@@ -39,6 +39,7 @@ LATE_S = 3600.0  # as long as sites let the vendor's controller take (facts: vip
 FILE_BYTES_MAX = 64 << 20
 
 _Stamp = tuple[int, int, int]  # inode, size, mtime (ns)
+Shape = tuple[int, int | None]  # how many IPUs a partition has, and how many GCDs, if that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,13 @@ class Record:
         order: as it was given.
         settled: whether its fate is known (it was listed, or the vendor said no): then absence is the end of it.
         given_up_at: when it was removed without being settled; it may still be made late.
+        made: the shape in which the vendor made it, where that is not the ordered one.
     """
 
     order: PartitionOrder
     settled: bool = False
     given_up_at: Instant | None = None
+    made: Shape | None = None
 
 
 class Orders:
@@ -175,6 +178,16 @@ class Orders:
                 raise _unavailable(f"{self.path} cannot be written: {error}") from error
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file is a list of orders that can be read; raises ``OSError`` if it cannot be looked at."""
+    content = path.read_bytes()
+    try:
+        _parse(content)
+    except (ValueError, KeyError, TypeError, RecursionError, MooringsError):
+        return False
+    return True
+
+
 def _write(path: Path, records: dict[str, Record]) -> None:
     text = json.dumps({"version": 1, "orders": [_to_json(record) for record in records.values()]}, indent=1)
     draft = path.with_name(f".{path.name}.tmp")  # the lock is held: nobody else writes it
@@ -201,6 +214,7 @@ def _to_json(record: Record) -> dict[str, object]:
         "replicas_per_gcd": order.replicas_per_gcd,
         "settled": record.settled,
         "given_up_at": record.given_up_at,
+        **({"made": list(record.made)} if record.made is not None else {}),
     }
 
 
@@ -221,7 +235,17 @@ def _record(entry: dict[str, object]) -> Record:
     if not (texts and isinstance(gcds, int) and isinstance(replicas, int) and isinstance(at, int | None)):
         raise TypeError("an order is not as we write them")
     order = PartitionOrder(str(name), Block.parse(str(devices)), gcds, replicas, str(mark))
-    return Record(order, entry["settled"] is True, None if at is None else Instant(at))
+    return Record(order, entry["settled"] is True, None if at is None else Instant(at), _made(entry.get("made")))
+
+
+def _made(value: object) -> Shape | None:
+    match value:
+        case None:
+            return None
+        case [int(n_ipus), int() | None as n_gcds]:
+            return n_ipus, n_gcds
+        case _:
+            raise TypeError("an order is not as we write them")
 
 
 def _stamp(path: Path) -> _Stamp | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from moorings.core.hardware import Seen, Sighting
 from moorings.core.topology import Block
 from moorings.drivers.vipu.commands import VendorPartition, seen_of
-from moorings.drivers.vipu.orders import Record
+from moorings.drivers.vipu.orders import Record, Shape
 
 MISPLACED = "/misplaced"
 
@@ -29,11 +29,13 @@ class Sight:
         sighting: in the port's words.
         record: our order, if it is ours.
         elsewhere: IPUs of it that are none of the pool's.
+        shape: how many IPUs it has, and how many GCDs (None if not said).
     """
 
     sighting: Sighting
     record: Record | None = None
     elsewhere: int = 0
+    shape: Shape = (0, None)
 
     @property
     def misplaced(self) -> bool:
@@ -62,16 +64,20 @@ def _sight(partition: VendorPartition, places: Mapping[str, int], record: Record
         partition.name, seen_of(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
     )
     if record is None or not is_of(partition, record):
-        return Sight(sighting, elsewhere=elsewhere)
-    placed = sighting.block == record.order.block and not elsewhere
+        return Sight(sighting, elsewhere=elsewhere, shape=_shape(partition))
+    placed = sighting.block == record.order.block and not elsewhere and partition.gcds in (None, record.order.gcds)
     mark = record.order.mark if placed else record.order.mark + MISPLACED
-    return Sight(replace(sighting, mark=mark), record, elsewhere)
+    return Sight(replace(sighting, mark=mark), record, elsewhere, _shape(partition))
 
 
 def is_of(partition: VendorPartition, record: Record) -> bool:
-    """Whether a partition of that name can have come of our order: by its size and its GCDs."""
+    """Whether a partition of that name can have come of our order: by its size and its GCDs, as ordered or as made."""
     same_size = len(partition.ipus) == len(record.order.block)
-    return same_size and partition.gcds in (None, record.order.gcds)
+    return (same_size and partition.gcds in (None, record.order.gcds)) or _shape(partition) == record.made
+
+
+def _shape(partition: VendorPartition) -> Shape:
+    return len(partition.ipus), partition.gcds
 
 
 def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]) -> list[VendorPartition]:

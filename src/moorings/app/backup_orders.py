@@ -1,0 +1,69 @@
+"""What was ordered of V-IPU controllers (``drivers.vipu.orders``), in a backup and out of it.
+
+Without its list of orders a V-IPU pool takes our own partitions for strangers': jobs that run on them lose them when a
+controller is restored on a new disk (law 3), and nobody removes them (law 2). So a backup has the lists. They belong to
+the hardware rather than to the records, so a restore does not turn them back: a list that is there, and whole, is newer
+and stays. It is replaced only where it is damaged, or where the records that are replaced were another installation's:
+then its partitions are strangers' either way, and those of the backup are not.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.drivers.vipu.orders import FILE, is_whole
+from moorings.local.rundir import sync_folder
+
+_MEMBER = re.compile(r"vipu-orders\.([a-z0-9](?:[a-z0-9.-]{0,30}[a-z0-9])?)\.json")
+
+
+def is_member(name: str) -> bool:
+    """Whether a backup's member is a list of orders."""
+    return _MEMBER.fullmatch(name) is not None
+
+
+def lists_in(data: Path) -> dict[str, Path]:
+    """The lists of a data folder, by the names of their members in a backup.
+
+    Raises:
+        MooringsError: ``backup.invalid``: one is damaged.
+    """
+    found = {f"vipu-orders.{path.parent.name}.json": path for path in sorted((data / "vipu").glob(f"*/{FILE}"))}
+    for path in found.values():
+        if not is_whole(path):
+            raise MooringsError(
+                "backup.invalid",
+                f"{path} is damaged: the backup would not be whole",
+                hint="put it back from an earlier backup: moor restore FILE; or from a copy of your own",
+            )
+    return {name: path for name, path in found.items() if is_member(name)}
+
+
+def put_back(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[str]:
+    """Take the lists of an unpacked backup over; the pools whose list is the backup's now. May be done again.
+
+    Args:
+        data: the data folder.
+        work: where the backup was unpacked; no list is left there.
+        aside: where a list that is replaced is kept.
+        of_others: whether those in ``data`` are of another installation.
+    """
+    taken = []
+    for path in sorted(work.iterdir()):
+        member = _MEMBER.fullmatch(path.name)
+        if member is None:
+            continue
+        place = data / "vipu" / member[1] / FILE
+        if place.exists() and is_whole(place) and not of_others:
+            path.unlink()
+            continue
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if place.exists() and not (aside / path.name).exists():
+            aside.mkdir(mode=0o700, exist_ok=True)
+            place.rename(aside / path.name)
+        path.rename(place)
+        sync_folder(place.parent)
+        taken.append(member[1])
+    return taken

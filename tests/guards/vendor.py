@@ -1,0 +1,83 @@
+"""Guards of what a V-IPU controller is believed: what it made of an order, and what we have ordered of it."""
+
+from __future__ import annotations
+
+from tests.guards.guard import Guard
+
+FAULTS = "tests/contract/test_driver_vipu_faults.py::"
+MISSES = "tests/unit/drivers/test_vipu_misses.py::"
+BACKUP = "tests/unit/app/test_backup_orders.py::"
+
+VENDOR = (
+    Guard(
+        law="2",
+        what="a partition that the vendor made larger than ordered is ours, and is removed",
+        file="drivers/vipu/sight.py",
+        old=" or _shape(partition) == record.made\n",
+        new="\n",
+        tests=(f"{FAULTS}test_what_is_made_larger_than_ordered_is_ours_all_the_same",),
+    ),
+    Guard(
+        law="2",
+        what="a partition on other devices than ordered is not taken for the ordered one",
+        file="drivers/vipu/sight.py",
+        old="    mark = record.order.mark if placed else record.order.mark + MISPLACED\n",
+        new="    mark = record.order.mark\n",
+        tests=(f"{FAULTS}test_a_partition_made_elsewhere_is_shown_where_it_is_and_undone",),
+    ),
+    Guard(
+        law="3",
+        what="a stranger's partition that came before our order is not taken for ours",
+        file="drivers/vipu/driver.py",
+        old="        except FailedError as error:\n            if not commands.is_lost(error.detail):\n"
+        "                await asyncio.to_thread(self._orders.settle, [order.name])\n            raise\n",
+        new="        except FailedError:\n            pass\n",
+        tests=(f"{FAULTS}test_another_size_is_no_proof_when_the_vendor_said_no",),
+    ),
+    Guard(
+        law="3",
+        what="a backup has what was ordered of V-IPU controllers",
+        file="app/backup.py",
+        old="            parts |= _gather_orders(data, Path(work))",
+        new="            pass",
+        tests=(f"{BACKUP}test_a_new_disk_gets_what_was_ordered",),
+    ),
+    Guard(
+        law="3",
+        what="a restore does not turn back what was ordered of V-IPU controllers",
+        file="app/backup_orders.py",
+        old="        if place.exists() and is_whole(place) and not of_others:\n",
+        new="        if False:\n",
+        tests=(f"{BACKUP}test_a_list_that_is_there_is_newer_and_stays",),
+    ),
+    Guard(
+        law="7",
+        what="a claim does not wait for ever for a block that the vendor does not give",
+        file="drivers/vipu/misses.py",
+        old="        if self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES:\n",
+        new="        if False:\n",
+        tests=(
+            f"{MISSES}test_nobody_tries_for_ever",
+            f"{FAULTS}test_a_block_that_the_vendor_does_not_give_is_broken_and_no_other",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="a claim does not wait for ever for a vendor that follows no order",
+        file="drivers/vipu/misses.py",
+        old="        if self.in_a_row >= REJECTED_FROM:\n",
+        new="        if False:\n",
+        tests=(
+            f"{MISSES}test_a_vendor_that_follows_no_order_breaks_no_more_blocks",
+            f"{FAULTS}test_a_vendor_that_follows_no_order_is_told_in_the_end",
+        ),
+    ),
+    Guard(
+        law="8",
+        what="what became of an order is answered before its partition shows elsewhere",
+        file="drivers/vipu/driver.py",
+        old="        unanswered = frozenset(self._creating)\n",
+        new="        unanswered: frozenset[str] = frozenset()\n",
+        tests=(f"{FAULTS}test_what_is_made_elsewhere_is_not_shown_before_its_order_is_answered",),
+    ),
+)
