@@ -91,7 +91,7 @@ end
 
 -- A name of a license that only this file may write: ipu, ipu_16, moorings_gate, also ipu@server.
 local function is_ours(license)
-    local name = license:lower():gsub("^%s+", ""):match("^[^:=@*%s]*") or ""
+    local name = license:lower():gsub("^[%s(]+", ""):match("^[^:=@*%s]*") or ""
     return name == "ipu" or name:match("^ipu_%d+$") ~= nil or name:match("^moorings") ~= nil
 end
 
@@ -145,6 +145,11 @@ local function make_nonce()
     return (noise:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
+-- Tells the plugin of --no-requeue: RequeueExit of 22.05 goes before it. Only a batch job has an environment here.
+local function mark_no_requeue(desc)
+    if desc.environment then desc.environment["MOORINGS_NO_REQUEUE"] = "1" end
+end
+
 -- What is wrong with a job's wish, as a sentence that says what is allowed; nil: nothing.
 local function wrong(ipus, tasks, replicas, options, desc, bounds)
     local sizes = table.concat(sizes_allowed(bounds), ", ")
@@ -192,6 +197,11 @@ local function submit(desc)
     local sentence = wrong(ipus, tasks, replicas, options, desc, bounds)
     if sentence then return sentence end
     local own = desc.licenses
+    if own and own:find("|", 1, true) then -- 26.05: one or the other; it takes no list that has both this and ','
+        return ("--ipus with the licenses '%s': one or the other ('|') cannot be had beside IPUs; ask for them with ','")
+            :format(own:sub(1, 40))
+    end
+    if desc.requeue == 0 then mark_no_requeue(desc) end
     desc.licenses = (own and own ~= "" and own .. "," or "") .. licenses_for(ipus)
     desc.admin_comment = ("%s1 nonce=%s ipus=%d gcds=%d replicas=%d"):format(RECORD, make_nonce(), ipus, tasks, replicas)
     return nil

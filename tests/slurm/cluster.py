@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -243,6 +244,20 @@ class SlurmCluster:
         file.write_text(text)
         file.chmod(mode)
         return file
+
+    def path_for(self, user: str) -> str:
+        """A PATH with its commands for a process that runs as a user, and may become root where a chroot needs that."""
+        if not self.programs.chrooted:
+            return self.env["PATH"]
+        commands = self.folder / f"bin-{user}"
+        commands.mkdir(exist_ok=True)
+        root = "setpriv --reuid=root --regid=root --clear-groups --inh-caps=-all --ambient-caps=-all --"
+        words = shlex.join(self._build_words((), user))
+        for command in (self.folder / "bin").iterdir():
+            script = commands / command.name
+            script.write_text(f'#!/bin/sh\ncd {self.work} && exec {root} {words} {command.name} "$@"\n')
+            script.chmod(0o755)
+        return f"{commands}:{self.env['PATH']}"
 
     def log(self, daemon: str, characters: int = 4000) -> str:
         """The end of what a daemon logged: munged, slurmctld, slurmdbd, mariadbd or a node's name."""

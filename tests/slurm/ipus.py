@@ -69,7 +69,11 @@ class IpuSite:
         path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
         with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(
-                words, stdout=log, stderr=log, env={**os.environ, **self.cluster.env, "PATH": path}
+                words,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.cluster.env, "PATH": path},
+                cwd=self.cluster.work,  # a release in a chroot has this folder, too
             )
         begun = self.log().count("agent.started")
         until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
@@ -151,7 +155,7 @@ def ipu_site(
         accounting=accounting,
         licenses=LICENSES,
         release=release,
-        extra_conf=f"JobSubmitPlugins=lua\n{extra_conf}",
+        extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )
     controller = ControllerProcess(cluster.folder / "controller", pools)
     controller.folder.mkdir()
@@ -191,7 +195,8 @@ def install(cluster: SlurmCluster) -> None:
     )
     assert done.returncode == 0, done.stderr
     options = f"agent=127.0.0.1:{agent_port(cluster)} max={N_IPUS} wait=60 munge_socket={cluster.munge_socket}"
-    cluster.write_conf("plugstack.conf", f"optional {plugin} {options}\n")
+    folder = f"run_dir={cluster.folder}/run/moorings"  # each cluster of a machine needs its own
+    cluster.write_conf("plugstack.conf", f"optional {plugin} {options} {folder}\n")
     for name in ("moorings_submit.lua", "job_submit.lua"):
         shutil.copy(SOURCES / name, cluster.etc / name)
     sizes = ", ".join(map(str, SIZES))

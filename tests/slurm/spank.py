@@ -11,7 +11,7 @@ from tests.slurm.cluster import SlurmCluster
 
 SOURCES = ROOT / "deploy" / "slurm"
 TWINS = (1, 2, 4, 8, 16, 32, 64)
-LICENSES = ",".join(["ipu:64", *(f"ipu_{twin}:64" for twin in TWINS), "moorings_gate:1", "matlab:5"])
+LICENSES = ",".join(["ipu:64", *(f"ipu_{twin}:64" for twin in TWINS), "moorings_gate:1", "matlab:5", "fluent:5"])
 LIMITS = "return { max = 256, sizes = { 1, 2, 4, 8, 16, 32, 64, 128 }, domain = 64, admins = { 0 } }\n"
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror")
 
@@ -30,9 +30,15 @@ def build_plugin(cluster: SlurmCluster) -> Path:
 def plug(cluster: SlurmCluster, agent: str, wait_s: int = 30, extra: str = "") -> None:
     """Set the plugin up; every command and step reads this anew."""
     plugin, socket = cluster.etc / "moorings_spank.so", cluster.munge_socket
-    line = f"optional {plugin} agent={agent} max=256 wait={wait_s} munge_socket={socket} {extra}\n"
+    words = f"agent={agent} max=256 wait={wait_s} munge_socket={socket} run_dir={run_dir(cluster)} {extra}"
+    line = f"optional {plugin} {words}\n"
     new = cluster.write_conf("plugstack.conf.new", line)
     new.rename(cluster.etc / "plugstack.conf")  # at once: a command may be reading it
+
+
+def run_dir(cluster: SlurmCluster) -> Path:
+    """Where its nodes note which jobs have their partition."""
+    return cluster.folder / "run" / "moorings"
 
 
 def copy_lua(cluster: SlurmCluster) -> None:

@@ -186,6 +186,26 @@ def test_what_is_missing_is_named(cluster, env, words):
     assert "libslurm-dev" in done.stderr
 
 
+def test_nodes_that_would_give_up_before_the_agent_are_not_made(cluster):
+    cluster.write_conf("vipu.conf", "ApiHost=ctl1 ApiTimeout=90\n", 0o600)
+    done = moor(cluster, "slurm", "install", "--apply", *choices(cluster))
+    assert done.returncode != 0
+    assert "ApiTimeout=90" in done.stderr
+    assert "--wait 100" in done.stderr
+    assert ours(cluster) == []
+    install(cluster, "--apply", "--wait", "100")
+    assert "wait=100" in (cluster.etc / "plugstack.conf.d" / "moorings.conf").read_text()
+
+
+def test_the_exit_codes_that_a_site_requeues_stay(cluster):
+    cluster.configure("RequeueExit=3,7-9")
+    cluster.reconfigure()
+    assert "RequeueExit=3,7-9,122" in lines_to_add(cluster)["slurm.conf"]
+    cluster.configure("RequeueExit=3,120-125")
+    cluster.reconfigure()
+    assert not [line for line in lines_to_add(cluster)["slurm.conf"] if line.startswith("RequeueExit")]
+
+
 def test_without_slurmctld_it_says_so(cluster):
     cluster.kill_controller()
     done = moor(cluster, "slurm", "install", "--plan", *choices(cluster))

@@ -213,10 +213,18 @@ def test_what_slurm_conf_lacks(site):
     found = findings(site)
     assert {"slurm.submit", "slurm.licenses", "slurm.backfill"} <= failed(found)
     assert "ipu is 8, not 16" in found["slurm.licenses"][1]
+    assert found["slurm.requeue"][0] == "WARN"
     site.end_agent()
     conf.write_text(text)
     site.cluster.stop_controller()
     site.cluster.start_controller()
+
+
+def test_nodes_that_give_up_before_the_agent(site):
+    conf = site.cluster.etc / "plugstack.conf"
+    conf.write_text(conf.read_text().replace("wait=60", "wait=50"))
+    verdict, evidence = findings(site, code=0)["slurm.waits"]
+    assert (verdict, "ApiTimeout=50" in evidence) == ("WARN", True)
 
 
 def test_a_slurmctld_that_is_gone(site):

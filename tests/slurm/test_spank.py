@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from tests.slurm import programs
 from tests.slurm.answers import GOOD, HOSTILE, head, written
 from tests.slurm.cluster import SlurmCluster, new_folder, until
 from tests.slurm.node_agent import NodeAgent, binding, refused, retry
-from tests.slurm.spank import LICENSES, build_plugin, copy_lua, plug
+from tests.slurm.spank import LICENSES, build_plugin, copy_lua, plug, run_dir
 
 USER = "games"
 SINGLE_GCD_JOB = """#!/bin/bash
@@ -272,6 +273,101 @@ def test_a_step_of_a_job_without_ipus_gets_the_agents_answer(cluster, agent):
     assert cluster.run("srun", "echo", "ran", user=USER, env=forged).stdout == "ran\n"  # and takes no IPUs
 
 
+# -- steps from another shell than the job's ---------------------------------------------------------------------------
+
+
+def attach(cluster, job: int, *flags: str) -> str:
+    """What a step prints that a shell starts which knows of the job nothing but its id."""
+    words = ["--overlap", "--mem=0", "-n1", *flags, "sh", "-c", "echo $SLURMD_NODENAME $MOORINGS_PARTITION_ID"]
+    return str(cluster.check("srun", f"--jobid={job}", *words, user=USER)).strip()
+
+
+def notes(cluster) -> list[str]:
+    return left(run_dir(cluster))
+
+
+def test_a_step_from_another_shell_is_bound_where_the_job_is(cluster, agent):
+    job = cluster.sbatch("echo up; exec sleep 100", "-N2", "--ipus=2", user=USER)
+    until(lambda: cluster.output(job) == "up\n")
+    assert notes(cluster) == [f"{job}.{BATCH_STEP}.n1"]
+    assert attach(cluster, job) == f"n1 p{job}"
+    asked = len(agent.requests)
+    # Of n2 nothing is known: no step with a partition lives there. Slurm hands no trustworthy word of the job on.
+    assert attach(cluster, job, "-w", "n2") == "n2"
+    assert len(agent.requests) == asked
+    assert attach(cluster, job, "-w", "n2", "--ipus=2") == f"n2 p{job}"
+    until(lambda: notes(cluster) == [f"{job}.{BATCH_STEP}.n1"])
+    cluster.check("scancel", str(job))
+    until(lambda: notes(cluster) == [])
+
+
+def test_a_step_from_another_shell_into_an_srun_is_bound_on_each_node(cluster, agent):
+    agent.answer = lambda request: binding(request, gcds=2)
+    cluster.spawn("srun", "-N2", "-n2", "--ipus=2", "sleep", "100", user=USER)
+    until(lambda: len(notes(cluster)) == 2)
+    job = agent.jobs()[0]
+    assert [attach(cluster, job, "-w", node) for node in ("n1", "n2")] == [f"n1 p{job}", f"n2 p{job}"]
+    cluster.check("scancel", str(job))
+    until(lambda: notes(cluster) == [])
+
+
+def test_a_step_of_another_job_on_the_node_asks_nobody(cluster, agent):
+    bound = cluster.sbatch("echo up; exec sleep 100", "-w", "n1", "--ipus=1", user=USER)
+    plain = cluster.sbatch("echo up; exec sleep 100", "-w", "n1", user=USER)
+    until(lambda: cluster.output(bound) == cluster.output(plain) == "up\n")
+    asked = len(agent.requests)
+    assert attach(cluster, plain) == "n1"
+    forged = {"SLURM_JOB_LICENSES": "ipu:1,ipu_1:1", "SLURM_JOB_ID": str(plain)}
+    assert cluster.run("srun", "--overlap", "echo", "ran", user=USER, env=forged).stdout == "ran\n"
+    assert len(agent.requests) == asked
+    cluster.check("scancel", str(bound), str(plain))
+
+
+def test_a_note_of_a_step_that_was_killed_counts_for_nothing(cluster, agent):
+    first = cluster.sbatch("echo up; exec sleep 100", "-w", "n1", "--ipus=1", user=USER)
+    until(lambda: cluster.output(first) == "up\n")
+    kill_step(cluster, "n1", first, "batch")
+    plain = cluster.sbatch("echo up; exec sleep 100", "-w", "n1", user=USER)
+    until(lambda: cluster.output(plain) == "up\n")
+    (stale,) = notes(cluster)
+    (run_dir(cluster) / stale).rename(run_dir(cluster) / f"{plain}.{BATCH_STEP}.n1")  # as if the id had come again
+    asked = len(agent.requests)
+    assert attach(cluster, plain) == "n1"
+    assert len(agent.requests) == asked
+    cluster.check("srun", "-w", "n1", "--ipus=1", "true")  # sweeps
+    until(lambda: notes(cluster) == [])
+
+
+@pytest.mark.parametrize("how", ["writable by all", "a link", "a file"])
+def test_a_folder_of_notes_that_others_could_change_is_not_used(cluster, agent, how):
+    where = cluster.folder / "notes"
+    plug(cluster, f"127.0.0.1:{agent.port}", extra=f"run_dir={where}")
+    job = cluster.sbatch("echo up; exec sleep 100", user=USER)
+    until(lambda: cluster.output(job) == "up\n")
+    if how == "a link":
+        where.symlink_to(cluster.work)
+    elif how == "a file":
+        where.touch()
+    else:
+        where.mkdir()
+        where.chmod(0o1777)
+        (where / f"{job}.0.n1").mkdir()
+    before = sorted(cluster.work.iterdir())
+    descriptor = os.open(where / f"{job}.0.n1", os.O_RDONLY) if how == "writable by all" else -1
+    try:
+        if descriptor >= 0:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as a user could, to send another's steps to the agent
+        assert attach(cluster, job) == "n1"
+        assert agent.requests == []
+        assert cluster.check("srun", "--ipus=1", "echo", "ran", user=USER) == "ran\n"  # without a note
+        assert sorted(cluster.work.iterdir()) == before
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+        cluster.check("scancel", str(job))
+        shutil.rmtree(where) if where.is_dir() and not where.is_symlink() else where.unlink()
+
+
 # -- the wait ----------------------------------------------------------------------------------------------------------
 
 
@@ -374,7 +470,7 @@ def test_a_wait_in_vain_ends_with_a_sentence_and_no_task(cluster, agent):
     agent.answer = Gate()
     plug(cluster, f"127.0.0.1:{agent.port}", wait_s=2)
     job = cluster.sbatch("echo ran", "--ipus=1", user=USER)
-    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "121:0"
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "122:0"  # RequeueExit would have it wait again
     said = f"moorings: job {job}: the partition was not ready within 2 s: "
     assert cluster.output(job).startswith(said)
     assert "ran" not in cluster.output(job)
@@ -507,13 +603,7 @@ def test_what_a_killed_step_left_is_swept_by_the_next_and_a_live_ones_is_not(clu
     folders = {job: f"{job}.{BATCH_STEP}.{node}" for job, node in ((dead, "n1"), (live, "n1"), (other, "n2"))}
     until(lambda: all(cluster.output(job) == "up\n" for job in folders))
     assert left(folder) == sorted(folders.values())
-    (step,) = (
-        entry.name
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and f"slurmstepd: [{dead}.batch]" in _command(entry)
-    )
-    os.kill(int(step), signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{step}").exists())
+    kill_step(cluster, "n1", dead, "batch")
     assert folders[dead] in left(folder)
     cluster.check("srun", "-w", "n2", "--ipus=1", "true")
     assert folders[dead] in left(folder)  # another node's
@@ -523,15 +613,31 @@ def test_what_a_killed_step_left_is_swept_by_the_next_and_a_live_ones_is_not(clu
     until(lambda: left(folder) == [])
 
 
-def _command(process: Path) -> str:
+def kill_step(cluster, node: str, job: int, step: str) -> None:
+    """SIGKILL the slurmstepd of a step; other clusters of this machine have jobs of that id too."""
+    outside = cluster.processes[node].pid
+    (first,) = _read(Path(f"/proc/{outside}/task/{outside}/children")).split()
+    ours = Path(f"/proc/{first}/ns/pid").readlink()  # a node has a namespace of its own
+    (found,) = (
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and f"slurmstepd: [{job}.{step}]" in _read(entry / "cmdline")
+        and (entry / "ns" / "pid").readlink() == ours
+    )
+    os.kill(int(found), signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{found}").exists())
+
+
+def _read(file: Path) -> str:
     try:
-        return (process / "cmdline").read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""
 
 
 @pytest.mark.parametrize(
-    "extra", ["wait=0", "max=x", "munge_socket=relative", "agent_uid=-1", "colour=blue", "agent=:1"]
+    "extra", ["wait=0", "max=x", "munge_socket=relative", "run_dir=run", "agent_uid=-1", "colour=blue", "agent=:1"]
 )
 def test_wrong_settings_stop_jobs_with_ipus_and_no_other(cluster, agent, extra):
     plug(cluster, f"127.0.0.1:{agent.port}", extra=extra)

@@ -34,6 +34,14 @@ REFUSALS = {
     ("-L", "ipu@server:1"): "the license 'ipu@server:1'",
     ("-L", "IPU:1"): "the license 'IPU:1'",
     ("--ipus=2", "-L", "ipu:2"): "the license 'ipu:2'",
+    ("-L", "(ipu:1)"): "the license '(ipu:1)'",
+    ("-L", "matlab:1|ipu_2:2"): "the license 'ipu_2:2'",
+    ("-L", "ipu_2:2|matlab:1,fluent:1"): "the license 'ipu_2:2'",
+    (
+        "--ipus=2",
+        "-L",
+        "matlab:1|fluent:1",
+    ): "the licenses 'matlab:1|fluent:1': one or the other ('|') cannot be had beside IPUs",
 }
 
 
@@ -101,6 +109,21 @@ def test_a_jobs_own_licenses_stay(cluster):
     assert cluster.job(held(cluster, "-L", "matlab:1"))["Licenses"] == "matlab:1"
 
 
+@pytest.mark.parametrize("between", [",", ";", ",,", ";,"])
+def test_licenses_beside_ipus_are_all_taken(cluster, between):
+    plug(cluster, "127.0.0.1:1", wait_s=600)
+    job = cluster.sbatch("true", "--ipus=2", "-L", f"matlab:1{between}fluent:2{between[0]}", user=USER)
+    cluster.wait_job(job, "RUNNING")
+    used = {name: each.used for name, each in cluster.licenses().items() if each.used}
+    assert used == {"matlab": 1, "fluent": 2, "ipu": 2, "ipu_1": 2, "ipu_2": 2}
+
+
+def test_one_license_or_the_other_is_a_plain_jobs_own_affair(cluster, slurm_release):
+    done = cluster.run("sbatch", "--hold", "-L", "matlab:1|fluent:1", input="#!/bin/sh\n", user=USER)
+    assert "moorings" not in done.stderr
+    assert (done.returncode == 0) == (slurm_release == "26.05")  # 22.05 and 24.11 know no such list
+
+
 def test_each_job_has_its_own_nonce(cluster):
     assert len({full_record(cluster, held(cluster, "--ipus=1"))[0] for _ in range(20)}) == 20
 
@@ -141,7 +164,9 @@ def test_a_heterogeneous_job_has_no_ipus(cluster, words):
 # -- changing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["licenses=", "licenses=matlab:1", "numtasks=2", "licenses=ipu:64"])
+@pytest.mark.parametrize(
+    "change", ["licenses=", "licenses=matlab:1", "licenses=matlab:1|ipu:2", "numtasks=2", "licenses=ipu:64"]
+)
 def test_a_user_cannot_change_what_opens_the_gate(cluster, change):
     job = held(cluster, "--ipus=2", "-L", "matlab:1")
     done = cluster.run("scontrol", "update", f"jobid={job}", change, user=USER)
@@ -160,7 +185,8 @@ def test_a_running_jobs_licenses_stay_taken(cluster):
 
 def test_a_user_cannot_add_ipus_to_a_job(cluster):
     job = held(cluster)
-    for change in ("licenses=ipu:1", "licenses=matlab:1,ipu_2:1", "admincomment=moorings:1 nonce=0"):
+    changes = ("licenses=ipu:1", "licenses=matlab:1,ipu_2:1", "licenses=matlab:1|ipu:1", "licenses=ipu:1|matlab:1")
+    for change in (*changes, "licenses=(ipu:1)", "admincomment=moorings:1 nonce=0"):
         assert cluster.run("scontrol", "update", f"jobid={job}", change, user=USER).returncode != 0
     assert cluster.job(job)["Licenses"] == "(null)"
 

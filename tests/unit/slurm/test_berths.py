@@ -57,11 +57,13 @@ class Controller:
         return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
 
 
-def make(controller: Controller, patience_s: float = 5.0) -> tuple[Berths, list[str]]:
+def make(controller: Controller, patience_s: float = 5.0, fails: int = 0) -> tuple[Berths, list[str]]:
+    """Berths, and what they tell; Slurm cannot be told the first ``fails`` times that a job is given up."""
     told: list[str] = []
 
-    async def give_up(_job: JobRecord, message: str) -> None:
+    async def give_up(_job: JobRecord, message: str) -> bool:
         told.append(message)
+        return len(told) - 1 > fails
 
     calls: Any = controller
     return Berths(cast(Calls, calls), "vt", "", patience_s, give_up, lambda: told.append("settled")), told
@@ -70,6 +72,7 @@ def make(controller: Controller, patience_s: float = 5.0) -> tuple[Berths, list[
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "AGAIN_S", 0.02)
 
 
 async def test_a_claim_whose_answer_was_lost_is_found_again() -> None:
@@ -118,6 +121,24 @@ async def test_a_wait_in_vain_ends() -> None:
     with pytest.raises(RefusedError, match=r"no partition within 0\.05 s"):
         await berths.serve(JOB)
     assert told == ["settled", "no partition within 0.05 s: its claim is PENDING"]
+
+
+async def test_a_job_that_slurm_cannot_take_back_now_is_not_refused() -> None:
+    """Refused, it would end FAILED, where a moment later it could have gone back into the queue."""
+    controller = Controller("PENDING")
+    berths, told = make(controller, patience_s=0.02, fails=2)
+    with pytest.raises(RefusedError, match=r"no partition within 0\.02 s"):
+        await berths.serve(JOB)
+    assert told == ["settled", *["no partition within 0.02 s: its claim is PENDING"] * 3]
+
+
+async def test_a_partition_that_comes_while_slurm_is_away_is_the_jobs() -> None:
+    controller = Controller("PENDING")
+    berths, told = make(controller, patience_s=0.02, fails=1_000_000)
+    work = berths.serve(JOB)
+    asyncio.get_running_loop().call_later(0.1, setattr, controller, "state", "READY")
+    assert (await work).partition == "of-claim-0"
+    assert len(told) > 2, "it was given up in vain before"
 
 
 async def test_of_jobs_that_are_over_nothing_is_kept() -> None:

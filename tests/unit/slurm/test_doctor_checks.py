@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from moorings.core.instants import after
 from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
 from moorings.slurm.host import checks
 from moorings.slurm.host.site import licenses_wanted
-from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, TopologyShape
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody, TopologyShape
 from tests.docs.pages import ROOT, anchors
 from tests.unit.slurm.test_installation import SITE
 
@@ -100,6 +102,15 @@ def test_the_page_tells_of_every_check():
         assert not anchor or anchor in found, check
 
 
+def test_another_slurm_of_this_name():
+    noon = parse_time("2026-11-21T12:00:00Z")
+    alone = QueueBody(queue="slurm/c1", accelerator="ipu", version="v", offer={}, jobs=(), until="")
+    contested = dataclasses.replace(alone, contested_at="2026-11-21T12:00:00.000000Z")
+    is_told(checks.check_instance("c1", alone, noon), "PASS", "slurm/c1")
+    is_told(checks.check_instance("c1", contested, after(noon, 599)), "WARN", "another Slurm called c1", "12:00:00")
+    is_told(checks.check_instance("c1", contested, after(noon, 600)), "PASS")
+
+
 def test_select():
     is_told(checks.check_select("select/vipu", Path("/etc/slurm/slurm.conf")), "FAIL", "select/vipu", "patched")
     is_told(checks.check_select("select/cons_tres", Path("/c")), "PASS", "cons_tres")
@@ -161,6 +172,15 @@ def test_the_rest_of_slurm_conf():
     is_told(checks.check_accounting(dataclasses.replace(SITE, tres=("license/ipu",))), "PASS")
     is_told(checks.check_backfill(SITE), "PASS")
     is_told(checks.check_backfill(dataclasses.replace(SITE, scheduler=("bf_licenses",))), "FAIL", "half a minute")
+
+
+def test_what_becomes_of_a_wait_in_vain():
+    is_told(checks.check_requeue(SITE), "WARN", "RequeueExit lacks 122")
+    is_told(checks.check_requeue(dataclasses.replace(SITE, requeue_exit=("120-130",))), "PASS", "122")
+    is_told(checks.check_waits("60", 50), "PASS", "60", "50")
+    is_told(checks.check_waits("60", 60), "WARN", "wait=60", "ApiTimeout=60")
+    is_told(checks.check_waits("never", 60), "WARN", "wait=never")
+    is_told(checks.check_waits("60", None), "SKIP", "60")
 
 
 def test_licenses():

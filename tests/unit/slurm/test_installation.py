@@ -19,6 +19,7 @@ from moorings.slurm.host.installation import (
     build_manifest,
     calls_ours,
     check_uninstall,
+    check_wait,
     digest_of,
     own_lines,
     parse_manifest,
@@ -30,6 +31,7 @@ from moorings.slurm.host.installation import (
 from moorings.slurm.host.site import (
     Site,
     conf_lines,
+    is_requeued,
     licenses_wanted,
     sizes_up_to,
     uses_select_vipu,
@@ -57,7 +59,9 @@ SITE = Site(
     tres=("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"),
     accounting=True,
     scheduler=(),
+    requeue_exit=(),
     log_file="",
+    state_folder=Path("/var/lib/slurm/slurmctld"),
 )
 CHOICES = Choices(
     library=Path("/usr/local/lib/moorings/slurm"),
@@ -239,20 +243,38 @@ def test_the_lines_for_slurm_conf():
         job_submit=("throttle",),
         tres=(*SITE.tres, "gres/gpu"),
         scheduler=("bf_interval=10", "bf_licenses"),
+        requeue_exit=("9", "100-121"),
     )
     assert [line.line for line in conf_lines(site, 4, 4)] == [
         "Licenses=matlab:5,ipu:4,ipu_1:4,ipu_2:4,ipu_4:4,moorings_gate:1",
         "JobSubmitPlugins=throttle,lua",
         "AccountingStorageTRES=gres/gpu,license/ipu",
+        "RequeueExit=9,100-121,122",
         "SchedulerParameters=bf_interval=10",
     ]
 
 
 def test_no_line_is_printed_that_is_there():
+    licenses = {"a": 1} | licenses_wanted(4, 4)
     site = dataclasses.replace(
-        SITE, licenses={"a": 1} | licenses_wanted(4, 4), job_submit=("lua",), tres=("license/ipu",)
+        SITE, licenses=licenses, job_submit=("lua",), tres=("license/ipu",), requeue_exit=("122",)
     )
     assert conf_lines(site, 4, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [((), False), (("122",), True), (("1", "120-130"), True), (("123-130", "12"), False), (("all", "1-"), False)],
+)
+def test_which_exit_codes_bring_a_job_back(words, again):
+    assert is_requeued(dataclasses.replace(SITE, requeue_exit=words), 122) is again
+
+
+def test_nodes_wait_longer_than_the_agent():
+    check_wait(60, 50, Path("/etc/slurm/vipu.conf"))
+    with pytest.raises(MooringsError, match="ApiTimeout=60") as told:
+        check_wait(60, 60, Path("/etc/slurm/vipu.conf"))
+    assert "--wait 70" in told.value.hint
 
 
 def test_what_to_add_to_a_sites_own_files():

@@ -89,7 +89,7 @@ def test_a_value_may_hold_what_else_ends_it():
         ("ApiHost=c\nApiPort=0", "vipu.conf:2", "ApiPort '0'", "1 to 65535"),
         ("ApiHost=c\nApiPort=80800", "vipu.conf:2", "ApiPort '80800'", "1 to 65535"),
         ("ApiHost=c MaxIpusPerJob=many", "vipu.conf:1", "MaxIpusPerJob 'many'", "a whole number"),
-        ("ApiHost=c ApiTimeout=-1", "vipu.conf:1", "ApiTimeout '-1'", "seconds, 1 to 3600"),
+        ("ApiHost=c ApiTimeout=-1", "vipu.conf:1", "ApiTimeout '-1'", "seconds, 1 to 3599"),
         ("ApiHost=c\n\nIpuofDir=ipuof", "vipu.conf:3", "IpuofDir 'ipuof'", "absolute path"),
         ("ApiHost=c IsSecure=maybe", "vipu.conf:1", "IsSecure 'maybe'", "yes or no"),
         ("ApiHost=http://c", "vipu.conf:1", "ApiHost 'http://c'", "a host name or an IP address"),

@@ -63,7 +63,14 @@ slurm = NounGroup(
 @click.option("--max-ipus", type=click.IntRange(1, 65_536), metavar="N", help="The most one job may have (vipu.conf).")
 @click.option("--agent", metavar="HOST[,HOST]:PORT", help="Where nodes reach the agent (slurmctld's machines, 8091).")
 @click.option("--agent-uid", type=click.IntRange(0), default=0, metavar="UID", help="User the agent runs as (0).")
-@click.option("--wait", "wait_s", type=click.IntRange(1, 3600), default=60, metavar="S", help="A job's patience (60).")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.IntRange(1, 3600),
+    default=60,
+    metavar="S",
+    help="A job's patience (60); more than ApiTimeout.",
+)
 @click.option("--library", metavar="DIR", help="Folder of the plugin, one path for all machines.")
 @click.option("--force", is_flag=True, help="Also replace files of ours that were changed by hand.")
 @output_option
@@ -83,13 +90,16 @@ def install(
 ) -> int:
     """Install the SPANK plugin and the submit script, or take them away."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import Choices
+    from moorings.slurm.host.installation import Choices, check_wait
+    from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
 
     folder = Path(library).absolute() if library else doing.LIBRARY
     if mode == "uninstall":
         return _uninstall(session, folder, output)
     site = _site(session)
     pool = _pool(session, site, ipus, max_ipus)
+    if (conf := site.folder / FILE_NAME).exists():
+        check_wait(wait_s, load_vipu_conf(conf).timeout_s, conf)
     choices = Choices(
         library=folder,
         agent=_address(agent) if agent else f"{','.join(site.controllers)}:{AGENT_PORT}",
@@ -132,7 +142,7 @@ def _planned(session: Session, site: Site, choices: Choices, *, force: bool) -> 
     from moorings.slurm.host.installation import build_files, plan_install
 
     sources = doing.load_sources()
-    plugin = doing.compile_plugin(sources[doing.SOURCE], site.version, session.environment)
+    plugin = doing.compile_plugin(sources, site.version, session.environment)
     wanted = build_files(site, choices, plugin, sources)
     on_disk = doing.look(file.path for file in wanted)
     return plan_install(wanted, on_disk, doing.load_manifest(choices.library), force=force)

@@ -19,6 +19,7 @@ log = logging.getLogger("moorings.slurm.agent")
 
 HELD_S = 15.0  # for so long one call waits for the partition
 PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
+AGAIN_S = 5.0  # between two tries to give a job up
 HOLDS = ("READY", "RECLAIMING", "MIGRATING")
 WAITS = ("PENDING", "GRANTED")
 GONE = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
@@ -37,7 +38,7 @@ class Berths:
         cluster: of the jobs.
         pool: to place them in; empty: the controller chooses.
         patience_s: how long a start may wait for its partition.
-        give_up: what is done with a job that has waited in vain.
+        give_up: what is done with a job that has waited in vain; false: it could not be done, and the job waits on.
         settled: told whenever it is known what became of a start's claim.
 
     Attributes:
@@ -50,7 +51,7 @@ class Berths:
     cluster: str
     pool: str
     patience_s: float
-    give_up: Callable[[JobRecord, str], Awaitable[None]]
+    give_up: Callable[[JobRecord, str], Awaitable[bool]]
     settled: Callable[[], None]
     known: dict[str, asyncio.Task[Binding]] = field(default_factory=dict)
     claims: dict[str, ClaimBody] = field(default_factory=dict)
@@ -110,7 +111,21 @@ class Berths:
             self.settled()
 
     async def _work(self, owner: str, job: JobRecord) -> Binding:
-        until = _now() + self.patience_s
+        patience_s = self.patience_s
+        while True:
+            binding, why = await self._try(owner, job, patience_s)
+            if binding is not None:
+                return binding
+            message = f"no partition within {self.patience_s:g} s: {why}"
+            self._settle(owner)
+            if await self.give_up(job, message):  # first, or the job would end by our refusal
+                log.warning("start.given_up", extra={"owner": owner, "detail": message})
+                raise RefusedError("wait.timeout", message)
+            patience_s = AGAIN_S
+
+    async def _try(self, owner: str, job: JobRecord, patience_s: float) -> tuple[Binding | None, str]:
+        """The binding; none if the time is over, and why."""
+        until = _now() + patience_s
         long_name = False
         pause_s = PAUSE_S
         why = "the controller did not answer"
@@ -123,7 +138,7 @@ class Berths:
                 if claim.state in HOLDS:
                     body = await self.calls(lambda client, ident=claim.id: client.binding(ident))  # type: ignore[misc]
                     log.info("start.served", extra={"owner": owner, "partition": claim.partition})
-                    return binding_of(body)
+                    return binding_of(body), ""
                 why = claim.reason.message if claim.reason is not None else f"its claim is {claim.state}"
                 if claim.state not in WAITS:
                     self._settle(owner)
@@ -141,11 +156,7 @@ class Berths:
                 why = error.detail
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
-        message = f"no partition within {self.patience_s:g} s: {why}"
-        log.warning("start.given_up", extra={"owner": owner, "detail": message})
-        self._settle(owner)
-        await self.give_up(job, message)  # first, or the job would end by our refusal
-        raise RefusedError("wait.timeout", message)
+        return None, why
 
     async def _make(self, owner: str, job: JobRecord, long_name: bool) -> ClaimBody:
         """The claim of a start; asked again, and after a lost answer, it is the same one."""

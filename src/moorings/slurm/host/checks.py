@@ -11,17 +11,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, seconds_between
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
 from moorings.slurm.host.gate import twins
-from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN, calls_ours
+from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN, PLUGSTACK_FILE, calls_ours
 from moorings.slurm.host.ledger import Start, queue_of, start_of
-from moorings.slurm.host.site import Site, is_ours, licenses_wanted
+from moorings.slurm.host.nodes import LATE_EXIT
+from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
-from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody
 
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
 SHOWN_MAX = 5
+CONTESTED_S = 600  # a rival that was refused longer ago than this has gone
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
 CHECKS: dict[str, str] = {
@@ -37,9 +41,12 @@ CHECKS: dict[str, str] = {
     "slurm.licenses": "Licenses fits the pool",
     "slurm.accounting": "the accounting counts IPUs",
     "slurm.backfill": "bf_licenses is off",
+    "slurm.requeue": "a job that waits for its partition in vain goes back into the queue",
+    "slurm.waits": "nodes wait longer for a partition than the agent does",
     "slurm.vipu": "vipu.conf can be used, and nobody else can read it",
     "slurm.agent": "the agent answers as the nodes ask it",
     "slurm.pool": "the controller answers to the agent's access key",
+    "slurm.instance": "no other Slurm of this name uses the agent's access key",
     "slurm.reservation": "Slurm lets start only what the controller can give",
     "slurm.orphans": "every claim for a job of Slurm has its job",
     "slurm.unclaimed": "every running job of IPUs has its claim",
@@ -216,7 +223,35 @@ def check_backfill(site: Site) -> FindingBody:
     )
 
 
+def check_requeue(site: Site) -> FindingBody:
+    """Whether a batch job that no agent answered in time may wait again."""
+    if is_requeued(site, LATE_EXIT):
+        return _found("slurm.requeue", PASS, f"RequeueExit has {LATE_EXIT}")
+    told = f"RequeueExit lacks {LATE_EXIT}: while the agent is away, a batch job that starts waits in vain and fails"
+    return _found("slurm.requeue", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
+
+
+def check_waits(wait: str, patience_s: int | None) -> FindingBody:
+    """Whether the agent gives a job up before its node does; the plugin's ``wait=``, ApiTimeout (None: not known)."""
+    check, mend = "slurm.waits", "set ApiTimeout in vipu.conf, or 'moor slurm install --wait S' on all machines"
+    if patience_s is None:
+        return _found(check, SKIP, f"nodes wait {wait} s; vipu.conf cannot be used here", "see slurm.vipu")
+    if wait.isdecimal() and int(wait) > patience_s:
+        return _found(check, PASS, f"nodes wait {wait} s, and the agent {patience_s} s")
+    told = f"wait={wait} in {PLUGSTACK_FILE} must be more than ApiTimeout={patience_s}, or nodes do not hear why"
+    return _found(check, WARN, told, mend)
+
+
 # -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+def check_instance(cluster: str, queue: QueueBody, now: Instant) -> FindingBody:
+    """Whether this Slurm alone tells of its queue, as the controller told it for its own instance."""
+    check, fix = "slurm.instance", "give one of the two another ClusterName, and a key of its own"
+    if queue.contested_at is not None and seconds_between(parse_time(queue.contested_at), now) < CONTESTED_S:
+        told = f"another Slurm called {cluster} was refused at {queue.contested_at}: claims of unknown jobs are kept"
+        return _found(check, WARN, told, fix)
+    return _found(check, PASS, f"the controller believes this Slurm's agent, and no other of {queue.queue}")
 
 
 def check_reservation(

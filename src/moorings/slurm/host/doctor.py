@@ -13,6 +13,7 @@ import os
 import pwd
 import secrets
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,14 @@ from typing import ParamSpec, TypeVar
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
 from moorings.slurm import formats
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
 from moorings.slurm.host.install import find_site, read_file
 from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN
+from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, queue_of
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.site import Site, munge_socket_of
@@ -48,9 +51,12 @@ NO_JOB = 4_294_967_290  # above Slurm's MaxJobId: the agent says that there is n
 _REPLY_BYTES_MAX = 1 << 20
 
 ClientOf = Callable[[VipuConf], Client]
-_INSTALLED = ("slurm.plugin", "slurm.options", "slurm.submit", "slurm.accounting", "slurm.backfill")
+_INSTALLED = (
+    *("slurm.plugin", "slurm.options", "slurm.submit", "slurm.accounting", "slurm.backfill"),
+    *("slurm.requeue", "slurm.waits"),
+)
 _SITE = ("slurm.release", "slurm.conf", "slurm.user", *_INSTALLED, "slurm.agent")
-_POOL = ("slurm.pool", "slurm.licenses", "slurm.reservation", "slurm.orphans", "slurm.unclaimed")
+_POOL = ("slurm.pool", "slurm.licenses", "slurm.instance", "slurm.reservation", "slurm.orphans", "slurm.unclaimed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ async def examine(place: Place) -> list[FindingBody]:
     if seen.site is None:
         found += checks.skipped((*_SITE, *_POOL), "slurmctld does not answer")
     else:
-        parts = [*_site_parts(commands, seen.site)]
+        parts = [*_site_parts(commands, seen.site, seen.conf)]
         if seen.conf is None:
             found += checks.skipped(_POOL, "vipu.conf cannot be used")
         else:
@@ -94,10 +100,12 @@ class _Seen:
     conf: VipuConf | None = None
 
 
-def _site_parts(commands: Commands, site: Site) -> Iterable[Coroutine[None, None, list[FindingBody]]]:
+def _site_parts(
+    commands: Commands, site: Site, conf: VipuConf | None
+) -> Iterable[Coroutine[None, None, list[FindingBody]]]:
     yield _part(("slurm.release",), _release(commands, site))
     yield _part(("slurm.conf", "slurm.user"), _same(site))
-    yield _part(_INSTALLED, _installed(commands, site))
+    yield _part(_INSTALLED, _installed(commands, site, conf))
     yield _part(("slurm.agent",), _agent(site))
 
 
@@ -212,7 +220,7 @@ def _plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
     return next((line for line in lines if line is not None), None)
 
 
-async def _installed(commands: Commands, site: Site) -> list[FindingBody]:
+async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> list[FindingBody]:
     line = await _aside(_plugin_line, site)
     image = await _aside(read_file, Path(line[0])) if line else None
     help_text = await commands.run(["srun", "--help"])
@@ -223,6 +231,8 @@ async def _installed(commands: Commands, site: Site) -> list[FindingBody]:
         checks.check_submit(site, script),
         checks.check_accounting(site),
         checks.check_backfill(site),
+        checks.check_requeue(site),
+        checks.check_waits((line[1] if line else {}).get("wait", "60"), conf.timeout_s if conf is not None else None),
     ]
 
 
@@ -286,6 +296,7 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
         told = f"{conf.server} answers to the agent's key: {sum(pool.devices for pool in pools)} IPUs"
         found = [FindingBody(id="slurm.pool", verdict=checks.PASS, evidence=told)]
         found.append(checks.check_licenses(site, pools, conf.max_ipus))
+        found.append(await _instance(client, site))
 
         async def in_step() -> list[FindingBody]:
             licenses = formats.parse_licenses(await commands.ask(formats.build_licenses()))
@@ -301,6 +312,22 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
             return [checks.check_orphans(site.cluster, orphans, len(claims)), checks.check_unclaimed(jobs, after)]
 
         return found + await _twice(in_step, accounted)
+
+
+async def _instance(client: Client, site: Site) -> FindingBody:
+    """Asks for the offer as the agent does, by the id that lies with Slurm's state."""
+    check = "slurm.instance"
+    try:
+        instance = await _aside(read_instance, site.state_folder)
+        if instance is None:
+            told = f"there is no id in {site.state_folder}: the agent makes it, beside slurmctld"
+            return FindingBody(id=check, verdict=checks.SKIP, evidence=told)
+        queue = await _aside(client.queue, queue_of(site.cluster), instance=instance)
+    except MooringsError as error:
+        if error.code == "queue.unknown":
+            return FindingBody(id=check, verdict=checks.SKIP, evidence=error.detail, fix="see slurm.agent")
+        return checks.failed(check, error)
+    return checks.check_instance(site.cluster, queue, Instant(int(time.time() * SECOND)))
 
 
 async def _twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:

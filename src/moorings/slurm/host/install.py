@@ -41,6 +41,7 @@ LIBRARY = Path("/usr/local/lib/moorings/slurm")
 COMPILE_S = 60.0
 FILE_BYTES_MAX = 16 << 20
 SOURCE = "moorings_spank.c"
+PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h")  # of it
 _HEADERS = (
     "install Slurm's headers of the release that runs (Debian: libslurm-dev), and gcc; CPATH names another folder"
 )
@@ -65,7 +66,7 @@ def load_sources() -> dict[str, bytes]:
     checkout = Path(__file__).resolve().parents[4] / "deploy" / "slurm"
     folder = packed if packed.is_dir() else checkout
     try:
-        return {name: (folder / name).read_bytes() for name in (SOURCE, SUBMIT, JOB_SUBMIT)}
+        return {name: (folder / name).read_bytes() for name in (SOURCE, *PARTS, SUBMIT, JOB_SUBMIT)}
     except OSError as error:
         raise MooringsError("slurm.missing", f"{error.filename} is not there", hint="install moorings again") from error
 
@@ -75,15 +76,16 @@ def build_compile(compiler: str) -> list[str]:
     return [compiler, "-std=c99", "-shared", "-fPIC", "-O2", "-o", "moorings_spank.so", SOURCE, "-ldl"]
 
 
-def compile_plugin(source: bytes, version: str, environment: Mapping[str, str]) -> bytes:
-    """The plugin for a version of Slurm.
+def compile_plugin(sources: Mapping[str, bytes], version: str, environment: Mapping[str, str]) -> bytes:
+    """The plugin for a version of Slurm, from its source and the parts of it, by name.
 
     Raises:
         MooringsError: ``slurm.missing`` (no compiler), ``slurm.not_built``: also if the headers are another release's.
     """
     compiler = environment.get("CC") or "gcc"
     with tempfile.TemporaryDirectory(prefix="moorings-spank-") as folder:
-        (Path(folder) / SOURCE).write_bytes(source)
+        for name in (SOURCE, *PARTS):
+            (Path(folder) / name).write_bytes(sources[name])
         try:
             done = subprocess.run(
                 build_compile(compiler),

@@ -269,6 +269,23 @@ def check_uninstall(job_submit: Sequence[str], script: bytes | None, conf: Path)
         )
 
 
+def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
+    """See that the agent gives a job up before its node does, so that the node hears why.
+
+    Args:
+        wait_s: of the plugin.
+        patience_s: ApiTimeout.
+        conf: the vipu.conf that says so.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    if wait_s <= patience_s:
+        told = f"nodes would wait {wait_s} s for a partition, and {conf} lets the agent wait ApiTimeout={patience_s} s"
+        hint = f"say --wait {patience_s + 10} on every machine, or make ApiTimeout less"
+        raise MooringsError("config.invalid", told, hint=hint)
+
+
 # -- the manifest ------------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,8 @@ ENTRIES_MAX = 4096  # env, genv and file lines together
 GCDS_MAX = 4096
 MESSAGE_CHARS_MAX = 500
 
+LATE_EXIT = 122  # how a batch script ends that waited in vain: RequeueExit lets its job wait in the queue again
+
 BATCH_STEP = 4294967291  # slurm.h: SLURM_BATCH_SCRIPT
 INTERACTIVE_STEP = 4294967290
 

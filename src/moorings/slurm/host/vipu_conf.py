@@ -42,7 +42,7 @@ class VipuConf:
         api_host: of the controller; ``api_port`` is its TCP port.
         ipuof_dir: where nodes keep a job's IPUoF files; None: jobs get variables instead of files.
         max_ipus: the most devices one job may ask for.
-        timeout_s: how long one call to the controller may take.
+        timeout_s: how long a started job may wait for its partition; less than what its node waits.
         secure: whether to speak TLS, with the certificate and key of ``client_cert`` and ``client_key``.
         user: whose access key it is; the client certificate bears the same name.
         access_key: the key itself; empty if it stands in ``access_key_file``, or nowhere.
@@ -174,7 +174,7 @@ _KEYS = {
         _Key("ApiPort", "api_port", _PORT, "a TCP port, 1 to 65535"),
         _Key("IpuofDir", "ipuof_dir", _path, "an absolute path; without it jobs get variables instead of files"),
         _Key("MaxIpusPerJob", "max_ipus", _number(1, IPUS_MAX), f"a whole number, 1 to {IPUS_MAX}"),
-        _Key("ApiTimeout", "timeout_s", _number(1, 3600), "a whole number of seconds, 1 to 3600"),
+        _Key("ApiTimeout", "timeout_s", _number(1, 3599), "a whole number of seconds, 1 to 3599"),
         _Key("IsSecure", "secure", lambda text: _WORDS.get(text.lower()), "yes or no"),
         _Key("ApiUser", "user", _word, "a user name, as 'moor get keys' shows it"),
         _Key("ApiAccessKey", "access_key", _word, "an access key, without blanks", secret=True),

@@ -1,0 +1,147 @@
+"""What becomes of a job that Slurm starts and nobody gives a partition: it waits again, or its user is told why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import until
+from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
+
+USER = "games"
+WAIT_S, PATIENCE_S = 8, 3
+
+
+@pytest.fixture(scope="module")
+def site(slurm_release: str) -> Iterator[IpuSite]:
+    with ipu_site(slurm_release, ApiTimeout=str(PATIENCE_S)) as made:
+        change_wait(made, WAIT_S)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _quiet(site: IpuSite) -> Iterator[None]:
+    yield
+    if "slurmctld" not in site.cluster.processes:
+        site.cluster.start_controller()
+    if not site.agent_lives:
+        site.start_agent()
+    for claim in site.controller.ask("GET", "/v1/claims?ownerPrefix=user/")[1]["items"]:
+        site.controller.ask("DELETE", f"/v1/claims/{claim['id']}?wait=20s")
+    for job in site.cluster.squeue():
+        site.cluster.run("scancel", job.id)
+    change_wait(site, WAIT_S)
+    site.settle()
+
+
+def change_wait(site: IpuSite, wait_s: int) -> None:
+    """How long nodes wait for an answer."""
+    conf = site.cluster.etc / "plugstack.conf"
+    words = [f"wait={wait_s}" if word.startswith("wait=") else word for word in conf.read_text().split()]
+    new = site.cluster.write_conf("plugstack.conf.new", " ".join(words) + "\n")
+    new.rename(conf)
+
+
+def take_all(site: IpuSite) -> str:
+    """Another user takes the pool, and the gate does not know; the claim's id."""
+    status, claim = site.controller.ask("POST", "/v1/claims?wait=20s", {"size": N_IPUS})
+    assert (status, claim["state"]) == (201, "READY"), claim
+    return str(claim["id"])
+
+
+def start_now(site: IpuSite, job: int) -> None:
+    """Slurm lets a job that came back wait for two minutes; one that is on its node again within a second it fails."""
+    site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
+
+
+# -- no agent ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_job_that_no_agent_answers_waits_again_and_runs_later(site: IpuSite) -> None:
+    site.end_agent()
+    change_wait(site, 2)
+    script = "touch ran; echo $SLURM_RESTART_COUNT $MOORINGS_PARTITION_ID"
+    job = site.cluster.sbatch(script, "--ipus=4", user=USER)
+    fields = site.cluster.wait_job(job, "PENDING")
+    until(lambda: site.cluster.job(job)["Restarts"] == "1", what=lambda: str(site.cluster.job(job)))
+    assert not (site.cluster.work / "ran").exists()
+    assert "the partition was not ready within 2 s: no agent answers at" in site.cluster.output(job)
+    assert fields["Requeue"] == "1"
+    site.start_agent()
+    start_now(site, job)
+    site.cluster.wait_job(job, "COMPLETED")
+    assert site.cluster.output(job) == f"1 slurm_{job}_r1\n"
+
+
+@pytest.mark.parametrize("array", [[], ["--array=3"]])
+def test_a_batch_job_that_must_not_start_twice_fails_and_says_why(site: IpuSite, array: list[str]) -> None:
+    site.end_agent()
+    change_wait(site, 2)
+    job = site.cluster.sbatch("echo ran", "--ipus=4", "--no-requeue", "-o", "told-%A", *array, user=USER)
+    fields = site.cluster.wait_job(job, "FAILED")
+    assert (fields["ExitCode"], fields["Restarts"]) == ("121:0", "0")
+    told = (site.cluster.work / f"told-{job}").read_text()
+    assert "the partition was not ready within 2 s: no agent answers at" in told
+    assert "ran\n" not in told
+
+
+def test_srun_and_the_steps_of_a_script_are_told_and_bring_no_script_back(site: IpuSite) -> None:
+    step = site.cluster.sbatch("touch up; until [ -e go ]; do sleep 0.1; done; srun echo ran", "--ipus=4", user=USER)
+    until((site.cluster.work / "up").exists, what=site.log)
+    site.end_agent()
+    change_wait(site, 2)
+    direct = site.cluster.run("srun", "--ipus=4", "echo", "ran", user=USER)
+    assert (direct.returncode, direct.stdout) == (121, "")
+    assert "the partition was not ready within 2 s: no agent answers at" in direct.stderr
+    (site.cluster.work / "go").touch()  # its script has run, so it is not for us to start it again
+    fields = site.cluster.wait_job(step, "FAILED")
+    assert (fields["ExitCode"], fields["Restarts"]) == ("121:0", "0")
+    assert "the partition was not ready within 2 s" in site.cluster.output(step)
+
+
+def test_the_mark_of_a_job_that_must_not_start_twice_is_not_handed_on(site: IpuSite) -> None:
+    """Neither to its steps nor to what it submits."""
+    look = "env | grep -c ^MOORINGS_NO_REQUEUE="
+    script = f"{look}; srun sh -c '{look}; true'; env | grep -c ^MOORINGS_PARTITION"
+    job = site.cluster.sbatch(script, "--ipus=1", "--no-requeue")
+    site.cluster.wait_job(job, "COMPLETED")
+    assert site.cluster.output(job).split() == ["0", "0", "1"]
+
+
+# -- an agent that has nothing to give ---------------------------------------------------------------------------------
+
+
+def test_a_batch_job_that_must_not_start_twice_is_told_what_the_agent_waited_for(site: IpuSite) -> None:
+    site.end_agent()
+    take_all(site)
+    job = site.cluster.sbatch("echo ran", "--ipus=4", "--no-requeue", user=USER)
+    site.cluster.wait_job(job, "RUNNING")
+    site.start_agent()
+    fields = site.cluster.wait_job(job, "FAILED")
+    assert fields["ExitCode"] == "121:0"
+    assert f"gets no partition: no partition within {PATIENCE_S} s: " in site.cluster.output(job)
+    assert "ran\n" not in site.cluster.output(job)
+    until(lambda: site.claims() == [], what=site.log)
+
+
+def test_a_job_that_slurm_cannot_take_back_now_waits_until_it_can(site: IpuSite) -> None:
+    """slurmctld is away when the agent's patience ends: refused, the job would end FAILED."""
+    change_wait(site, 60)
+    site.end_agent()
+    other = take_all(site)
+    job = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", "--ipus=4", user=USER)
+    site.cluster.wait_job(job, "RUNNING")
+    site.start_agent()
+    until(lambda: [claim for claim in site.claims() if claim["state"] == "PENDING"], what=site.log)
+    site.cluster.stop_controller()
+    until(lambda: "job.give_up" in site.log(), 60, what=site.log)
+    assert "gets no partition" not in site.cluster.output(job)
+    site.cluster.start_controller()
+    until(lambda: site.cluster.job(job)["Restarts"] == "1", what=lambda: f"{site.cluster.job(job)}\n{site.log()}")
+    assert site.cluster.job(job)["JobState"] in ("PENDING", "COMPLETING")
+    site.controller.ask("DELETE", f"/v1/claims/{other}?wait=20s")
+    site.cluster.wait_job(job, "PENDING")
+    start_now(site, job)
+    site.cluster.wait_job(job, "COMPLETED")
+    assert site.cluster.output(job).split()[-1] == f"slurm_{job}_r1"
