@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from moorings.controller.queues import BELIEVED_S_MIN
 from tests.e2e.processes import ControllerProcess
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 @pytest.fixture
@@ -61,6 +64,40 @@ def test_a_restart_forgets_it_until_it_is_told_again(controller: ControllerProce
     assert after["version"] == before["version"]
 
 
+def test_of_two_schedulers_of_one_name_one_is_believed(controller: ControllerProcess) -> None:
+    path = "/v1/queues/slurm/baltic"
+    assert controller.ask("GET", f"{path}?instance={ONE}")[1]["code"] == "queue.unknown"
+    status, first = tell(controller, 4, instance=ONE)
+    assert (status, first["instance"], "contestedAt" in first) == (200, ONE, False)
+    status, refused = tell(controller, instance=OTHER)
+    assert status == 409, refused
+    assert (refused["code"], refused["retryable"]) == ("queue.taken", False)
+    assert first["until"] in refused["detail"]
+    assert first["until"] in refused["hint"]
+    status, refused = controller.ask("GET", f"{path}?instance={OTHER}")
+    assert (status, refused["code"]) == (409, "queue.taken")
+    status, found = controller.ask("GET", f"{path}?instance={ONE}")
+    assert (status, found["instance"], [job["size"] for job in found["jobs"]]) == (200, ONE, [4])
+    assert found["contestedAt"] < found["until"], "who is believed is told of the other"
+    assert controller.ask("GET", path)[1]["instance"] == ONE, "who only looks on need not say who it is"
+
+
+def test_who_waits_for_an_offer_is_refused_it_once_another_is_believed(controller: ControllerProcess) -> None:
+    version = tell(controller)[1]["version"]  # by an agent that does not say who it is
+    assert controller.ask("GET", f"/v1/queues/slurm/baltic?instance={ONE}")[1]["code"] == "queue.unknown"
+    assert tell(controller, instance=ONE, forS=BELIEVED_S_MIN)[0] == 200
+    answers: list[Any] = []
+    path = f"/v1/queues/slurm/baltic?wait=60s&version={version}&instance={ONE}"
+    waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
+    waiting.start()
+    deadline = time.monotonic() + BELIEVED_S_MIN + 10
+    while tell(controller, instance=OTHER)[0] != 200:
+        assert time.monotonic() < deadline, "the first was promised five seconds"
+        time.sleep(0.05)
+    waiting.join(10)
+    assert (answers[0][0], answers[0][1]["code"]) in ((409, "queue.taken"), (404, "queue.unknown"))
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -74,6 +111,9 @@ def test_a_restart_forgets_it_until_it_is_told_again(controller: ControllerProce
         ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1, "since": "now"}]}, "queue.invalid"),
         ({"queue": "slurm/a", "jobs": [{"owner": "slurm/a/1/x", "size": 1, "sise": 2}]}, "body.invalid"),
         ({"queue": "slurm/a", "forS": 1e6}, "queue.invalid"),
+        ({"queue": "slurm/a", "instance": ""}, "queue.invalid"),
+        ({"queue": "slurm/a", "instance": "0123456789ABCDEF"}, "queue.invalid"),
+        ({"queue": "slurm/a", "instance": "0" * 17}, "queue.invalid"),
     ],
 )
 def test_what_cannot_be_told(controller: ControllerProcess, body: dict[str, Any], code: str) -> None:

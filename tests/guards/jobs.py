@@ -14,6 +14,9 @@ ENGINE = "tests/unit/local/test_engine.py::"
 EVERY_ENGINE = "tests/contract/test_engine_local.py::TestLocalEngine::"
 DRIVER = "tests/contract/test_driver_simulated.py::TestInstantIpus::"
 CONTROLLER = "tests/e2e/test_controller.py::"
+QUEUES = "tests/e2e/test_queues.py::"
+ANNOUNCED = "tests/unit/core/test_announced.py::"
+OFFERS = "tests/unit/slurm/test_offers.py::"
 
 JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
@@ -51,6 +54,44 @@ JOBS = (
         old="return self.times >= times and self.lasted_s >= BAD_S",
         new="return self.times >= times",
         tests=(f"{RECONCILE}test_many_bad_listings_in_a_moment_are_one_bad_moment",),
+    ),
+    Guard(
+        law="3",
+        what="of two schedulers of one name only one is believed at a time",
+        file="core/announced.py",
+        old="        return self.until > now and self.instance not in",
+        new="        return self.until > now and False and self.instance not in",
+        tests=(
+            f"{ANNOUNCED}test_while_one_instance_is_believed_another_is_refused",
+            f"{QUEUES}test_of_two_schedulers_of_one_name_one_is_believed",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="of two schedulers of one name the refused one gives nothing out and takes nothing back",
+        file="slurm/host/offers.py",
+        old="        self.accepted.clear()\n",
+        new="",
+        tests=(f"{OFFERS}test_who_is_refused_gives_nothing_out_and_says_so_once",),
+    ),
+    Guard(
+        law="3",
+        what="of two schedulers of one name the refused one is not the first to tell a controller started anew",
+        file="slurm/host/offers.py",
+        old="        return bool(self.refused) and _now() < self._quiet_until\n",
+        new="        return False\n",
+        tests=(
+            f"{OFFERS}test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_first_to_tell_it",
+            f"{OFFERS}test_who_is_refused_gives_nothing_out_and_says_so_once",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="of two schedulers of one name the believed one learns of the other",
+        file="core/announced.py",
+        old="            self._note_rival(before, told.instance)\n",
+        new="",
+        tests=(f"{ANNOUNCED}test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words",),
     ),
     Guard(
         law="3",
@@ -169,8 +210,8 @@ JOBS = (
         law="3",
         what="a run that is being started is not lost because the engine has not heard of it",
         file="workloads/turn.py",
-        old="run.state in (RunState.RUNNING, RunState.STOPPING):",
-        new="run.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):",
+        old="run.state in (RunState.RUNNING, RunState.STOPPING) or _was_there(run)",
+        new="run.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING) or _was_there(run)",
         tests=(f"{RUNS}test_a_run_that_is_being_started_is_not_lost_because_the_engine_has_not_heard_of_it",),
     ),
     Guard(

@@ -405,8 +405,8 @@ ORDER = (
         law="9",
         what="what is remembered of the soonest block is forgotten when a limit passes",
         file="core/queue.py",
-        old="        if known is None or not known.since <= self.now < known.before:\n",
-        new="        if known is None:\n",
+        old="    if known is None or not known.since <= now < known.before:\n",
+        new="    if known is None:\n",
         tests=(f"{QUEUE}test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_passes",),
     ),
     Guard(

@@ -56,7 +56,7 @@ GUARDS = (
     ),
     Guard(
         "memory is read again after a save whose answer was lost",
-        (0, 1, 2, 5),
+        (0, 1, 2, 5, 9),
         (
             (
                 "controller/loop.py",
@@ -83,6 +83,11 @@ GUARDS = (
                 "if True:\n            return self._end(",
             ),
         ),
+    ),
+    Guard(
+        "a run in another scheduler's queue has ended when that says so",
+        (3,),
+        (("workloads/turn.py", "if run.is_queued:  # whether", "if False:  # whether"),),
     ),
     Guard(
         "a run starts when its partition is ACTIVE",

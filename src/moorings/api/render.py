@@ -206,6 +206,9 @@ def queue_body(view: QueueView) -> QueueBody:
             for item in view.jobs
         ),
         until=time_text(view.told.until),
+        next_up=view.next_up,
+        instance=view.told.instance or None,
+        contested_at=_time(view.told.rival),
     )
 
 
@@ -256,6 +259,7 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         exit_code=run.exit_code,
         task_codes=run.task_codes,
         detail=run.detail,
+        notes=view.notes or None,
     )
 
 

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
+import secrets
 import signal
 import sys
 from argparse import ArgumentParser
@@ -18,12 +20,14 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.app.logs import configure
+from moorings.core.announced import INSTANCE_CHARS
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_config, parse_config
 from moorings.slurm.host.agent import Agent, AgentSettings
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.door import Door
+from moorings.slurm.host.door import CONNECTIONS_MAX, Door
+from moorings.slurm.host.instance import keep_instance
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, vipu_conf_path
 from moorings.slurm.munge import Munge
@@ -32,6 +36,8 @@ from moorings.wire.errors import Exit, kind_of
 log = logging.getLogger("moorings.slurm.agent")
 
 PAUSE_S = 1.0
+OWN_FILES = 256  # calls to the controller and to munged, pipes of Slurm's commands
+CONNECTIONS_MIN = 16
 CALL_S = 10.0  # a controller that says nothing for so long is away: the gate must not stay open long
 
 
@@ -67,21 +73,23 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     site = await _find_site(slurm, stopping)
     if site is None:
         return
-    calls = Calls(conf.endpoint(CALL_S))
     settings = AgentSettings(
         cluster=site.cluster,
+        instance=keep_instance(site.state_folder, secrets.token_hex(INSTANCE_CHARS // 2)),
         pool=conf.pool,
         folder=str(conf.ipuof_dir or ""),
         patience_s=conf.timeout_s,
     )
+    calls = Calls(conf.endpoint(CALL_S))
     agent = Agent(settings, slurm, calls)
-    door = Door(Munge(site.munge_socket), agent.answer)
+    door = Door(Munge(site.munge_socket), agent.answer, connections_max=raise_open_files())
     port = await door.open(listen, conf.agent_port)
     log.info(
         "agent.started",
         extra={
             "version": __version__,
             "cluster": site.cluster,
+            "instance": settings.instance,
             "slurm": site.version,
             "port": port,
             "server": conf.server,
@@ -99,6 +107,22 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
             await work
         calls.close()
     log.info("agent.stopped")
+
+
+def raise_open_files() -> int:
+    """Have this process open as many files as the door needs, if it may; how many connections there is room for."""
+    wanted = CONNECTIONS_MAX + OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return CONNECTIONS_MAX
+    room = max(soft - OWN_FILES, CONNECTIONS_MIN)
+    hint = f"let it open {wanted} files: LimitNOFILE= of its unit, or ulimit -Hn"
+    log.warning("agent.few_files", extra={"files": soft, "connections": room, "hint": hint})
+    return room
 
 
 async def _find_site(slurm: Commands, stopping: asyncio.Event) -> Site | None:

@@ -149,9 +149,14 @@ class Client:
         """Tell what waits in another scheduler's queue, in the place of what was told before."""
         return self._transport.send(requests.tell_queue(request))
 
-    def queue(self, queue: str, *, wait_s: float = 0.0, version: str | None = None) -> QueueBody:
-        """Another scheduler's queue, once its offer has another version, or after ``wait_s``."""
-        return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version))
+    def queue(
+        self, queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
+    ) -> QueueBody:
+        """Another scheduler's queue, once its offer has another version, or after ``wait_s``.
+
+        Refused (``queue.taken``) while another instance than ``instance`` tells it.
+        """
+        return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version, instance=instance))
 
     def create_claim(self, request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ClaimBody:
         """Ask for a partition; with ``key`` the same call again gives the same claim; waits until it is READY."""

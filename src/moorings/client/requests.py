@@ -296,10 +296,12 @@ def tell_queue(request: QueueRequest) -> Call[QueueBody]:
     return Call("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
 
 
-def get_queue(queue: str, *, wait_s: float = 0.0, version: str | None = None) -> Call[QueueBody]:
+def get_queue(
+    queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
+) -> Call[QueueBody]:
     """``GET /v1/queues/{kind}/{cluster}``; the answer waits for an offer of another version, ``wait_s`` at most."""
     kind, _, cluster = queue.partition("/")
-    target = build_target("/v1/queues/{}/{}", kind, cluster, wait=wait_text(wait_s), version=version)
+    target = build_target("/v1/queues/{}/{}", kind, cluster, wait=wait_text(wait_s), version=version, instance=instance)
     return Call("GET", target, parse_body(QueueBody), wait_s=wait_s)
 
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from moorings.controller.loop import Change, Loop
 from moorings.core.access import Caller, check_may_act
-from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob
+from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob, TakenError, check_instance
 from moorings.core.claims import check_owner, check_spec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import QueueTold
 from moorings.core.instants import Instant, after
-from moorings.core.queue import explain
+from moorings.core.queue import explain, next_up
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
+from moorings.wire.codec import time_text
 
 BELIEVED_S_MIN, BELIEVED_S_MAX = 5.0, 600.0
 
@@ -33,11 +34,15 @@ class QueuedJobView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue, and how many partitions of each size its scheduler could start in each pool."""
+    """A queue, and how many partitions of each size its scheduler could start in each pool.
+
+    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool.
+    """
 
     told: Announced
     offer: Mapping[PoolName, Mapping[int, int]]
     jobs: Sequence[QueuedJobView]
+    next_up: Mapping[str, str]
 
     @property
     def version(self) -> str:
@@ -59,14 +64,21 @@ class Queues:
             self._changed.set_result(None)
 
     async def tell(
-        self, caller: Caller, queue: str, accelerator: str, jobs: Sequence[AnnouncedJob], believed_s: float
+        self,
+        caller: Caller,
+        queue: str,
+        accelerator: str,
+        jobs: Sequence[AnnouncedJob],
+        believed_s: float,
+        *,
+        instance: str | None = None,
     ) -> QueueView:
         """Take a queue's list in the place of the one before.
 
         Raises:
-            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``claim.*``.
+            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.taken``, ``claim.*``.
         """
-        _check_queue(queue)
+        _check_queue(queue, instance)
         check_may_act(caller, queue, "", "tell what waits there")
         if len(jobs) > JOBS_MAX:
             raise MooringsError(
@@ -85,28 +97,45 @@ class Queues:
                 raise MooringsError("queue.invalid", f"owner {job.owner[:80]!r} cannot stand there", hint=hint)
             seen.add(job.owner)
         past = tuple(AnnouncedJob(job.owner, job.spec, Instant(min(job.since, now))) for job in jobs)
-        await self._loop.post(QueueTold(Announced(queue, accelerator, past, after(now, believed_s))))
-        return self._view(queue)
+        told = Announced(queue, accelerator, past, after(now, believed_s), instance or "")
+        try:
+            await self._loop.post(QueueTold(told))
+        except TakenError as error:
+            raise _taken(error.told) from error
+        return self._view(queue, instance)
 
-    async def get(self, caller: Caller, queue: str, *, wait_s: float = 0, version: str | None = None) -> QueueView:
+    async def get(
+        self,
+        caller: Caller,
+        queue: str,
+        *,
+        wait_s: float = 0,
+        version: str | None = None,
+        instance: str | None = None,
+    ) -> QueueView:
         """A queue; waits up to ``wait_s`` until its offer is another than ``version``.
 
+        Whoever acts on the offer says as which instance; without one it is for onlookers.
+
         Raises:
-            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.unknown``.
+            MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.unknown``, ``queue.taken``.
         """
-        _check_queue(queue)
+        _check_queue(queue, instance)
         check_may_act(caller, queue, "", "see its offer")
         try:
             async with asyncio.timeout(max(wait_s, 0)):
-                while _version_of(self._offer(self._told(queue))) == version:  # each job is explained once, at the end
+                # Each job is explained once, at the end.
+                while _version_of(self._offer(self._told(queue, instance))) == version:
                     await self._next()
         except TimeoutError:
             pass
-        return self._view(queue)
+        return self._view(queue, instance)
 
-    def _told(self, queue: str) -> Announced:
-        told = self._loop.fleet.announced.get(queue)
-        if told is None or told.until <= self._clock.now():
+    def _told(self, queue: str, instance: str | None) -> Announced:
+        told, now = self._loop.fleet.announced.get(queue), self._clock.now()
+        if told is not None and instance is not None and told.is_taken_from(instance, now):
+            raise _taken(told)
+        if told is None or told.until <= now or instance not in (None, told.instance):
             raise MooringsError(
                 "queue.unknown", f"nothing was heard of {queue[:80]}", hint="its agent tells it: is that running?"
             )
@@ -116,15 +145,17 @@ class Queues:
         offers = self._loop.fleet.offers
         return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
 
-    def _view(self, queue: str) -> QueueView:
-        fleet, told = self._loop.fleet, self._told(queue)
+    def _view(self, queue: str, instance: str | None) -> QueueView:
+        fleet, told = self._loop.fleet, self._told(queue, instance)
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
         jobs = [
             QueuedJobView(job, claim.id in free, explain(fleet, claim, now).reasons[0])
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
-        return QueueView(told, self._offer(told), jobs)
+        own = {job.owner for job in told.jobs} - free  # who has his block wants no other
+        first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet, now).items() if claim.owner in own}
+        return QueueView(told, self._offer(told), jobs, first)
 
     async def _next(self) -> None:
         """Returns after the next turn that changed something."""
@@ -137,7 +168,20 @@ def _version_of(offer: Mapping[PoolName, Mapping[int, int]]) -> str:
     return hashlib.sha256(repr([(pool, *sizes.items()) for pool, sizes in offer.items()]).encode()).hexdigest()
 
 
-def _check_queue(queue: str) -> None:
+def _taken(told: Announced) -> MooringsError:
+    kind, _, cluster = told.queue.partition("/")
+    since, until = time_text(told.since), time_text(told.until)
+    return MooringsError(
+        "queue.taken",
+        f"another {kind} called {cluster} has told its queue since {since}, and is believed until {until}",
+        hint=f"another {kind} of this name uses this key: give one of them another name, or wait until {until}"
+        " if the other one is gone",
+    )
+
+
+def _check_queue(queue: str, instance: str | None) -> None:
+    if instance is not None:
+        check_instance(instance)
     check_owner(queue)
     if queue.count("/") != 1 or queue.startswith(("local/", "user/")):
         raise MooringsError("queue.invalid", f"{queue[:80]!r} is no queue", hint="a queue is slurm/CLUSTER, say")

@@ -5,6 +5,9 @@ shares the hardware must know of it, or the jobs of one side would starve those 
 tells the first jobs of its queue, in its own order, again and again; a list replaces the one before, and is believed
 for a while. The jobs stand in our queue as ANNOUNCED claims (in memory only: nothing of them can leak): they get blocks
 kept, and are never granted. What is kept for them, and what nobody waits for, is the queue's **offer**.
+
+A queue has one teller. Two schedulers of one name (a cloned head node, say) would take each other's claims for
+leftovers of their own, so each tells under the id of its own **instance**; while one is believed, others are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ from dataclasses import dataclass, replace
 
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import SECOND, Instant
 
 JOBS_MAX = 64  # of one list; those behind them are told when they have come forward
 LONGER_S = 60  # a list that says nothing new is taken only if it counts for so much longer
+RIVAL_S = 60  # a rival that tells again and again is noted so often
+INSTANCE_CHARS = 16
+_INSTANCE_CHARS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +52,22 @@ class Announced:
         accelerator: the kind of devices its jobs take.
         jobs: the first that wait, in that queue's own order.
         until: when it is no longer believed, if it has not been told again.
+        instance: of the scheduler that tells it; empty: it did not say.
+        since: when that instance's first list was taken.
+        rival: when a list of another instance was refused last, to ``RIVAL_S``; None: none was.
     """
 
     queue: str
     accelerator: str
     jobs: tuple[AnnouncedJob, ...]
     until: Instant
+    instance: str = ""
+    since: Instant = Instant(0)
+    rival: Instant | None = None
+
+    def is_taken_from(self, instance: str, now: Instant) -> bool:
+        """Whether this list keeps another instance from telling the queue, and from its offer."""
+        return self.until > now and self.instance not in ("", instance)
 
     def claims(self) -> Iterator[Claim]:
         """Its jobs as claims: as a whole they wait since they came, among themselves in their queue's order."""
@@ -69,6 +86,25 @@ class Announced:
     def place(self) -> Instant | None:
         """Where in our queue a job of this queue stands that its scheduler has started: before all that wait there."""
         return Instant(min(job.since for job in self.jobs) - 1) if self.jobs else None
+
+
+class TakenError(MooringsError):
+    """A queue is told by another instance; ``told`` is what that one tells."""
+
+    def __init__(self, told: Announced) -> None:
+        super().__init__("queue.taken", f"another instance tells what waits in {told.queue}")
+        self.told = told
+
+
+def check_instance(instance: str) -> None:
+    """Nothing, if it is the id of an instance.
+
+    Raises:
+        MooringsError: ``queue.invalid``.
+    """
+    if len(instance) != INSTANCE_CHARS or not set(instance) <= _INSTANCE_CHARS:
+        hint = f"{INSTANCE_CHARS} hex digits in small letters, drawn once for each scheduler"
+        raise MooringsError("queue.invalid", f"{instance[:80]!r} is the id of no instance", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +131,18 @@ class Elsewhere:
         self.events: list[Event] = []
 
     def take(self, told: Announced) -> None:
-        """A list replaces the one before; the same list again only counts for longer."""
+        """A list replaces the one before; the same list again only counts for longer.
+
+        Raises:
+            TakenError: another instance is believed.
+        """
         before = self._known.get(told.queue)
+        if before is not None and before.is_taken_from(told.instance, self._now):
+            self._note_rival(before, told.instance)
+            raise TakenError(before)
+        if before is not None and before.instance != told.instance:
+            before = None
+        told = replace(told, since=before.since if before else self._now, rival=before.rival if before else None)
         if before is not None and before.jobs == told.jobs and before.accelerator == told.accelerator:
             if told.until - before.until < LONGER_S * SECOND:
                 return  # not each word of an agent that has nothing new to say needs a place in the log
@@ -104,6 +150,12 @@ class Elsewhere:
             first = told.jobs[0].owner if told.jobs else None
             self._tell("queue.told", {"queue": told.queue, "jobs": len(told.jobs), "first": first})
         self._known[told.queue] = self.changes[told.queue] = told
+
+    def _note_rival(self, told: Announced, instance: str) -> None:
+        """Who is believed must know of it: what it takes for a leftover may be its rival's."""
+        if told.rival is None or self._now - told.rival >= RIVAL_S * SECOND:
+            self._known[told.queue] = self.changes[told.queue] = replace(told, rival=self._now)
+            self._tell("queue.contested", {"queue": told.queue, "refused": instance})
 
     def start(self, owner: str) -> Instant | None:
         """Where a claim stands that another scheduler has started; None for all others: they come last.

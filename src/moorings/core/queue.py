@@ -22,7 +22,7 @@ from moorings.core.announced import Announced, Offer
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, PoolState, Reservation, Soonest, enough, holds
+from moorings.core.fleet import Fleet, Order, PoolState, Reservation, Soonest, enough, holds
 from moorings.core.instants import Instant, after
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
 from moorings.core.reasons import Reason
@@ -223,10 +223,7 @@ class _Turn:
         granted = self._granted[state.pool.name]
         if granted:
             return soonest(state, size, granted, self.now).found
-        known = state.soonest.get(size)
-        if known is None or not known.since <= self.now < known.before:
-            known = state.soonest[size] = soonest(state, size, (), self.now)
-        return known.found
+        return _remembered(state, size, self.now).found
 
     def offers(self, announced: Iterable[Announced]) -> Iterator[Offer]:
         """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
@@ -272,6 +269,42 @@ def soonest(state: PoolState, size: int, granted: Iterable[Hold], now: Instant) 
     block, until = found
     n_held = sum(len(hold.block) for hold in held if hold.block.overlaps(block))
     return Soonest((block, until, n_held), since, before)
+
+
+def _remembered(state: PoolState, size: int, now: Instant) -> Soonest:
+    known = state.soonest.get(size)
+    if known is None or not known.since <= now < known.before:
+        known = state.soonest[size] = soonest(state, size, (), now)
+    return known
+
+
+def next_up(fleet: Fleet, now: Instant) -> dict[PoolName, Claim]:
+    """Who gets what becomes free next in each pool, if it is large enough: nobody who could use it waits before them.
+
+    Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
+    is not. Who waits for devices of which some are out of service, whatever the block, could use nothing.
+    """
+    waiting = [fleet.claims[order[2]] for line in fleet.lines.values() for order in _foremost(fleet, line)]
+    waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
+    first: dict[PoolName, Claim] = {}
+    for claim in sorted(waiting, key=lambda one: one.order):
+        for name, state in fleet.pools.items():
+            if name not in first and _could_use(claim.spec, state, now):
+                first[name] = claim
+    return first
+
+
+def _foremost(fleet: Fleet, line: Sequence[Order]) -> Sequence[Order]:
+    """Who may be first in a line: those behind the first ask for the same, unless it is for other resources."""
+    return line if fleet.claims[line[0][2]].spec.resources else line[:1]
+
+
+def _could_use(spec: ClaimSpec, state: PoolState, now: Instant) -> bool:
+    """Whether a claim waits for devices of a pool, and a block there could be emptied for it."""
+    if not spec.size or spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name) or state.problem:
+        return False
+    found = _remembered(state, spec.size, now).found if why_never(spec, state) is None else None
+    return found is not None and found[1] < OUT_OF_SERVICE
 
 
 def plan(

@@ -97,6 +97,7 @@ ERRORS: dict[str, ErrorKind] = {
     "pool.unknown": ErrorKind(404, Exit.NOT_FOUND, "there is no such pool"),
     "pools.invalid": ErrorKind(422, Exit.USAGE, "the pools file cannot be used"),
     "queue.invalid": ErrorKind(422, Exit.USAGE, "what was told of another queue is not allowed"),
+    "queue.taken": ErrorKind(409, Exit.CONFLICT, "another scheduler of that name tells that queue"),
     "queue.unknown": ErrorKind(404, Exit.NOT_FOUND, "nothing was heard of that queue"),
     "request.invalid": ErrorKind(400, Exit.USAGE, "the HTTP request cannot be read"),
     "run.not_running": ErrorKind(409, Exit.CONFLICT, "the run has no processes"),

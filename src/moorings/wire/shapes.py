@@ -133,13 +133,15 @@ class QueuedJobShape:
 class QueueRequest:
     """``POST /v1/queues``: the first jobs that wait in another scheduler's queue, in its own order.
 
-    The list replaces the one before, and is believed for ``for_s`` seconds.
+    The list replaces the one before, and is believed for ``for_s`` seconds. Meanwhile one of another ``instance`` is
+    refused: two schedulers of one name must not take each other's claims for their own.
     """
 
     queue: str
     accelerator: str = "ipu"
     jobs: tuple[QueuedJobShape, ...] = ()
     for_s: float = 120.0
+    instance: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +285,9 @@ class QueueBody:
     """Another scheduler's queue, as it was told, and what that scheduler may start now.
 
     ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have; ``version``
-    changes whenever the offer does.
+    changes whenever the offer does. ``contested_at`` is when a list of another instance was refused last, to a minute.
+    ``next_up`` holds, for each pool, the owner of the job that gets what becomes free there next; a pool is left out
+    where somebody else waits before all of them.
     """
 
     queue: str
@@ -292,18 +296,25 @@ class QueueBody:
     offer: Mapping[str, Mapping[str, int]]
     jobs: tuple[QueuedJobBody, ...]
     until: str
+    next_up: Mapping[str, str] = field(default_factory=dict)
+    instance: str | None = None
+    contested_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBody:
-    """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one."""
+    """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
+
+    On an engine with a scheduler of its own ``claim`` is left out, for that scheduler has it, and ``reference`` is what
+    it calls the run. ``notes``, in the answer that makes a run: what its engine does otherwise than the job file says.
+    """
 
     id: str
     name: str
     engine: str
     subject: str
     state: str
-    claim: str
+    claim: str | None = None
     attempt: int
     job: JobShape
     created_at: str
@@ -317,6 +328,7 @@ class RunBody:
     exit_code: int | None = None
     task_codes: tuple[int | None, ...] = ()
     detail: str = ""
+    notes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,14 @@ from moorings.controller.record import (
 )
 from moorings.controller.replay import Replay
 from moorings.controller.turns import Demanded, decide
+from moorings.core.announced import Announced, AnnouncedJob
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
 from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, ForeignSeen, PoolAnswers, ReleaseClaim
+from moorings.core.inputs import CreateClaim, DriverAnswered, ForeignSeen, PoolAnswers, QueueTold, ReleaseClaim
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.queue import Plan, Policy
@@ -222,6 +223,16 @@ def test_a_turn_is_read_back_as_it_was_written() -> None:
     inputs = (claim(1, 4, resources={"memory": 5}, time_limit_s=2.5), PoolAnswers(PoolName("pod8"), "gone"))
     event = build_decided(OCCASION, inputs, Plan((), ()))
     assert parse_decided(event.data) == (OCCASION, inputs)
+
+
+def test_what_was_told_of_a_queue_before_it_had_an_instance_can_still_be_read() -> None:
+    told = Announced(
+        "slurm/a", "ipu", (AnnouncedJob("slurm/a/1/x", ClaimSpec(kind="ipu", size=4), Instant(1)),), OCCASION.now
+    )
+    written = json.loads(build_decided(OCCASION, (QueueTold(told),), Plan((), ())).data)
+    for name in ("instance", "since", "rival"):
+        del written["inputs"][0][1]["told"][name]
+    assert parse_decided(json.dumps(written)) == (OCCASION, (QueueTold(told),))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.announced import RIVAL_S, Announced, AnnouncedJob, TakenError
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Seen
@@ -162,6 +162,90 @@ def test_a_list_that_says_nothing_new_is_not_told_again() -> None:
     world.step(QueueTold(replace(again, until=after(first.told.until, 60))))
     assert world.fleet.announced[HERE].until > first.told.until, "it counts for longer"
     assert world.names().count("queue.told") == 1
+
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def by(instance: str, given: QueueTold) -> QueueTold:
+    return QueueTold(replace(given.told, instance=instance))
+
+
+def test_while_one_instance_is_believed_another_is_refused() -> None:
+    """Law 3: two schedulers of one name would take each other's claims for what is left of their own."""
+    world = World(POD)
+    assert world.step(by(ONE, told(world, 4))) == [None]
+    since = world.fleet.announced[HERE].since
+    assert since == world.now
+    (refused,) = world.step(by(OTHER, told(world)))
+    assert isinstance(refused, TakenError)
+    assert refused.code == "queue.taken"
+    believed = world.fleet.announced[HERE]
+    assert (believed.instance, len(believed.jobs), believed.since) == (ONE, 1, since), "it stands as it was"
+    assert isinstance(world.step(by("", told(world)))[0], TakenError), "who does not say who it is, is another"
+    assert world.step(by(OTHER, told(world, queue=THERE))) == [None], "another queue is another matter"
+    assert world.step(by(ONE, told(world, 8))) == [None]
+    assert world.fleet.announced[HERE].since == since
+
+
+def test_another_instance_is_believed_once_the_first_is_silent() -> None:
+    world = World(POD)
+    world.step(by(ONE, told(world, 4)))
+    until = world.fleet.announced[HERE].until
+    world.now = Instant(until - 2 * SECOND)
+    assert isinstance(world.step(by(OTHER, told(world, 4)))[0], TakenError)
+    assert world.now < until
+    assert world.step(by(OTHER, told(world, 4))) == [None], "now nobody is believed"
+    believed = world.fleet.announced[HERE]
+    assert (believed.instance, believed.since, believed.rival) == (OTHER, world.now, None)
+    assert believed.until > until
+    assert isinstance(world.step(by(ONE, told(world, 4)))[0], TakenError), "and the first has lost its place"
+
+
+def test_whoever_says_who_it_is_takes_the_place_of_who_does_not() -> None:
+    world = World(POD)
+    world.step(told(world, 4))
+    assert world.step(by(ONE, told(world, 4))) == [None]
+    assert world.fleet.announced[HERE].instance == ONE
+
+
+def test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words() -> None:
+    world = World(POD)
+    world.step(by(ONE, told(world, 4)))
+    assert world.fleet.announced[HERE].rival is None
+    for _ in range(RIVAL_S):
+        world.step(by(OTHER, told(world)))
+    first = world.fleet.announced[HERE].rival
+    assert first is not None
+    assert world.names().count("queue.contested") == 1
+    world.step(by(OTHER, told(world)))
+    assert world.fleet.announced[HERE].rival == first + RIVAL_S * SECOND == world.now
+    assert world.names().count("queue.contested") == 2
+    world.step(by(ONE, told(world, 8)))
+    assert world.fleet.announced[HERE].rival == first + RIVAL_S * SECOND, "a new list of its own does not hide it"
+
+
+@given(
+    words=st.lists(
+        st.tuples(st.sampled_from([ONE, OTHER, ""]), st.sampled_from([(), (4,), (8, 1)]), st.integers(0, 70)),
+        max_size=12,
+    )
+)
+def test_no_two_instances_are_believed_in_the_same_moment(words: list[tuple[str, tuple[int, ...], int]]) -> None:
+    """Whoever is believed was not refused, and stays so for as long as it was promised."""
+    world = World(POD)
+    promised: dict[str, Instant] = {}
+    for instance, sizes, pause_s in words:
+        world.now = after(world.now, pause_s)
+        before = world.fleet.announced.get(HERE)
+        (reply,) = world.step(by(instance, told(world, *sizes)))
+        if isinstance(reply, TakenError):
+            assert before is not None
+            assert before.instance not in ("", instance)
+            assert world.now < promised[before.instance]
+        else:
+            promised = {instance: world.fleet.announced[HERE].until}
+        assert set(promised) == {world.fleet.announced[HERE].instance}
 
 
 def test_nothing_is_offered_of_a_pool_that_cannot_be_reached() -> None:

@@ -119,6 +119,7 @@ def test_licenses_reservation_nodes_and_configuration(release):
     assert site.munge_socket == "/srv/cluster/run/munge.socket"
     assert site.plugstack == Path("/srv/cluster/etc/plugstack.conf")
     assert site.licenses["moorings_gate"] == 1
+    assert site.state_folder == Path("/srv/cluster/state")
 
 
 def test_nothing_is_nothing():

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from moorings.api.calls import Call
 from moorings.api.demands import announced_jobs
 from moorings.api.operations import Operation, one
-from moorings.api.parameters import VERSION, WAIT
+from moorings.api.parameters import INSTANCE, VERSION, WAIT
 from moorings.api.render import queue_body
 from moorings.wire.shapes import QueueBody, QueueRequest
 
@@ -15,11 +15,14 @@ from moorings.wire.shapes import QueueBody, QueueRequest
 async def tell_queue(call: Call) -> Response:
     """Tell what waits in another scheduler's queue.
 
-    The list replaces the one before. The answer tells what that scheduler may start now.
+    The list replaces the one before. The answer tells what that scheduler may start now. While the list of one
+    `instance` is believed, that of another is refused.
     """
     request = call.body(QueueRequest)
     jobs = announced_jobs(request)
-    view = await call.controller.queues.tell(call.caller, request.queue, request.accelerator, jobs, request.for_s)
+    view = await call.controller.queues.tell(
+        call.caller, request.queue, request.accelerator, jobs, request.for_s, instance=request.instance
+    )
     return call.answer(queue_body(view))
 
 
@@ -30,11 +33,15 @@ async def get_queue(call: Call) -> Response:
     """
     wait_s = call.query(WAIT)
     queue = f"{call.path('kind')}/{call.path('cluster')}"
-    work = call.controller.queues.get(call.caller, queue, wait_s=wait_s, version=call.query(VERSION))
+    work = call.controller.queues.get(
+        call.caller, queue, wait_s=wait_s, version=call.query(VERSION), instance=call.query(INSTANCE)
+    )
     return call.answer(queue_body(await call.hold(work, wait_s)))
 
 
 OPERATIONS = (
     Operation("POST", "/v1/queues", tell_queue, one("Queue", QueueBody), body=QueueRequest),
-    Operation("GET", "/v1/queues/{kind}/{cluster}", get_queue, one("Queue", QueueBody), query=(WAIT, VERSION)),
+    Operation(
+        "GET", "/v1/queues/{kind}/{cluster}", get_queue, one("Queue", QueueBody), query=(WAIT, VERSION, INSTANCE)
+    ),
 )

@@ -40,8 +40,8 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "renew_claim": (HOLDERS, ("claim.unknown", "claim.no_lease", "owner.denied")),
     "explain_claim": (READERS, ("claim.unknown",)),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
-    "tell_queue": (AGENTS, ("queue.invalid", "owner.invalid", "owner.denied")),
-    "get_queue": (AGENTS, ("queue.unknown", "owner.denied")),
+    "tell_queue": (AGENTS, ("queue.invalid", "queue.taken", "owner.invalid", "owner.denied")),
+    "get_queue": (AGENTS, ("queue.unknown", "queue.taken", "owner.denied")),
     "list_runs": (READERS, ("page.invalid",)),
     "create_run": (
         "admins and users",

@@ -74,6 +74,7 @@ REMEDIES: dict[str, str] = {
     "run.unknown": "`moor get runs --all` lists those that have ended, too",
     "size.invalid": "write a number of bytes, or `4G`, `512M`",
     "queue.invalid": "the detail says what cannot stand there; only agents of other schedulers tell queues",
+    "queue.taken": "give one of the two schedulers another name (Slurm: `ClusterName`); if the other one is gone, wait",
     "queue.unknown": "is that scheduler's agent running? It tells its queue within a second (`moor slurm doctor`)",
     "slurm.changed": "look at the file that the detail names, then run the command again",
     "slurm.denied": "run it as root or as SlurmUser",

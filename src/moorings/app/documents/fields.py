@@ -7,7 +7,7 @@ does not know it. The numbers come from the constants that decide.
 from __future__ import annotations
 
 from moorings.core.access import Role
-from moorings.core.announced import JOBS_MAX
+from moorings.core.announced import INSTANCE_CHARS, JOBS_MAX
 from moorings.core.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
@@ -108,6 +108,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("QueueRequest", "accelerator"): (_KIND, "Kind of accelerator that its jobs take."),
     ("QueueRequest", "jobs"): (f"at most {JOBS_MAX}", "The first that wait, in that queue's own order."),
     ("QueueRequest", "forS"): ("5 to 600 s", "How long it is believed, if it is not told again."),
+    ("QueueRequest", "instance"): (
+        f"{INSTANCE_CHARS} hex digits",
+        "Which of the schedulers of that name tells it; if it is left out, any other takes its place.",
+    ),
     ("QueuedJobShape", "owner"): ("`QUEUE/...`, each once", "Of the claim that will be made when it starts."),
     ("QueuedJobShape", "size"): (_SIZE, "Devices."),
     ("QueuedJobShape", "gcds"): (_GCDS, "Graph compilation domains."),

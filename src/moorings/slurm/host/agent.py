@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Mapping
+import math
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.client.requests import ClaimFilter
@@ -22,7 +23,6 @@ from moorings.slurm.formats import (
     LICENSE,
     RESERVATION,
     JobRecord,
-    build_cancel,
     build_create_reservation,
     build_jobs,
     build_licenses,
@@ -46,10 +46,12 @@ from moorings.wire.shapes import ClaimBody
 log = logging.getLogger("moorings.slurm.agent")
 
 LIST_S = 1.0  # between two lists of jobs
+FRESH_S = 5.0  # a list that is older says nothing to a node: ids come again when slurmctld has lost its state
 LIST_PAUSE_S = 0.1  # at least, whoever asks: a list of a large queue keeps slurmctld busy
 CLAIMS_S = 5.0  # between two lists of claims
 BELIEVED_S = 120.0  # what is told of the queue is believed for so long
 GATE_S = 5.0  # between two looks at the gate, if nothing happens
+GATE_PAUSE_S = 0.1  # at least, whatever happens: each look and each change is a command of its own
 RENEW_S = 86_400.0  # Slurm ends a reservation after 365 days, "infinite" or not
 HELD_S = 20.0  # a node's question is held so long
 PAUSE_S = 0.5
@@ -63,12 +65,14 @@ class AgentSettings:
 
     Attributes:
         cluster: Slurm's ClusterName.
+        instance: which Slurm of that name it is.
         pool: to place jobs in; empty: any of the kind.
         folder: IpuofDir; empty: jobs get variables.
         patience_s: how long a started job may wait for its partition.
     """
 
     cluster: str
+    instance: str
     pool: str = ""
     folder: str = ""
     patience_s: float = 50.0
@@ -83,8 +87,16 @@ class Agent:
         self._calls = calls
         self._troubles = Troubles()
         self._gate = asyncio.Event()
-        queue = queue_of(settings.cluster)
-        self._offers = Offers(calls, queue, settings.pool, self._gate.set, self._troubles)
+        self._look = asyncio.Event()
+        self._offers = Offers(
+            calls,
+            queue_of(settings.cluster),
+            settings.instance,
+            settings.pool,
+            self._gate.set,
+            self._look.set,
+            self._troubles,
+        )
         self._berths = Berths(
             calls, settings.cluster, settings.pool, settings.patience_s, self._give_up, self._offers.recount
         )
@@ -93,7 +105,6 @@ class Agent:
         self._listed = asyncio.Condition()
         self._listed_at: float | None = None  # when the last good list was asked for
         self._judged_at: float | None = None
-        self._look = asyncio.Event()
         self._doubts: Mapping[str, Streak] = {}
         self._releasing: set[str] = set()
         self._claims_known = asyncio.Event()
@@ -140,21 +151,38 @@ class Agent:
                     await self._look.wait()
 
     async def _list_jobs(self) -> None:
-        known = list(self._berths.claims.values())  # what comes while the list is made is judged by the next one
+        accepted = self._offers.accepted.is_set()
+        # What comes while the list is made is judged by the next one.
+        known = list(self._berths.claims.values()) if accepted else []
         begun = _now()
-        jobs = parse_jobs(await self._slurm.ask(build_jobs(license_name=LICENSE)))
-        self._jobs = {job.job_id: job for job in jobs}
+        jobs = {job.job_id: job for job in await self._ask(build_jobs(license_name=LICENSE, ended=False))}
+        # Of those that ended only the ones that we work for: a busy cluster remembers thousands for minutes.
+        starts = map(start_of, {*(claim.owner for claim in known), *self._berths.known})
+        if missing := sorted({start.job_id for start in starts if start is not None} - jobs.keys()):
+            jobs |= {job.job_id: job for job in await self._ask(build_jobs(jobs=missing))}
+        self._jobs = jobs
         async with self._listed:
             self._listed_at = begun
             self._listed.notify_all()
-        if self._claims_known.is_set():
+        if not accepted or not self._offers.accepted.is_set():  # they may be the claims of another Slurm of this name
+            self._doubts, self._judged_at = {}, None
+        elif self._claims_known.is_set():
             apart_s = begun - self._judged_at if self._judged_at is not None else 0.0
             self._judged_at = begun
             self._follow(known, apart_s)
         rank = self._preemptor.rules.tier
         self._offers.tell(announce(self._jobs, self._settings.cluster, self._settings.pool, BELIEVED_S, rank))
-        self._preemptor.look(self._jobs)
+        if accepted:
+            self._preemptor.look(self._jobs)
         self._gate.set()
+
+    async def _ask(self, argv: Sequence[str]) -> list[JobRecord]:
+        try:
+            return parse_jobs(await self._slurm.ask(argv))
+        except MooringsError as error:
+            if error.code != "slurm.job_unknown":
+                raise
+            return []
 
     def _follow(self, claims: list[ClaimBody], apart_s: float) -> None:
         judged = judge(self._jobs, claims, self._doubts, self._settings.cluster, apart_s)
@@ -165,7 +193,7 @@ class Agent:
             why = judged.releases.get(claim.id)
             if why is not None:
                 self._release(claim, why)
-            elif claim.id in judged.lost:
+            elif claim.id in judged.lost and not self._offers.contested:
                 self._soon(self._release_if_gone(claim, judged.lost[claim.id]), "job.ask")
         self._berths.tidy(self._jobs)
 
@@ -173,15 +201,11 @@ class Agent:
         """Ask Slurm for that very job before its partition goes: an admin may have changed what the list goes by."""
         start = start_of(claim.owner)
         if start is not None:
-            try:
-                found = parse_jobs(await self._slurm.ask(build_jobs(jobs=[start.job_id])))
-            except MooringsError as error:
-                if error.code != "slurm.job_unknown":
-                    raise
-                found = []
+            found = await self._ask(build_jobs(jobs=[start.job_id]))
             if any(job.job_id == start.job_id and may_live(start, job) for job in found):
                 return
-        self._release(claim, why)
+        if self._offers.accepted.is_set() and not self._offers.contested:  # still, for Slurm may have taken its time
+            self._release(claim, why)
 
     def _release(self, claim: ClaimBody, why: str) -> None:
         if claim.id in self._releasing:
@@ -201,18 +225,20 @@ class Agent:
             self._releasing.discard(claim.id)
         self._berths.drop(claim.owner)
 
-    async def _give_up(self, job: JobRecord, message: str) -> None:
-        """A job that waited for its partition in vain goes back into the queue; one that cannot is ended.
+    async def _give_up(self, job: JobRecord, message: str) -> bool:
+        """Whether a job that waited for its partition in vain is back in the queue, or may be told that it gets none.
 
-        Its claim goes when Slurm says that it is over. A job of srun or salloc stays, and its user is told.
+        Of one that is back the claim goes when Slurm says that this start is over. One that cannot go back ends by what
+        its node is told, and so does a step of srun or salloc: cancelled, it would end without a word to its user.
         """
         assert job.order is not None
         claim = self._berths.claims.get(Start.of(job, job.order).owner(self._settings.cluster))
-        with self._troubles.told("job.give_up"):
-            if job.batch:
-                await self._slurm.ask(build_requeue(job.job_id) if job.requeue else build_cancel(job.job_id))
+        with self._troubles.told("job.give_up") as good:
+            if job.batch and job.requeue:
+                await self._slurm.ask(build_requeue(job.job_id))
             elif claim is not None:
                 await self._release_claim(claim, message)
+        return bool(good)
 
     # -- the controller's claims -------------------------------------------------------------------------------------
 
@@ -250,6 +276,7 @@ class Agent:
             with self._troubles.told("slurm.gate"):
                 await self._set_gate()
                 await self._renew()
+            await asyncio.sleep(GATE_PAUSE_S)
 
     async def _set_gate(self) -> None:
         licenses = parse_licenses(await self._slurm.ask(build_licenses()))
@@ -296,6 +323,9 @@ class Agent:
                 if job is None:
                     told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
                     return BindReply(Status.REFUSED, told)
+                if self._offers.refused:
+                    return BindReply(Status.RETRY, self._why_not_yet())
+                await self._offers.accepted.wait()
                 await self._claims_known.wait()
                 binding = await asyncio.shield(self._berths.serve(job))
         except TimeoutError:
@@ -312,7 +342,9 @@ class Agent:
         return reply_for(binding, meeting, self._settings.folder)
 
     def _why_not_yet(self) -> str:
-        if not self._claims_known.is_set():
+        if self._offers.refused:
+            return f"the controller serves another Slurm: {self._offers.refused}"
+        if not self._claims_known.is_set() or not self._offers.accepted.is_set():
             return "the controller does not answer the agent"
         if self._listed_at is None or _now() - self._listed_at > HELD_S:
             return "Slurm does not answer the agent"
@@ -321,23 +353,27 @@ class Agent:
     async def _find(self, request: BindRequest) -> JobRecord | None:
         """The running job that a node asks for; None: Slurm, asked after the node asked us, knows no such job.
 
-        One that is ending is none: requeued, it would get the claim of its next start.
+        One that is ending is none: requeued, it would get the claim of its next start. What a node says of the restarts
+        is no proof, for the user may have had a say in it; that it does not fit is a reason to ask Slurm.
         """
         begun = _now()
         while True:
             job = self._jobs.get(request.job)
-            if job is not None and job.order is not None and uses_licenses(job) and _runs_on(job, request.node):
-                return job
             seen = self._listed_at
-            if seen is not None and seen >= begun:
+            late_s = begun - seen if seen is not None else math.inf  # by how much the question came after the list
+            if job is not None and _may_ask(job, request):
+                if late_s <= 0 or (late_s <= FRESH_S and job.restarts == request.restart):
+                    return job
+            elif late_s <= 0:
                 return None
             self._look.set()
             async with self._listed:
                 await self._listed.wait_for(lambda: self._listed_at != seen)  # noqa: B023 - used before it changes
 
 
-def _runs_on(job: JobRecord, node: str) -> bool:
-    return not job.nodes_whole or node in expand_hosts(job.nodes)
+def _may_ask(job: JobRecord, request: BindRequest) -> bool:
+    here = not job.nodes_whole or request.node in expand_hosts(job.nodes)
+    return job.order is not None and uses_licenses(job) and here
 
 
 def _now() -> float:

@@ -2,6 +2,9 @@
 
 An offer says what may be started *beside* what has been claimed. So it counts for the gate only together with the
 moment since which it is good: a start that was claimed later is not in it yet.
+
+The controller believes one Slurm of a name. Whoever is refused for another's sake is given no offer, and must not judge
+what the other one's jobs are.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.troubles import Troubles
@@ -21,6 +26,11 @@ WAIT_S = 5.0  # one call is held so long; a network that swallows everything is 
 LOST_S = 3.0  # while no call has gone well for so long, nothing may start; a restart of the controller is shorter
 TELL_S = 30.0  # a queue in which nothing changes is told so often
 PAUSE_S = 0.5
+AGAIN_S = 10.0  # who was refused for another's sake tells its list so often, for the other one to learn of it
+# A controller that was started anew knows of neither. Who was refused before lets the other speak first for so long.
+YIELD_S = 5.0
+CONTESTED_S = 150.0  # a rival's word is noted once a minute, and heard of a little later
+TAKEN, UNKNOWN = "queue.taken", "queue.unknown"
 
 
 class Offers:
@@ -29,22 +39,43 @@ class Offers:
     Attributes:
         counts: how many partitions of each size may be started; None: nothing is known, so nothing may.
         asked_at: the loop's time; every claim that was made before is counted.
+        accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
+        refused: why it believes another Slurm of this name instead; empty: it does not.
 
     Args:
         calls: to the controller.
         queue: ``slurm/<cluster>``.
+        instance: which Slurm of that name this is.
         pool: to look at; empty: all of the kind.
         changed: called when ``counts`` or ``asked_at`` has changed.
+        taken: called when ``accepted`` becomes true.
         troubles: where it is told what fails.
     """
 
-    def __init__(self, calls: Calls, queue: str, pool: str, changed: Callable[[], None], troubles: Troubles) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        queue: str,
+        instance: str,
+        pool: str,
+        changed: Callable[[], None],
+        taken: Callable[[], None],
+        troubles: Troubles,
+    ) -> None:
         self.counts: Mapping[int, int] | None = None
         self.asked_at = 0.0
+        self.accepted = asyncio.Event()
+        self.refused = ""
+        self._quiet_until = 0.0  # of who was refused
+        self._unknown = False  # whether the controller knew of no list when it was asked last
+        self._contested_at = ""  # as the controller told it
+        self._contested_until = 0.0
         self._calls = calls
         self._queue = queue
+        self._instance = instance
         self._pool = pool
         self._changed = changed
+        self._taken = taken
         self._troubles = troubles
         self._version = ""
         self._lost_at: float | None = None  # when nothing is believed any more; None: the last call went well
@@ -56,9 +87,14 @@ class Offers:
 
     def tell(self, queue: QueueRequest) -> None:
         """Have the controller told what waits now, if that is news."""
-        self._news = queue
-        if queue != self._told:
+        self._news = replace(queue, instance=self._instance)
+        if self._news != self._told:
             self._telling.set()
+
+    @property
+    def contested(self) -> bool:
+        """Whether another Slurm of this name was refused a little while ago: unknown jobs may be that one's."""
+        return _now() < self._contested_until
 
     def recount(self) -> None:
         """A claim was made: have the offer asked for anew, so that the claim is counted."""
@@ -76,14 +112,23 @@ class Offers:
                 pass
             self._telling.clear()
             news = self._news
-            if news is None or (news == self._told and _now() - told_at < TELL_S):
+            if news is None or self._keeps_quiet or (news == self._told and _now() - told_at < TELL_S):
                 continue
             with self._troubles.told("queue.tell") as good:
-                await self._calls(lambda client, news=news: client.tell_queue(news))  # type: ignore[misc]
+                await self._tell(news)
                 self._told, told_at = news, _now()
             if not good:
                 await asyncio.sleep(PAUSE_S)
                 self._telling.set()
+
+    async def _tell(self, news: QueueRequest) -> None:
+        try:
+            self._accept(await self._calls(lambda client: client.tell_queue(news)))
+        except MooringsError as error:
+            if error.code == TAKEN:
+                self._refuse(error)
+                self._quiet_until = _now() + AGAIN_S
+            raise
 
     async def serve_watching(self) -> None:
         """Keep ``counts``, for ever."""
@@ -92,15 +137,49 @@ class Offers:
                 await self._watch()
                 continue
             except MooringsError as error:
-                if error.code == "queue.unknown":  # the controller was started anew, or hears of us for the first time
-                    self._told = None
-                    self._telling.set()
-                self._lost_at = self._lost_at or _now() + LOST_S
-                if self.counts is not None and _now() > self._lost_at:
-                    log.warning("offer.lost", extra={"code": error.code, "detail": error.detail})
-                    self.counts, self._version = None, ""
-                    self._changed()
+                self._miss(error)
             await asyncio.sleep(PAUSE_S)
+
+    def _miss(self, error: MooringsError) -> None:
+        """Take in why there is no offer."""
+        if error.code == TAKEN:
+            self._refuse(error)
+        elif self.refused and not (self._unknown and error.code == UNKNOWN):
+            self._quiet_until = _now() + YIELD_S  # it is away, or has just come back
+        self._unknown = error.code == UNKNOWN
+        if error.code in (TAKEN, UNKNOWN):  # it was started anew, or hears of us for the first time
+            self._told = None
+            self._telling.set()
+        self._lost_at = self._lost_at or _now() + LOST_S
+        if self.counts is not None and _now() > self._lost_at:
+            log.warning("offer.lost", extra={"code": error.code, "detail": error.detail})
+            self._lose()
+
+    @property
+    def _keeps_quiet(self) -> bool:
+        return bool(self.refused) and _now() < self._quiet_until
+
+    def _refuse(self, error: MooringsError) -> None:
+        """Another Slurm of this name is believed: from now on this one gives nothing out, and takes nothing back."""
+        self.refused = f"{error.detail}; {error.hint}"
+        self.accepted.clear()
+        if self.counts is not None:
+            self._lose()
+
+    def _accept(self, body: QueueBody) -> None:
+        self.refused = ""
+        if not self.accepted.is_set():
+            self.accepted.set()
+            self._taken()
+        if body.contested_at not in (None, self._contested_at):
+            if not self.contested:
+                hint = "give one of them another ClusterName; until then claims of unknown jobs are kept"
+                log.warning("queue.contested", extra={"detail": f"another Slurm tells of {self._queue}", "hint": hint})
+            self._contested_at, self._contested_until = body.contested_at or "", _now() + CONTESTED_S
+
+    def _lose(self) -> None:
+        self.counts, self._version = None, ""
+        self._changed()
 
     async def _watch(self) -> None:
         """Wait for another offer; meanwhile ask again whenever a claim was made.
@@ -109,9 +188,7 @@ class Offers:
         that one's, and is answered at once.
         """
         asked_at, version = _now(), self._version or None
-        held = asyncio.ensure_future(
-            self._calls(lambda client: client.queue(self._queue, wait_s=WAIT_S, version=version), waits=True)
-        )
+        held = asyncio.ensure_future(self._calls(lambda client: self._ask(client, version, wait_s=WAIT_S), waits=True))
         try:
             while not held.done():
                 made = asyncio.ensure_future(self._recount.wait())
@@ -120,14 +197,18 @@ class Offers:
                 if self._recount.is_set():
                     self._recount.clear()
                     quick_at = _now()
-                    self._take(await self._calls(lambda client: client.queue(self._queue)), quick_at)
+                    self._take(await self._calls(self._ask), quick_at)
             self._take(held.result(), asked_at)
             if self._recount_at >= asked_at:
                 self._recount.set()
         finally:
             held.cancel()
 
+    def _ask(self, client: Client, version: str | None = None, *, wait_s: float = 0.0) -> QueueBody:
+        return client.queue(self._queue, wait_s=wait_s, version=version, instance=self._instance)
+
     def _take(self, body: QueueBody, asked_at: float) -> None:
+        self._accept(body)
         pools = [body.offer.get(self._pool, {})] if self._pool else list(body.offer.values())
         counts: dict[int, int] = {}
         for sizes in pools:

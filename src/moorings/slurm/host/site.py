@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import GATE, LICENSE, parse_license_list
+from moorings.slurm.host.nodes import LATE_EXIT
 from moorings.slurm.host.spank_object import release_of
 
 _TRIED = ("22.05", "24.11", "26.05")
@@ -17,6 +18,7 @@ _TRIED = ("22.05", "24.11", "26.05")
 _TRES = ("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages")
 _USER = re.compile(r"(.+)\(([0-9]+)\)")
 _HOST = re.compile(r"([^()]+)(?:\((.+)\))?")
+_RANGE = re.compile(r"[0-9]+(-[0-9]+)?")
 _SOCKET = re.compile(r"(?:^|,)socket=([^,]+)")
 
 
@@ -35,7 +37,9 @@ class Site:
         munge_socket: of AuthInfo; empty: munge's own.
         tres: what the accounting counts.
         accounting: whether there is a slurmdbd.
+        requeue_exit: exit codes and ranges of them (``3-5``) with which a batch job goes back into the queue.
         log_file: of slurmctld, on its machine; empty: it has none.
+        state_folder: where slurmctld keeps what it knows, on its machine.
     """
 
     version: str
@@ -52,7 +56,9 @@ class Site:
     tres: tuple[str, ...]
     accounting: bool
     scheduler: tuple[str, ...]
+    requeue_exit: tuple[str, ...]
     log_file: str
+    state_folder: Path
 
     @property
     def folder(self) -> Path:
@@ -94,7 +100,9 @@ def parse_site(config: Mapping[str, str]) -> Site:
             tres=_words(config["AccountingStorageTRES"]),
             accounting=config["AccountingStorageType"].endswith("slurmdbd"),
             scheduler=_words(config["SchedulerParameters"]),
+            requeue_exit=_words(config.get("RequeueExit", "")),
             log_file=config.get("SlurmctldLogFile", ""),
+            state_folder=Path(config["StateSaveLocation"]),
         )
     except KeyError as error:
         raise MooringsError("slurm.unreadable", f"'scontrol show config' does not tell {error}") from error
@@ -161,11 +169,21 @@ def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
         value = ",".join([*(name for name in site.tres if name not in _TRES), f"license/{LICENSE}"])
         why = "sacct and limits (MaxTRESPerUser=license/ipu=4) count IPUs"
         found.append(ConfLine(site.slurm_conf, f"AccountingStorageTRES={value}", why))
+    if not is_requeued(site, LATE_EXIT):
+        value = ",".join((*site.requeue_exit, str(LATE_EXIT)))
+        why = "a batch job whose wait for its partition was in vain goes back into the queue, and does not fail"
+        found.append(ConfLine(site.slurm_conf, f"RequeueExit={value}", why))
     if "bf_licenses" in site.scheduler:
         value = ",".join(word for word in site.scheduler if word != "bf_licenses")
         why = "bf_licenses delays every plain job behind a waiting IPU job by half a minute"
         found.append(ConfLine(site.slurm_conf, f"SchedulerParameters={value}", why))
     return found
+
+
+def is_requeued(site: Site, code: int) -> bool:
+    """Whether a batch job that ends with this exit code goes back into the queue."""
+    ends = ([int(end) for end in word.split("-")] for word in site.requeue_exit if _RANGE.fullmatch(word))
+    return any(found[0] <= code <= found[-1] for found in ends)
 
 
 def uses_select_vipu(settings: Mapping[str, str]) -> bool:

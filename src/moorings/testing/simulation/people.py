@@ -16,13 +16,15 @@ from moorings.controller.queues import QueueView
 from moorings.controller.service import UNTIL, Controller
 from moorings.controller.views import ClaimView, RunView
 from moorings.core.access import Caller, Role
-from moorings.core.announced import AnnouncedJob
+from moorings.core.announced import INSTANCE_CHARS, AnnouncedJob
 from moorings.core.claims import ENDED, Claim, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import after
 from moorings.core.topology import Pool
 from moorings.ports.store import Page, Seq
+from moorings.testing.simulation.engine import NAME as LOCAL
+from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.world import World
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -39,6 +41,7 @@ CALLERS = (
 )
 PATIENCE_S = 45.0  # after that a client takes an answer for lost
 TRIES_MAX = 6
+QUEUED_OF = 0.25  # of all runs: on the engine that schedules itself
 NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now and then
 PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
@@ -49,7 +52,7 @@ ALLOWED = frozenset(  # answers that may come to a demand that was well formed
         *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
         *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
-        *("store.conflict", "queue.unknown"),
+        *("store.conflict", "queue.unknown", "queue.taken"),
     )
 )
 
@@ -163,6 +166,7 @@ class Client:
 
     def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
         self._who = f"{caller.subject}{number}"
+        self._instance = (None, "0" * INSTANCE_CHARS, "1" * INSTANCE_CHARS)[number // len(CALLERS) % 3]
         self._caller = caller
         self._crowd = crowd
         self._stage = crowd.stage
@@ -381,11 +385,13 @@ class Client:
             time_limit_s=self._chance.choice(LIMITS_S),
         )
 
+        engine = SCHEDULER if self._chance.random() < QUEUED_OF else LOCAL
+
         async def ask(body: JobSpec, key: str) -> None:
             view = await self._crowd.ask(
                 self._who,
-                f"run {body.accelerators.size} {body.accelerators.kind} key {key}",
-                lambda c: c.create_run(self._caller, body, key=key),
+                f"run {body.accelerators.size} {body.accelerators.kind} on {engine} key {key}",
+                lambda c: c.create_run(self._caller, body, engine=engine, key=key),
             )
             self._crowd.keyed(self._caller.subject, key, repr(body), view.run.id)
             self._shown(view.run)
@@ -432,7 +438,7 @@ class Client:
         view = await self._crowd.ask(
             self._who,
             f"tell of {len(jobs)} {pool.kind}",
-            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s),
+            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s, instance=self._instance),
         )
         if not all(job.reason.message for job in view.jobs):
             self._stage.story.breaks(8, f"nothing explains {view.jobs}")

@@ -1,0 +1,92 @@
+"""Which Slurm this is: an id in its StateSaveLocation, where what it knows of its jobs lies.
+
+ClusterName does not tell two Slurms apart: a cloned head node has the same one, and the same access key. Whoever has
+another memory of jobs must not judge by it what the other one's are. So the id lies with that memory: it outlives
+restarts, moves with a backup controller that shares the folder, and a folder made anew gets another one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from moorings.core.announced import INSTANCE_CHARS, check_instance
+from moorings.core.errors import MooringsError
+
+FILE = "moorings_instance"
+_HINT = "run it beside slurmctld, as SlurmUser or root; under systemd, ReadWritePaths= must name StateSaveLocation"
+
+
+def read_instance(folder: Path) -> str | None:
+    """The id of the Slurm that keeps its state in ``folder``; None: it has none yet.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    path = folder / FILE
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            told = os.fstat(file)
+            text = os.read(file, INSTANCE_CHARS + 2) if stat.S_ISREG(told.st_mode) else b""
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MooringsError("slurm.unreadable", f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
+    instance = text.removesuffix(b"\n").decode("ascii", "replace")
+    try:
+        check_instance(instance)
+    except MooringsError as error:
+        hint = "while the agent is stopped, remove it: another is made, and counts once the old one is forgotten"
+        raise MooringsError(
+            "slurm.unreadable", f"{path} does not hold {INSTANCE_CHARS} hex digits", hint=hint
+        ) from error
+    return instance
+
+
+def keep_instance(folder: Path, fresh: str) -> str:
+    """The id of the Slurm that keeps its state in ``folder``: ``fresh``, if it has none yet.
+
+    It is there whole or not at all: a half-written one would hold the agent up until somebody removes it.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    known = read_instance(folder)
+    if known is not None:
+        return known
+    check_instance(fresh)
+    path, draft = folder / FILE, folder / f".{FILE}.{fresh}"
+    try:
+        owner = folder.stat()
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, f"{fresh}\n".encode())
+            if os.geteuid() == 0:  # the next agent may run as SlurmUser, whose folder it is
+                os.fchown(file, owner.st_uid, owner.st_gid)
+            os.fsync(file)
+            os.link(draft, path)  # unlike a rename, it replaces nothing that another agent has just made
+        finally:
+            os.close(file)
+            draft.unlink()
+        _save(folder)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise MooringsError("slurm.unreadable", f"{path} cannot be made: {error.strerror}", hint=_HINT) from error
+    made = read_instance(folder)
+    if made is None:
+        raise MooringsError("slurm.unreadable", f"{path} was removed just now", hint=_HINT)
+    return made
+
+
+def _save(folder: Path) -> None:
+    """Have the folder on disk, with what was made in it."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

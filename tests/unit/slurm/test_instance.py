@@ -1,0 +1,92 @@
+"""Which Slurm it is: the id is drawn once for each StateSaveLocation, and is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.host.instance import FILE, keep_instance, read_instance
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def test_it_is_drawn_once(tmp_path: Path) -> None:
+    assert read_instance(tmp_path) is None
+    assert keep_instance(tmp_path, ONE) == ONE
+    assert keep_instance(tmp_path, OTHER) == ONE, "restarts do not change it"
+    assert read_instance(tmp_path) == ONE
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert (tmp_path / FILE).read_text() == f"{ONE}\n"
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+def test_of_many_that_draw_one_at_once_all_get_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        found = set(threads.map(lambda n: keep_instance(tmp_path, f"{n:016x}"), range(200)))
+    assert len(found) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_one_that_was_killed_at_it_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Its draft stays; the id is made by the next one."""
+    code = (
+        "import os, signal, sys, pathlib; os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
+        "from moorings.slurm.host.instance import keep_instance;"
+        f"keep_instance(pathlib.Path(sys.argv[1]), {OTHER!r})"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    assert read_instance(tmp_path) is None
+    assert keep_instance(tmp_path, ONE) == ONE
+
+
+@pytest.mark.parametrize("text", ["", "0123", ONE.upper(), f"{ONE}0", f"{ONE}\n\n", "0" * 15 + "\xff"])
+def test_one_that_cannot_be_read_is_told_and_kept(tmp_path: Path, text: str) -> None:
+    """A new one in its place would be another Slurm, whose claims are not ours."""
+    (tmp_path / FILE).write_text(text, encoding="latin-1")
+    with pytest.raises(MooringsError) as caught:
+        keep_instance(tmp_path, ONE)
+    assert caught.value.code == "slurm.unreadable"
+    assert FILE in caught.value.detail
+    assert "remove it" in caught.value.hint
+    assert (tmp_path / FILE).read_text(encoding="latin-1") == text
+
+
+def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
+    with pytest.raises(MooringsError, match="cannot be made: No such file") as caught:
+        keep_instance(tmp_path / "away", ONE)
+    assert "StateSaveLocation" in caught.value.hint
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    """A link to nowhere is no file that is missing: whoever made it wants another file written or read."""
+    (tmp_path / FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MooringsError) as caught:
+        keep_instance(tmp_path, ONE)
+    assert caught.value.code == "slurm.unreadable"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_takes_nothing(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        folder = Path("/proc/self")  # root writes everywhere else
+    else:
+        folder = tmp_path
+        tmp_path.chmod(0o500)
+    with pytest.raises(MooringsError, match="cannot be made"):
+        keep_instance(folder, ONE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_makes_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 23456)
+    keep_instance(tmp_path, ONE)
+    made = (tmp_path / FILE).stat()
+    assert (made.st_uid, made.st_gid) == (12345, 23456)
