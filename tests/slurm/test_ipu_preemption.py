@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,8 @@ def _quiet(site: IpuSite) -> Iterator[None]:
     yield
     for job in site.cluster.squeue():
         site.cluster.run("scancel", job.id)
+    for claim in site.controller.ask("GET", "/v1/claims?ownerPrefix=user/")[1]["items"]:
+        site.controller.ask("DELETE", f"/v1/claims/{claim['id']}")
     site.settle()
 
 
@@ -49,6 +53,12 @@ def ready(site: IpuSite) -> dict[str, str]:
     return {claim["name"]: claim["partitionId"] for claim in site.claims() if claim["state"] == "READY"}
 
 
+def next_second() -> None:
+    """Slurm's times are whole seconds: wait until what has happened lies before all that comes."""
+    begun = int(time.time())
+    until(lambda: int(time.time()) > begun)
+
+
 def displace(site: IpuSite, *flags: str) -> None:
     """A job of 4 displaces the last that started, of those it may; all others stay as they are."""
     old, safe, young = hold(site, 8), hold(site, 4, "-p", "safe"), hold(site, 4)
@@ -59,6 +69,7 @@ def displace(site: IpuSite, *flags: str) -> None:
     assert kept.items() <= ready(site).items()
     assert site.log().count(f"for_job={urgent} ") + site.log().count(f"for_job={urgent}\n") == 1
     site.cluster.wait_job(young, "PENDING")
+    next_second()  # a node takes no job anew in the second in which it was killed there: it is FAILED then
     site.cluster.check("scontrol", "update", f"jobid={young}", "starttime=now")
     site.cluster.wait_job(young, "COMPLETED")
     assert [site.cluster.job(job)["JobState"] for job in (old, safe)] == ["RUNNING"] * 2
@@ -76,6 +87,33 @@ def test_a_job_of_the_same_tier_waits(site: IpuSite) -> None:
     site.cluster.wait_job(above, "COMPLETED")
     assert site.cluster.job(held)["Restarts"] == "1"
     site.cluster.wait_job(other, "COMPLETED")
+
+
+def test_nobody_goes_for_a_claim_that_waits_before_the_job(site: IpuSite) -> None:
+    held = hold(site, 16)
+    rival = site.controller.ask("POST", "/v1/claims", {"size": 8})[1]
+    assert rival["state"] == "PENDING"
+    next_second()  # or the job would seem to have come earlier
+    urgent = site.cluster.sbatch("true", "--ipus=16", "-p", "urgent", user="man")
+    until(lambda: f"slurm/moorings/{urgent}/" in str(queue(site)["jobs"]), what=site.log)
+    assert queue(site)["nextUp"] == {}
+    looked = site.log().count("nobody.displaced")
+    until(lambda: site.log().count("nobody.displaced") > looked + 2 or not keeps(site, held), what=site.log)
+    assert keeps(site, held)
+    site.controller.ask("DELETE", f"/v1/claims/{rival['id']}")
+    site.cluster.wait_job(urgent, "COMPLETED")
+    assert site.cluster.job(held)["Restarts"] == "1"
+
+
+def queue(site: IpuSite) -> dict[str, Any]:
+    """The cluster's queue, as the controller has it."""
+    found: dict[str, Any] = site.controller.ask("GET", "/v1/queues/slurm/moorings")[1]
+    return found
+
+
+def keeps(site: IpuSite, job: int) -> bool:
+    fields = site.cluster.job(job)
+    return (fields["JobState"], fields["Restarts"]) == ("RUNNING", "0")
 
 
 def test_a_qos_displaces_those_it_names(site: IpuSite) -> None:

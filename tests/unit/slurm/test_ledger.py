@@ -93,8 +93,8 @@ def test_what_a_started_job_asks_for() -> None:
 
 def test_the_queue_is_told_in_slurm_s_order_and_only_what_waits_for_us() -> None:
     jobs = by_id(
-        a_job(1, "PENDING", reason="Licenses", priority=5),
-        a_job(2, "PENDING", reason="Priority", priority=9),
+        a_job(1, "PENDING", reason="Priority", priority=5),
+        a_job(2, "PENDING", reason="Licenses", priority=9),
         a_job(3, "PENDING", reason="Dependency", priority=99),
         a_job(4, "PENDING", reason="Resources", priority=99),
         a_job(5, "PENDING", reason="QOSMaxLicensePerUser", priority=99),

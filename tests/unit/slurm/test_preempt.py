@@ -69,9 +69,11 @@ def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> lis
 
 
 def displaced(
-    jobs: list[JobRecord], found: list[DeviceBody], rules: Rules = TIERS
+    jobs: list[JobRecord], found: list[DeviceBody], rules: Rules = TIERS, next_up: int | None = 9
 ) -> tuple[int, tuple[int, ...]] | None:
-    chosen = choose(by_id(*jobs), [(POOL, found)], "vt", rules, NOW)
+    """Who is helped, and who goes; ``next_up`` is the job that gets what becomes free (None: somebody else)."""
+    first = {POOL.name: Start(next_up, NONCE, 0).owner("vt")} if next_up is not None else {}
+    chosen = choose(by_id(*jobs), [(POOL, found)], first, "vt", rules, NOW)
     return (chosen.waiting.job_id, tuple(job.job_id for job in chosen.victims)) if chosen is not None else None
 
 
@@ -158,3 +160,22 @@ def test_the_tiers_as_sinfo_tells_them() -> None:
     assert rules.tier(a_job(1, partition="normal,urgent")) == 9
     with pytest.raises(MooringsError, match="cannot be read"):
         parse_rules({}, b"", b"normal||cluster|soon\n")
+
+
+def test_nobody_goes_for_a_block_that_somebody_else_would_get() -> None:
+    jobs = [OLD, YOUNG, LITTLE, waiting(9, 4), waiting(10, 4, priority=0)]
+    assert displaced(jobs, FULL, next_up=None) is None, "a claim of others waits before it"
+    assert displaced(jobs, FULL, next_up=8) is None, "a job of this cluster that has another reason to wait does"
+    assert displaced(jobs, FULL, next_up=10) == (10, (3,))
+
+
+def test_in_each_pool_another_may_be_first() -> None:
+    there = replace(POOL, name="there")
+    young = devices((YOUNG, range(16)))
+    nine = {name: Start(9, NONCE, 0).owner("vt") for name in (POOL.name, there.name)}
+    jobs = by_id(OLD, YOUNG, waiting(9, 4))
+    pools = [(POOL, devices((OLD, range(16)))), (there, young)]
+    for next_up, victim in ((nine, 2), ({POOL.name: nine[POOL.name]}, 1), ({there.name: nine[there.name]}, 2)):
+        chosen = choose(jobs, pools, next_up, "vt", TIERS, NOW)
+        assert chosen is not None
+        assert [job.job_id for job in chosen.victims] == [victim]

@@ -1,14 +1,13 @@
 """Where the nodes ask: one line in, one line out, both munge credentials.
 
-Whoever can connect may send anything, so everything is bounded: connections, the line, the time it may take. Only root
-of a node that the job runs on gets an answer, and only root can read it.
+Whoever can connect may send anything, so everything is bounded: connections, in all and of one machine, the line, the
+time it may take, and what is logged of it. Only root of a node that the job runs on gets an answer, and only root can
+read it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 
 from moorings.core.errors import MooringsError
@@ -20,24 +19,44 @@ from moorings.slurm.host.nodes import (
     build_reply,
     parse_request,
 )
+from moorings.slurm.host.seats import Seats
+from moorings.slurm.host.troubles import Complaints
 from moorings.slurm.munge import Munge
 
-log = logging.getLogger("moorings.slurm.agent")
-
 CONNECTIONS_MAX = 2048
-LINE_S_MAX = 5.0  # a credential is sent at once
+# Each slurmstepd that starts asks once, for all its tasks, and again if nobody listens: several jobs for each core.
+CONNECTIONS_PER_ADDRESS_MAX = 256
+LINE_S_MAX = 5.0  # a line is sent at once, and taken at once
+COMPLAIN_S = 1.0
 ROOT = 0
 
 Answer = Callable[[BindRequest], Awaitable[BindReply]]
 
 
 class Door:
-    """Listens for nodes and hands their questions to ``answer``."""
+    """Listens for nodes and hands their questions to ``answer``.
 
-    def __init__(self, munge: Munge, answer: Answer) -> None:
+    Args:
+        munge: reads and makes credentials.
+        answer: to a question.
+        connections_max: at the same time, in all.
+        per_address_max: of them from one address.
+        complain_s: of what is refused for the same reason one line is logged in so many seconds.
+    """
+
+    def __init__(
+        self,
+        munge: Munge,
+        answer: Answer,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        per_address_max: int = CONNECTIONS_PER_ADDRESS_MAX,
+        complain_s: float = COMPLAIN_S,
+    ) -> None:
         self._munge = munge
         self._answer = answer
-        self._open = 0
+        self._seats: Seats[asyncio.StreamWriter] = Seats(connections_max, per_address_max)
+        self._complaints = Complaints("node.refused", complain_s)
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str | None, port: int) -> int:
@@ -61,21 +80,24 @@ class Door:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        address = _address_of(writer)
+        gone = self._seats.take(address, writer)
         try:
-            if self._open <= CONNECTIONS_MAX:
+            if gone is not None:
+                gone.transport.abort()
+                told = f"too many connections at once, the last from {address}: one that had asked nothing was closed"
+                self._complaints.tell("door.crowded", told)
+            if gone is not writer:
                 await self._talk(reader, writer)
-        except (OSError, EOFError, ValueError, TimeoutError):
+        except (OSError, EOFError, ValueError, TimeoutError, asyncio.LimitOverrunError):
             pass  # it has gone, or sends no line: nothing is owed to it
         except asyncio.CancelledError:
             pass  # the agent stops: the node asks again; asyncio would log a cancelled handler as its own failure
         except MooringsError as error:
-            log.warning("node.refused", extra={"code": error.code, "detail": error.detail})
+            self._complaints.tell(error.code, f"{error.detail}, from {address}")
         finally:
-            self._open -= 1
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            await _end(writer)
+            self._seats.leave(writer)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(LINE_S_MAX):
@@ -84,6 +106,8 @@ class Door:
         if credential.uid != ROOT:
             raise MooringsError("auth.denied", f"uid {credential.uid} asked for a job's binding: only root may")
         request = parse_request(credential.payload)
+        if not self._seats.keep(writer):
+            return
         reply = await self._answer(request)
         try:
             payload = build_reply(request, reply)
@@ -91,4 +115,20 @@ class Door:
             payload = build_reply(request, BindReply(Status.REFUSED, f"the binding cannot be used: {error.detail}"))
         sealed = await asyncio.to_thread(lambda: self._munge.encode(payload, for_uid=ROOT))
         writer.write(sealed.encode("ascii") + b"\n")
-        await writer.drain()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    """Close a connection when what was written is sent, or has not been taken in time."""
+    writer.close()
+    try:
+        async with asyncio.timeout(LINE_S_MAX):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        pass
+    finally:
+        writer.transport.abort()  # nothing, if it is closed
+
+
+def _address_of(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")  # None: it has gone already
+    return str(peer[0]) if peer else ""

@@ -20,9 +20,11 @@ from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueR
 KIND = "ipu"
 STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partition
 COMPLETING = "COMPLETING"
-# What a job waits for that we can give, or that stands behind one that does. Others wait for something else (nodes, a
-# dependency, a limit), and nothing must be kept for them.
-WAITS_FOR_US = ("Licenses", "Priority", "None", "")
+# What a waiting job that is told of waits for. All other reasons mean something that is not ours to give (nodes, a
+# dependency, a limit), and nothing must be kept for it.
+WAITS_FOR_US = "Licenses"
+NOT_SEEN_YET = ("None", "")
+BEHIND_OTHERS = "Priority"
 _STARTS = 5  # parts of an owner: slurm, cluster, job, nonce, restarts
 
 
@@ -89,14 +91,22 @@ def announce(
     believed_s: float,
     tier: Callable[[JobRecord], int] = lambda _: 1,
 ) -> QueueRequest:
-    """The first jobs that wait for IPUs, in Slurm's order: by the tier of their partitions, then by priority."""
-    waiting = [
-        (-tier(job), -job.priority, job.job_id, job, job.order)
-        for job in jobs.values()
-        if job.order is not None and job.phase is Phase.WAITING and job.reason in WAITS_FOR_US
-    ]
+    """The first jobs that wait for IPUs, in Slurm's order: by the tier of their partitions, then by priority.
+
+    One that stands behind others is told only if one before it in a partition waits for IPUs. Measured on 22.05, 24.11
+    and 26.05: a job that waits for licenses holds up nobody, so ``Priority`` means behind one that waits for nodes (or,
+    since 24.11, new), and blocks would be kept for jobs that cannot start.
+    """
+    asked = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
+    first: dict[str, tuple[int, int]] = {}  # by partition, who waits there for IPUs before all others
+    for job in asked:
+        if job.reason == WAITS_FOR_US:
+            for name in job.partition.split(","):
+                first[name] = min(first.get(name, _place(job)), _place(job))
+    waiting = [(-tier(job), *_place(job), job, job.order) for job in asked if _is_told(job, first)]
     told = []
     for *_, job, order in sorted(waiting, key=lambda one: one[:3])[:JOBS_MAX]:
+        assert order is not None
         since = job.eligible or job.submitted
         told.append(
             QueuedJobShape(
@@ -110,6 +120,17 @@ def announce(
             )
         )
     return QueueRequest(queue=queue_of(cluster), accelerator=KIND, jobs=tuple(told), for_s=believed_s)
+
+
+def _is_told(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
+    if job.reason == BEHIND_OTHERS:
+        return any(name in first and first[name] < _place(job) for name in job.partition.split(","))
+    return job.reason in (WAITS_FOR_US, *NOT_SEEN_YET)
+
+
+def _place(job: JobRecord) -> tuple[int, int]:
+    """Where a job stands among those of a partition: the least is first."""
+    return -job.priority, job.job_id
 
 
 def _replicas_per_gcd(order: Order) -> int:
@@ -147,7 +168,7 @@ def judge(
     """What a good listing says of claims and jobs.
 
     Args:
-        jobs: the listing: all IPU jobs, those that ended a moment ago too.
+        jobs: the listing: all IPU jobs that have not ended, and those of ``claims`` that Slurm still knows.
         claims: of this cluster, unended, and known *before* the listing was begun.
         doubts: of the listing before.
         cluster: whose jobs they are.

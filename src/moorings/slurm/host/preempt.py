@@ -2,7 +2,8 @@
 
 Slurm never displaces a job for a license, so it would let a job of the highest tier wait for IPUs behind all others.
 One waiting job is helped at a time, the first in Slurm's order, with the block whose holders have lost least: the
-holder that ran longest decides. Where a block is free or being freed already, nobody is displaced.
+holder that ran longest decides. Where a block is free or being freed already, nobody is displaced; nor where somebody
+else waits before the job, for that is who would get the block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from moorings.core.instants import Instant
 from moorings.core.placement import OUT_OF_SERVICE, Hold, free_map_of
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from moorings.slurm.formats import JobRecord, Phase
-from moorings.slurm.host.ledger import Start, is_over, start_of, uses_licenses
+from moorings.slurm.host.ledger import WAITS_FOR_US, Start, is_over, start_of, uses_licenses
 from moorings.slurm.host.tiers import Rules
 from moorings.wire.shapes import DeviceBody, PoolBody
 
@@ -31,13 +32,14 @@ class Displacement:
 
 def waiting_in_order(jobs: Iterable[JobRecord], rules: Rules) -> list[JobRecord]:
     """The jobs that wait for nothing but IPUs, in Slurm's order."""
-    found = [job for job in jobs if job.order is not None and job.phase is Phase.WAITING and job.reason == "Licenses"]
+    found = [job for job in jobs if job.order is not None and job.phase is Phase.WAITING and job.reason == WAITS_FOR_US]
     return sorted(found, key=lambda job: (-rules.tier(job), -job.priority, job.job_id))
 
 
 def choose(
     jobs: Mapping[int, JobRecord],
     pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]],
+    next_up: Mapping[str, str],
     cluster: str,
     rules: Rules,
     now: Instant,
@@ -47,6 +49,7 @@ def choose(
     Args:
         jobs: a good listing.
         pools: those that jobs of the cluster may be placed in, with their devices.
+        next_up: by pool, the owner of the job to which the controller gives what becomes free there next.
         cluster: whose jobs they are.
         rules: of the cluster.
         now: the time.
@@ -55,6 +58,8 @@ def choose(
         assert waiting.order is not None
         best: tuple[Instant, tuple[JobRecord, ...]] | None = None
         for pool, devices in pools:
+            if next_up.get(pool.name) != _owner(waiting, cluster):
+                continue
             topology = topology_of(pool)
             if topology.why_not(waiting.order.ipus, waiting.order.gcds) is not None:
                 continue

@@ -12,7 +12,7 @@ from moorings.core.instants import SECOND, Instant
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import JobRecord, build_cancel, build_config, build_requeue, parse_config
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import KIND, uses_licenses
+from moorings.slurm.host.ledger import KIND, queue_of, uses_licenses
 from moorings.slurm.host.preempt import choose, waiting_in_order
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
@@ -82,9 +82,12 @@ class Preemptor:
         waiting = waiting_in_order(jobs.values(), rules)
         if not any(rules.may_displace(high, low, now) for high in waiting for low in running):
             return
-        found = choose(jobs, await self._calls(self._pools), self._cluster, rules, now)
-        for job in found.victims if found is not None else ():
-            assert found is not None
+        pools, queue = await self._calls(lambda client: (self._pools(client), client.queue(queue_of(self._cluster))))
+        found = choose(jobs, pools, queue.next_up, self._cluster, rules, now)
+        if found is None:
+            log.debug("nobody.displaced", extra={"next_up": str(dict(queue.next_up))})
+            return
+        for job in found.victims:
             again = rules.is_requeued(job)
             fields = {"job": job.job_id, "for_job": found.waiting.job_id, "requeued": again}
             log.info("job.displaced", extra=fields)

@@ -1,7 +1,8 @@
-"""What goes wrong in a loop that goes on: told when it begins and when it is over, not at every turn."""
+"""What goes wrong again and again: in a loop told when it begins and when it is over, of strangers once in a while."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -32,3 +33,34 @@ class Troubles:
             good.append(what)
             if self._codes.pop(what, None) is not None:
                 log.info("agent.recovered", extra={"what": what})
+
+
+class Complaints:
+    """Warnings that strangers can cause: of each cause one line in so many seconds, with the number of the others.
+
+    Args:
+        event: the lines' name.
+        apart_s: seconds between two lines of a cause.
+    """
+
+    def __init__(self, event: str, apart_s: float) -> None:
+        self._event = event
+        self._apart_s = apart_s
+        self._more: dict[str, tuple[str, int]] = {}  # by code: the last detail since its line, and how many there were
+
+    def tell(self, code: str, detail: str) -> None:
+        """Log it now, or count it for the next line of its cause."""
+        if code in self._more:
+            self._more[code] = (detail, self._more[code][1] + 1)
+        else:
+            self._log(code, detail, 0)
+
+    def _log(self, code: str, detail: str, left_out: int) -> None:
+        log.warning(self._event, extra={"code": code, "detail": detail, "left_out": left_out})
+        self._more[code] = ("", 0)
+        asyncio.get_running_loop().call_later(self._apart_s, self._due, code)
+
+    def _due(self, code: str) -> None:
+        detail, count = self._more.pop(code)
+        if count:
+            self._log(code, detail, count - 1)
