@@ -57,7 +57,7 @@ def run() -> Report:
         cluster.start_controller()
         controller.start()
         site.write_conf()
-        site.start_agent()
+        site.start_agent("info")
         until(lambda: cluster.licenses()["ipu_64"].reserved == 0, what=site.log)
         after = _srun_ms(cluster)
         plain_s, ipu_s = _latency_s(cluster, ()), _latency_s(cluster, ("--ipus=1",))
