@@ -41,6 +41,8 @@ class ControllerProcess:
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
     flags: tuple[str, ...] = field(default=())
+    user: str = ""  # whom it runs as; empty: as the tests
+    keeps: str = "+dac_read_search"  # of root's powers; Python may stand where only root reads
 
     @property
     def data(self) -> Path:
@@ -55,7 +57,10 @@ class ControllerProcess:
         return str(tomllib.loads(self.credentials.read_text())["contexts"]["default"]["access_key"])
 
     def command(self) -> list[str]:
+        powers = (f"--inh-caps={self.keeps}", f"--ambient-caps={self.keeps}")
+        as_user = ("setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", *powers, "--")
         return [
+            *(as_user if self.user else ()),
             *(sys.executable, "-m", "moorings.app.controller", "--data", str(self.data), "--port", str(self.port)),
             *("--pools", str(self.folder / "pools.toml"), "--credentials", str(self.credentials), *self.flags),
         ]

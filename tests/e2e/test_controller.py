@@ -355,6 +355,7 @@ async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
 async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
     view = await rig.controller.create_run(ANN, job("sh", "-c", "sleep 0.3"))
     runs = [rig.controller.get_run(view.run.id, wait_s=20) for _ in range(5)]
+    assert view.run.claim is not None
     claims = [rig.controller.get_claim(view.run.claim, wait_s=20, until="ENDED") for _ in range(5)]
     ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
     assert [one.run.state for one in ended] == [RunState.SUCCEEDED] * 5
@@ -451,6 +452,7 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     await rig.release(holder)
     going = await rig.controller.create_run(ANN, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[going.run.id].state is RunState.RUNNING)
+    assert going.run.claim is not None
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, going.run.claim)
     assert refused.value.code == "claim.held_by_run"
@@ -498,6 +500,7 @@ async def test_a_claim_that_a_run_holds_is_not_released_by_hand(rig: Rig) -> Non
     """Law 3: its partition would go from under its processes; whoever may release it may cancel the run."""
     await rig.claim(16)
     run = (await rig.controller.create_run(ANN, job("true"))).run
+    assert run.claim is not None
     for caller in (ANN, ADMIN):
         with pytest.raises(MooringsError) as refused:
             await rig.controller.release_claim(caller, run.claim)

@@ -6,6 +6,9 @@ from tests.guards.guard import Guard
 from tests.guards.jobs import JOBS
 from tests.guards.order import ORDER
 from tests.guards.privacy import PRIVACY
+from tests.guards.queued import QUEUED
+from tests.guards.secure import SECURE
 from tests.guards.sharing import SHARING
+from tests.guards.vendor import VENDOR
 
-GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY)
+GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY, *SECURE, *QUEUED, *VENDOR)

@@ -32,7 +32,7 @@ from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
 from moorings.app.upkeep import Kept, digest_of, upkeep
-from moorings.app.wiring import assemble, open_store, read_pools
+from moorings.app.wiring import assemble, check_slurm_user, open_store, read_pools
 from moorings.controller.keys import Keys
 from moorings.core.errors import MooringsError
 from moorings.core.queue import Policy
@@ -79,6 +79,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    check_slurm_user(settings.slurm, os.geteuid())
     folder = DataFolder(settings.data)
     try:
         check_whole(settings.data)
@@ -112,6 +113,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     holder=holder,
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
+                    slurm=settings.slurm,
                 ),
                 limits=_limits(),
                 authenticate=keys.authenticate,

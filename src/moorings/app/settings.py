@@ -10,11 +10,12 @@ import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
+from moorings.slurm.engine.settings import SlurmEngineSettings
 
 DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -110,8 +111,15 @@ class Settings:
     """Size in bytes at which ``log_file`` is put aside; 0: never. Default 20,000,000: 80 MB in all, weeks of events."""
 
     keep_runs_days: int = field(default=90, metadata={"flag": "--keep-runs-days"})
-    """Days after its end for which a local run's folder with its output is kept; 0: for ever. What the database knows
-    of a run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
+    """Days after its end for which a run's folder with its output is kept; 0: for ever. What the database knows of a
+    run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
+
+    slurm: SlurmEngineSettings | None = field(default=None, metadata={})
+    """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine
+    slurm``), as the controller's own user, who must not be root. ``folder``: of these runs, which controller and nodes
+    see under the same path; ``conf``: the cluster's slurm.conf; ``account``, ``partition``, ``qos``: where jobs go, and
+    in ``[slurm.projects.NAME]`` where those of a project go. A project that is not named has the account of its name.
+    Default: there is no engine ``slurm``."""
 
 
 def default_data(environment: Mapping[str, str]) -> Path:
@@ -147,19 +155,21 @@ def read_settings(
     flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
     flag_of = {item.name: item.metadata.get("flag", "") for item in fields(Settings)}
     values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
+    slurm = None
     config = flags.pop("config", None)
     if config is not None or DEFAULT_CONFIG.exists():
-        values |= _read_file(at / config if config is not None else DEFAULT_CONFIG)
+        said, slurm = _read_file(at / config if config is not None else DEFAULT_CONFIG)
+        values |= said
     for item in fields(Settings):
         variable = str(item.metadata.get("environment", ""))
         if environment.get(variable):
             values[item.name] = _checked(item.name, environment[variable], variable)
     for name, value in flags.items():
         values[name] = value if isinstance(value, bool) else _checked(name, value, flag_of[name])
-    return _settings(values, at)
+    return replace(_settings(values, at), slurm=slurm)
 
 
-def _read_file(path: Path) -> dict[str, str | int | bool]:
+def _read_file(path: Path) -> tuple[dict[str, str | int | bool], SlurmEngineSettings | None]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -167,7 +177,7 @@ def _read_file(path: Path) -> dict[str, str | int | bool]:
     table = Table.parse(text, source=str(path), code="config.invalid")
     found: dict[str, str | int | bool] = {}
     for item in fields(Settings):
-        if not table.has(item.name):
+        if not table.has(item.name) or item.name == "slurm":
             continue
         if item.name == "port" or item.name in _NUMBERS:
             found[item.name] = table.integer(item.name)
@@ -176,8 +186,9 @@ def _read_file(path: Path) -> dict[str, str | int | bool]:
         else:
             found[item.name] = table.text(item.name)
         _checked(item.name, str(found[item.name]), table.where(item.name))
+    slurm = SlurmEngineSettings.read(table.table("slurm")) if table.has("slurm") else None
     table.finish()
-    return found
+    return found, slurm
 
 
 def _checked(name: str, value: str, origin: str) -> str:

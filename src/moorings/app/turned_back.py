@@ -100,7 +100,8 @@ def _changes(saved: Saved, started: dict[RunId, Survey], now: Instant) -> Change
             running = _running(run, started[run.id], now)
             changes.runs.append((running, Save(run.version)))
             changes.events.append(Event(name="run.started", at=now, run=run.id, claim=run.claim))
-            served.add(run.claim)
+            if run.claim is not None:
+                served.add(run.claim)
     for claim in saved.claims:
         changed = _cancelled(claim, now) if claim.id in served else _apart(claim, now)
         changes.claims.append((changed, Save(claim.version)))

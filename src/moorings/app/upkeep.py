@@ -32,6 +32,7 @@ from moorings.core.instants import after
 from moorings.core.pools import parse_pools
 from moorings.local.pruning import prune
 from moorings.ports.clock import Clock
+from moorings.slurm.engine import pruning as slurm_pruning
 
 log = logging.getLogger("moorings.controller")
 
@@ -174,6 +175,8 @@ async def _prune_runs(kept: Kept) -> None:
             before = after(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
             spared = frozenset(assembly.loop.runs.by_id)
             removed = await asyncio.to_thread(prune, kept.runs, before, spared)
+            if kept.settings.slurm is not None:
+                removed += await asyncio.to_thread(slurm_pruning.prune, kept.settings.slurm.folder, before, spared)
             if removed:
                 log.info("runs.pruned", extra={"count": len(removed), "days": kept.settings.keep_runs_days})
         await kept.clock.sleep(PRUNE_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,17 @@ from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.local.engine import LocalEngine
+from moorings.local.fence import Fence
+from moorings.local.logs import TaskLog, read_logs
 from moorings.local.usage import partitions_in_use
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
+from moorings.ports.engine import Engine
 from moorings.ports.leadership import Alone, Leadership
 from moorings.ports.store import Store
+from moorings.slurm.commands import Commands
+from moorings.slurm.engine.engine import SlurmEngine
+from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.sqlite import open_sqlite
 
 
@@ -95,6 +102,30 @@ def open_store(settings: Settings) -> tuple[Store, Leadership]:
     return open_postgresql(settings.database), SessionLock(settings.database)
 
 
+def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None:
+    """Nothing, if jobs may be submitted as that user: root's would be root's on every node, whoever asked for them.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    if settings is not None and user_id == 0:
+        raise MooringsError(
+            "config.invalid",
+            "[slurm]: this controller runs as root, and so would everybody's jobs, on every node of the cluster",
+            hint="run it as a user of its own (deploy/systemd does), or leave [slurm] out",
+        )
+
+
+def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: Mapping[str, str]) -> SlurmEngine:
+    """The engine for that cluster; what watches over runs in a folder is the local engine's."""
+
+    def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
+        return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
+
+    conf = {"SLURM_CONF": str(settings.conf)} if settings.conf is not None else {}
+    return SlurmEngine(settings, Commands({**environment, **conf}), clock, Fence(settings.folder), read)
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """The parts of one controller, joined."""
@@ -133,6 +164,7 @@ async def assemble(
     holder: str,
     url: str = "",
     local_runs: bool = True,
+    slurm: SlurmEngineSettings | None = None,
 ) -> Assembly:
     """One controller over these pools, leading from now on, its memory loaded.
 
@@ -146,6 +178,7 @@ async def assemble(
         holder: this controller's name among those of the installation.
         url: where the others reach it.
         local_runs: whether jobs run as processes of this machine.
+        slurm: the cluster that jobs may be submitted to; None: there is none.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
@@ -159,7 +192,9 @@ async def assemble(
         hardware = Hardware(
             loop, drivers, clock, installation, lambda name: asyncio.to_thread(_may_be_used, data, name)
         )
-        engines = {engine.name: engine for engine in [LocalEngine(data / "runs", clock)] if local_runs}
+        engines: dict[str, Engine] = {"local": LocalEngine(data / "runs", clock)} if local_runs else {}
+        if slurm is not None:
+            engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         running = Running(loop, engines, hardware, clock, installation)
         keys = Keys(store, clock, pepper)
         controller = Controller(

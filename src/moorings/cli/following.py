@@ -27,6 +27,7 @@ from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
 
 REASON_FRESH_S = 2.0  # the age of the reason that is shown
+TURN_FRESH_S = 1.0  # of one in another scheduler's queue
 END_WAIT_S = 5.0
 PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a forgotten terminal does not wait for ever
 
@@ -153,8 +154,18 @@ class RunFollower:
             self._take(chunk)
 
     def _await_berth(self, run: RunBody) -> None:
+        if run.claim is None:
+            self._await_turn(run)
+            return
         claim = await_claim(self._client, self._progress, run.claim, "READY", name=run.id)
         assert claim is not None, "without a limit it comes to an end"
+
+    def _await_turn(self, run: RunBody) -> None:
+        """Until it has left the queue of its engine's scheduler; says why it waits there."""
+        while run.state == RunState.WAITING:
+            self._progress.wait(f"{run.id}: {run.reason.message if run.reason else f'submitted to {run.engine}'}")
+            run = self._client.run(run.id, wait_s=TURN_FRESH_S)
+        self._progress.clear()
 
     def _await_start(self, run: RunBody) -> None:
         """Say when its processes run; told by the event log, from its beginning, so nothing can be missed."""

@@ -30,6 +30,7 @@ EVENT_DATA_SHOWN = (
     "reason",
     "detail",
     "exit_code",
+    "reference",
     "role",
     "version",
 )

@@ -1,7 +1,8 @@
 """Acts on engines: starts runs whose partition is ACTIVE, stops those that are to stop, brings back what engines see.
 
 Level-triggered like ``hardware``: the runs' states say what is to be done, one thing a run at a time, again and again
-until the engine's sightings say it is done. Starting is exactly-once because engines make it so.
+until the engine's sightings say it is done. Starting is exactly-once because engines make it so. A run on an engine
+that schedules is submitted as soon as it is known: what it waits for is its scheduler's to give.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
+from moorings.core.bindings import NO_BINDING, Binding
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
@@ -67,7 +69,7 @@ class Running:
             self._act(run)
 
     def _act(self, run: Run) -> None:
-        if self._closing or run.id in self._acts or run.state not in (RunState.STARTING, RunState.STOPPING):
+        if self._closing or run.id in self._acts or not _asks(run):
             return
         task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
         self._acts[run.id] = task
@@ -85,9 +87,11 @@ class Running:
         submitted = False
         while True:
             run = self._loop.runs.by_id.get(ident)
-            if run is None or run.state not in (RunState.STARTING, RunState.STOPPING):
+            if run is None or not _asks(run):
                 return
-            engine = self.engines[run.engine]
+            engine = self.engines.get(run.engine)
+            if engine is None:  # it was taken out of the settings: its runs wait until it is back
+                return
             try:
                 if run.state is RunState.STOPPING:
                     await engine.cancel(ident, run.stop_reason)
@@ -99,9 +103,11 @@ class Running:
                     continue
             except MooringsError as error:
                 if error.code == "engine.rejected":
-                    self._loop.tell(StartRefused(ident, error.detail))
+                    why = f"{error.detail} ({error.hint})" if error.hint else error.detail
+                    self._loop.tell(StartRefused(ident, why))
                     return
                 log.warning("engine.unavailable", extra={"run": ident, "code": error.code, "detail": error.detail})
+                self._loop.runs.explain(ident, f"it could not be submitted yet: {error.detail}")
             except Exception as error:  # an engine's fault must not end the controller
                 log.warning("engine.fault", exc_info=True, extra={"run": ident, "detail": repr(error)})
             await self._clock.sleep(pause_s)
@@ -110,12 +116,17 @@ class Running:
     async def _start(self, engine: Engine, run: Run) -> bool:
         """Start it, if its partition is ACTIVE at this moment (law 4); whether the engine has taken it."""
         await self._fenced[engine.name].wait()
+        if run.claim is None:
+            return await self._submit(engine, run, NO_BINDING)
         partition = self._partition(run)
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)
             return False
         order = order_of(partition, self._installation)
         binding = await self._hardware.drivers[partition.pool].binding(order)
+        return await self._submit(engine, run, binding)
+
+    async def _submit(self, engine: Engine, run: Run, binding: Binding) -> bool:
         if self._loop.runs.by_id.get(run.id) != run:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
@@ -126,7 +137,7 @@ class Running:
         return True
 
     def _partition(self, run: Run) -> Partition | None:
-        claim = self._loop.fleet.claims.get(run.claim)
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         return self._loop.fleet.partitions.get(claim.partition) if claim is not None and claim.partition else None
 
     # -- sightings ---------------------------------------------------------------------------------------------------
@@ -143,6 +154,9 @@ class Running:
             except MooringsError as error:
                 told = {"engine": engine.name, "code": error.code, "detail": error.detail}
                 log.warning("engine.unavailable", extra=told)
+                for run in self._loop.runs.by_id.values():
+                    if run.engine == engine.name and run.is_queued:
+                        self._loop.runs.explain(run.id, f"engine {engine.name} cannot be used now: {error.detail}")
                 await self._clock.sleep(1.0)
             except Exception:  # an engine's fault must not end the controller
                 log.exception("engine.fault", extra={"engine": engine.name})
@@ -150,21 +164,26 @@ class Running:
 
     async def _look(self, engine: Engine) -> None:
         watched = [
-            run for run in self._loop.runs.by_id.values() if run.engine == engine.name and run.state in _OBSERVED
+            run
+            for run in self._loop.runs.by_id.values()
+            if run.engine == engine.name and (run.state in _OBSERVED or run.is_queued)
         ]
         if not watched:
             return
         submitting = set(self._submitting)
-        for before, seen in zip(watched, await engine.observe([run.id for run in watched]), strict=True):
+        looked = await engine.observe([run.id for run in watched])
+        for before, seen in zip(watched, looked, strict=True):
             run = self._loop.runs.by_id.get(seen.run)
             if run is None or run.version != before.version:
                 continue  # the look is older than what is known
             if seen.phase is Phase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
-            if seen.phase is Phase.ABSENT and run.state is RunState.STARTING:
+            if seen.phase is Phase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._act(run)
             elif _tells(run, seen):
                 self._loop.tell(seen)
+        for seen in looked if engine.schedules else ():
+            self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is Phase.ABSENT)
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a net under the transactions that make both together."""
@@ -178,8 +197,17 @@ class Running:
                 self._loop.tell(ReleaseClaim(claim, "no run holds it"))
 
 
+def _asks(run: Run) -> bool:
+    """Whether its state asks for something to be done."""
+    return run.state in (RunState.STARTING, RunState.STOPPING) or run.is_unsubmitted
+
+
 def _tells(run: Run, seen: RunSighting) -> bool:
     """Whether a sighting changes anything."""
+    if seen.reference is not None and seen.reference != run.reference:
+        return True
     if seen.phase is Phase.RUNNING:
-        return run.state is RunState.STARTING
+        return run.state is RunState.STARTING or run.is_queued
+    if seen.phase is Phase.STARTING:
+        return run.claim is None and run.state is RunState.RUNNING
     return seen.phase in (Phase.ENDED, Phase.ABSENT)

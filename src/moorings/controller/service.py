@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
 from moorings.controller.findings import Doctor
 from moorings.controller.hardware import Hardware, order_of
@@ -30,6 +30,7 @@ from moorings.controller.views import (
     pool_view,
     summary,
 )
+from moorings.controller.waiting import Waiters
 from moorings.core.access import Caller, Role, check_admin, check_may_act
 from moorings.core.bindings import Binding
 from moorings.core.claims import (
@@ -61,8 +62,6 @@ from moorings.wire.shapes import FindingsBody
 from moorings.workloads.jobs import JobSpec, check_job
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
-
-IdT = TypeVar("IdT", bound=str)
 
 UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
@@ -97,21 +96,16 @@ class Controller:
         self.installation = installation
         self.queues = Queues(loop, clock)
         self._doctor = Doctor(loop, store, clock, hardware.strays)
-        self._claim_waits: dict[ClaimId, list[asyncio.Future[None]]] = {}
-        self._run_waits: dict[RunId, list[asyncio.Future[None]]] = {}
+        self._claim_waits: Waiters[ClaimId] = Waiters()
+        self._run_waits: Waiters[RunId] = Waiters()
         loop.listen(self._tell_waiting)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _tell_waiting(self, change: Change) -> None:
         """Wake those who wait for what has changed; after a reload everybody, for some of it may have ended unseen."""
-        claims = [*self._claim_waits] if change.reloaded else [claim.id for claim in change.claims]
-        runs = [*self._run_waits] if change.reloaded else [run.id for run in change.runs]
-        woken = [waiter for claim in claims for waiter in self._claim_waits.pop(claim, ())]
-        woken += [waiter for run in runs for waiter in self._run_waits.pop(run, ())]
-        for waiter in woken:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._claim_waits.wake(None if change.reloaded else [claim.id for claim in change.claims])
+        self._run_waits.wake(None if change.reloaded else [run.id for run in change.runs])
 
     async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
         """The claim once it is in one of ``states``, or as it is when the time is up."""
@@ -124,7 +118,7 @@ class Controller:
                     if held is not None and held.version > claim.version:
                         claim = held
                     else:
-                        await _next(self._claim_waits, claim.id)
+                        await self._claim_waits.next(claim.id)
         except TimeoutError:
             return self._newer(claim)
         return claim
@@ -480,24 +474,26 @@ class Controller:
         """A new run, or the one this caller's ``key`` made before.
 
         Raises:
-            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``auth.denied``, ``key.*``.
+            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and what else an engine
+                says of a job that it can never run, ``auth.denied``, ``key.*``.
         """
         if caller.role not in (Role.ADMIN, Role.USER):
             raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not start jobs")
         if engine not in self._engines:
-            raise MooringsError(
-                "engine.unknown", f"there is no engine {engine[:40]!r}", hint=f"engines: {', '.join(self._engines)}"
-            )
-        check_job(job)
+            hint = f"engines here: {', '.join(self._engines) or 'none'}"
+            if engine == "slurm":
+                hint += "; a table [slurm] in the controller's settings adds this one"
+            raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
+        notes = tuple(self._engines[engine].check(check_job(job)))
         ident = RunId(self._ids.new("run"))
-        claim = ClaimId(self._ids.new("claim"))
+        claim = None if self._engines[engine].schedules else ClaimId(self._ids.new("claim"))
         use = None
         if key is not None:
             use = KeyUse(caller.subject, _check_key(key), _digest({"job": said(job), "engine": engine}), run=ident)
         given = CreateRun(id=ident, claim=claim, job=job, engine=engine, subject=caller.subject)
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
-        return await self._run_view(run)
+        return replace(await self._run_view(run), notes=notes)
 
     async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
         """The run with that id or job name; waits up to ``wait_s`` for its end.
@@ -533,17 +529,19 @@ class Controller:
         """The output of a run's tasks, in chunks.
 
         Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``, ``page.invalid`` (no such task).
+            MooringsError: ``run.unknown``, ``owner.denied``, ``engine.unknown``, ``page.invalid`` (no such task).
         """
         run = await self._find_run(ident, caller)
         check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
+        if run.engine not in self._engines:
+            raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
         if task is not None and not 0 <= task < run.job.tasks:
             raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
         return self._logs(run, task, follow)
 
     async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         waiting = (RunState.WAITING, RunState.STARTING)
-        while follow and run.state in waiting and not run.ended:
+        while follow and run.state in waiting and run.started_at is None:  # one that was requeued has output
             run = await self._run_change(run)
         async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follow and not run.ended):
             yield chunk
@@ -556,7 +554,7 @@ class Controller:
                 held = await asyncio.to_thread(self._store.run, run.id)
             if held is not None and held.version > run.version:
                 return held
-            await _next(self._run_waits, run.id)
+            await self._run_waits.next(run.id)
 
     async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
         try:
@@ -581,9 +579,11 @@ class Controller:
         return self._loop.runs.by_id.get(run.id, run)
 
     async def _run_view(self, run: Run) -> RunView:
-        claim = self._loop.fleet.claims.get(run.claim)
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         wait = self._wait(claim) if claim is not None and run.state is RunState.WAITING else None
-        reason = wait.reasons[0] if wait is not None else None
+        reason = wait.reasons[0] if wait is not None else self._loop.runs.reason_of(run)
+        if run.engine not in self._engines and not run.ended:
+            reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
         if reason is None and claim is not None:
             reason = self._delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(_partition_of(claim)) if claim is not None else None
@@ -667,19 +667,6 @@ class Controller:
 
 
 _NO_PARTITION = PartitionId("")  # never an id
-
-
-async def _next(waits: dict[IdT, list[asyncio.Future[None]]], ident: IdT) -> None:
-    """Returns the next time a turn changes the record."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    joined = waits.setdefault(ident, [])
-    joined.append(future)
-    try:
-        await future
-    finally:
-        joined.remove(future)
-        if not joined and waits.get(ident) is joined:  # a turn may have begun a new list meanwhile
-            del waits[ident]
 
 
 def _partition_of(claim: Claim) -> PartitionId:

@@ -30,13 +30,14 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run and what its claim has come to."""
+    """A run and what its claim has come to; ``notes``: what its engine does otherwise than the job file says."""
 
     run: Run
     claim: Claim | None
     partition: Partition | None
     position: int | None
     reason: Reason | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

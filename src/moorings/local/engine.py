@@ -36,6 +36,7 @@ from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Phase, RunId, RunSighting
 
 log = logging.getLogger("moorings.local")
@@ -121,6 +122,9 @@ class LocalEngine:
     @property
     def schedules(self) -> bool:
         return False
+
+    def check(self, job: JobSpec) -> Sequence[str]:
+        return ()
 
     async def fence(self, epoch: Epoch) -> None:
         try:

@@ -46,6 +46,14 @@ class Engine(Protocol):
         """Whether it has a scheduler of its own, which sees to partitions: runs are submitted without a claim."""
         ...
 
+    def check(self, job: JobSpec) -> Sequence[str]:
+        """What is different here from what the job file says, as sentences for whoever starts it; asks nobody.
+
+        Raises:
+            MooringsError: ``engine.rejected`` or a code of the engine's own: it can never run such a job.
+        """
+        ...
+
     async def fence(self, epoch: Epoch) -> None:
         """From now on start nothing for a controller that began to lead before this epoch.
 

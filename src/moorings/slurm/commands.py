@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
+import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -61,6 +63,15 @@ class Commands:
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
 
+    def check_installed(self, name: str) -> None:
+        """Nothing, if that command is there.
+
+        Raises:
+            MooringsError: ``slurm.missing``.
+        """
+        if shutil.which(name, path=self._environment["PATH"]) is None:
+            raise _missing(name, "it is not on PATH")
+
     async def ask(self, argv: Sequence[str]) -> bytes:
         """What the command writes to stdout.
 
@@ -91,8 +102,7 @@ class Commands:
                     start_new_session=True,  # so that all of it can be ended
                 )
             except OSError as error:
-                hint = "install Slurm's client commands, or set PATH"
-                raise MooringsError("slurm.missing", f"{argv[0]} cannot be run: {error.strerror}", hint=hint) from error
+                raise _missing(argv[0], error.strerror or repr(error)) from error
             try:
                 return await _bounded(self._answer(process, argv), self._timeout_s)
             except TimeoutError:
@@ -115,6 +125,11 @@ class Commands:
         finally:
             complained.cancel()
         return Answer(output, complaint, await process.wait())
+
+
+def _missing(name: str, why: str) -> MooringsError:
+    detail = f"{name} cannot be run on {socket.gethostname()}: {why}"
+    return MooringsError("slurm.missing", detail, hint="install Slurm's client commands there, or set PATH")
 
 
 def build_environment(environment: Mapping[str, str]) -> dict[str, str]:

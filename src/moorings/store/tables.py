@@ -141,7 +141,7 @@ runs = Table(
     Column("subject", Word, nullable=False, info=FIXED),
     Column("created_at", Moment, nullable=False, info=FIXED),
     Column("job", Json, nullable=False, info=ONCE),
-    Column("claim", Word, ForeignKey(claims.c.id), nullable=False),
+    Column("claim", Word, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
     Column("state", Word, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),

@@ -234,6 +234,12 @@ class StoreSuite(StoreLists):
         assert store.load().runs == ()
         assert store.run(run.id) == ended
 
+    def test_a_run_may_have_no_claim(self, store: Store, epoch: Epoch) -> None:
+        run = a_run(1, claim=None, engine="slurm", reference="1234")
+        store.commit(epoch, Changes(runs=[(run, NEW)]))
+        assert store.load().runs == (run,)
+        assert store.run(run.id) == run
+
     @pytest.mark.parametrize("state", list(ClaimState))
     def test_only_ended_claims_are_not_loaded(self, store: Store, epoch: Epoch, state: ClaimState) -> None:
         claim = a_claim(1, state=state)

@@ -1,7 +1,8 @@
 """Runs: jobs the ML user started, from the wish to the recorded end.
 
-A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). This file holds
-the record, its states, and what the engine may report of it.
+A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). On an engine
+that schedules (Slurm) a run has no claim of its own: that scheduler's queue decides when it starts, and its agent sees
+to the partition. This file holds the record, its states, and what the engine may report of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RunId = NewType("RunId", str)
 class RunState(StrEnum):
     """Where a run stands."""
 
-    WAITING = "WAITING"  # its claim is not READY; no process exists
+    WAITING = "WAITING"  # its claim is not READY, or it waits in another scheduler's queue (again); no process exists
     STARTING = "STARTING"  # the partition is ACTIVE; the engine was, or is about to be, asked to start it
     RUNNING = "RUNNING"  # the engine reports its processes
     STOPPING = "STOPPING"  # it was asked to stop; processes may still run; the partition stays its own
@@ -30,14 +31,15 @@ class RunState(StrEnum):
     FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
     CANCELLED = "CANCELLED"  # ended: somebody cancelled it
     TIMED_OUT = "TIMED_OUT"  # ended: its time limit
-    LOST = "LOST"  # ended: its supervisor died without a record (machine restart, kill -9)
+    LOST = "LOST"  # ended: its supervisor died without a record (machine restart, kill -9), or its scheduler lost it
 
 
 class RunEvent(StrEnum):
     """What can happen to a run."""
 
-    BERTH = "berth"  # its claim became READY
+    BERTH = "berth"  # its claim became READY, or another scheduler has given it its partition
     STARTED = "started"
+    REQUEUE = "requeue"  # its engine's scheduler stopped it, and has it in the queue again
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -57,11 +59,13 @@ _RESULTS = {
 NEXT: dict[RunState, dict[RunEvent, RunState]] = {
     RunState.WAITING: {
         RunEvent.BERTH: RunState.STARTING,
-        RunEvent.FAIL: RunState.FAILED,  # its claim could not be served
+        RunEvent.STOP: RunState.STOPPING,  # where another scheduler has it, only that can say when it is over
+        RunEvent.FAIL: RunState.FAILED,  # it could not be served
         RunEvent.CANCEL: RunState.CANCELLED,
+        RunEvent.LOSE: RunState.LOST,  # the scheduler that had it has not
     },
     RunState.STARTING: {RunEvent.STARTED: RunState.RUNNING, RunEvent.STOP: RunState.STOPPING, **_RESULTS},
-    RunState.RUNNING: {RunEvent.STOP: RunState.STOPPING, **_RESULTS},
+    RunState.RUNNING: {RunEvent.STOP: RunState.STOPPING, RunEvent.REQUEUE: RunState.WAITING, **_RESULTS},
     RunState.STOPPING: dict(_RESULTS),
     RunState.SUCCEEDED: {},
     RunState.FAILED: {},
@@ -133,13 +137,18 @@ class RunSighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as it stands."""
+    """One run, as it stands.
+
+    Attributes:
+        claim: what it waits for, then holds; None: its engine schedules, and the claim is that scheduler's.
+        reference: what its engine's scheduler calls it.
+    """
 
     id: RunId
     job: JobSpec
     engine: str
     subject: str
-    claim: ClaimId
+    claim: ClaimId | None
     state: RunState
     created_at: Instant
     version: int = 1
@@ -157,6 +166,16 @@ class Run:
         """Whether nothing can happen to it any more."""
         return self.state in ENDED
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits, or is about to, in the queue of its engine's scheduler."""
+        return self.claim is None and self.state is RunState.WAITING
+
+    @property
+    def is_unsubmitted(self) -> bool:
+        """Whether its engine is to be asked to take it; one that was there must not run a second time."""
+        return self.is_queued and self.reference is None
+
 
 def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
     """The run after ``event``.
@@ -166,7 +185,7 @@ def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
     """
 
     def story() -> Iterable[str]:
-        return filter(None, (f"job {run.job.name} by {run.subject}", f"claim {run.claim}", run.detail))
+        return filter(None, (f"job {run.job.name} by {run.subject}", f"claim {run.claim or '-'}", run.detail))
 
     state = advance(NEXT, "run", run.id, run.state, event, story)
     changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
@@ -195,6 +214,11 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
         exit_code=end.exit_code,
         task_codes=end.task_codes,
     )
+
+
+def queued(run: Run, reference: str) -> Run:
+    """The run with what its engine's scheduler calls it."""
+    return replace(run, reference=reference, version=run.version + 1)
 
 
 def started(run: Run, now: Instant) -> Run:

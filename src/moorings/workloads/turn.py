@@ -1,7 +1,8 @@
 """The runs' part of a turn: what becomes of runs when people, their claims and their engines speak.
 
 A run never touches the fleet: it puts demands (``CreateClaim``, ``ReleaseClaim``) that the same turn hands to core, and
-reads what became of its claim. So run and claim change in one transaction, and core knows nothing of training.
+reads what became of its claim. So run and claim change in one transaction, and core knows nothing of training. A run
+on an engine that schedules has no claim, and follows what that engine sees.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.events import Event, canonical
 from moorings.core.inputs import CreateClaim, ReleaseClaim
 from moorings.core.instants import Instant
+from moorings.core.reasons import Reason
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, claim_of
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
@@ -22,10 +24,13 @@ COMMAND_TOLD_CHARS_MAX = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRun:
-    """Somebody starts a job; the ids are fresh, the job was checked."""
+    """Somebody starts a job; the ids are fresh, the job was checked.
+
+    ``claim`` is None for an engine that schedules: the run waits in that scheduler's queue.
+    """
 
     id: RunId
-    claim: ClaimId
+    claim: ClaimId | None
     job: JobSpec
     engine: str
     subject: str
@@ -55,6 +60,7 @@ class Runs:
     """The runs that have not ended, and which claim belongs to which."""
 
     def __init__(self, unended: Iterable[Run] = ()) -> None:
+        self._reasons: dict[RunId, str] = {}
         self.by_id: dict[RunId, Run] = {}
         self.by_claim: dict[ClaimId, RunId] = {}
         self.apply(unended)
@@ -64,10 +70,31 @@ class Runs:
         for run in changed:
             if run.ended:
                 self.by_id.pop(run.id, None)
-                self.by_claim.pop(run.claim, None)
+                self._reasons.pop(run.id, None)
+                if run.claim is not None:
+                    self.by_claim.pop(run.claim, None)
             else:
                 self.by_id[run.id] = run
-                self.by_claim[run.claim] = run.id
+                if run.claim is not None:
+                    self.by_claim[run.claim] = run.id
+
+    def explain(self, ident: RunId, reason: str, *, keep: bool = False) -> None:
+        """Take over why a run waits in its engine's queue; for people, nothing is decided by it.
+
+        Args:
+            ident: which run.
+            reason: a sentence; empty: there is none now.
+            keep: an empty one does not take the place of what was said before.
+        """
+        if reason and ident in self.by_id:
+            self._reasons[ident] = reason
+        elif not keep:
+            self._reasons.pop(ident, None)
+
+    def reason_of(self, run: Run) -> Reason | None:
+        """Why a run waits in its engine's queue; None: it does not, or nothing was heard yet."""
+        told = self._reasons.get(run.id) if run.is_queued else None
+        return Reason("engine.waiting", told) if told else None
 
 
 class RunTurn:
@@ -89,7 +116,7 @@ class RunTurn:
     def take(self, given: RunInput) -> list[Demand]:
         """Work one input in; what it demands of core. Inputs about runs that have ended change nothing."""
         if isinstance(given, CreateRun):
-            return [self._create(given)]
+            return self._create(given)
         ident = given.run
         run = self.run(ident)
         if run is None or run.ended:
@@ -103,7 +130,8 @@ class RunTurn:
     def forget(self, ident: RunId) -> None:
         """Undo the creation of a run whose claim was refused."""
         run, _ = self.changed.pop(ident)
-        self._claims.pop(run.claim, None)
+        if run.claim is not None:
+            self._claims.pop(run.claim, None)
         self.events = [event for event in self.events if event.run != ident]
 
     def follow(self, claims: Iterable[Claim]) -> list[Demand]:
@@ -126,7 +154,7 @@ class RunTurn:
             self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
         return []
 
-    def _create(self, given: CreateRun) -> CreateClaim:
+    def _create(self, given: CreateRun) -> list[Demand]:
         run = Run(
             id=given.id,
             job=given.job,
@@ -137,18 +165,25 @@ class RunTurn:
             created_at=self.now,
         )
         self.changed[run.id] = (run, None)
-        self._claims[run.claim] = run.id
         command = _shortened(run.job.command_line)
         self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
-        return CreateClaim(
-            id=given.claim,
-            name=given.id,
-            owner=f"local/{given.id}",
-            subject=given.subject,
-            spec=claim_of(given.job),
-        )
+        if given.claim is None:
+            return []
+        self._claims[given.claim] = run.id
+        return [
+            CreateClaim(
+                id=given.claim,
+                name=given.id,
+                owner=f"local/{given.id}",
+                subject=given.subject,
+                spec=claim_of(given.job),
+            )
+        ]
 
     def _cancel(self, run: Run, why: str) -> list[Demand]:
+        if run.is_queued:  # whether it is over, or runs by now, is for the engine to say
+            self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
+            return []
         if run.state is RunState.WAITING:
             return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=why))
         if run.state is not RunState.STOPPING:
@@ -156,7 +191,9 @@ class RunTurn:
         return []
 
     def _sighted(self, run: Run, seen: RunSighting) -> list[Demand]:
-        if run.state is RunState.WAITING:
+        if run.claim is None:
+            run = self._followed(run, seen)
+        elif run.state is RunState.WAITING:
             return []
         if seen.phase is Phase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
@@ -164,18 +201,34 @@ class RunTurn:
             return self._end(run, seen.end)
         elif seen.phase is Phase.ABSENT and run.state is RunState.STOPPING and run.started_at is None:
             return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=run.stop_reason))  # stopped before it began
-        elif seen.phase is Phase.ABSENT and run.state in (RunState.RUNNING, RunState.STOPPING):
+        elif seen.phase is Phase.ABSENT and (run.state in (RunState.RUNNING, RunState.STOPPING) or _was_there(run)):
             return self._end(run, EndRecord(Ending.LOST, 1, detail="the engine knows nothing of it any more"))
         return []
 
+    def _followed(self, run: Run, seen: RunSighting) -> Run:
+        """The run after what another scheduler has made of it: it has a name there, and its partition."""
+        if seen.reference is not None and seen.reference != run.reference:
+            queued = runs.queued(run, seen.reference)
+            self._save(queued, run)
+            self._tell("run.queued", queued, {"reference": seen.reference})
+            run = queued
+        ran = seen.end is not None and seen.end.ending in (Ending.EXITED, Ending.TIMED_OUT)
+        if run.state is RunState.WAITING and (seen.phase is Phase.RUNNING or ran):
+            self._move(run, RunEvent.BERTH, "run.starting")
+        elif run.state is RunState.RUNNING and seen.phase is Phase.STARTING:
+            self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
+        return self.changed[run.id][0] if run.id in self.changed else run
+
     def _end(self, run: Run, end: EndRecord) -> list[Demand]:
-        claim = self._claim_of(run.claim)
+        claim = self._claim_of(run.claim) if run.claim is not None else None
         if end.ending is Ending.CANCELLED and claim is not None and claim.state is ClaimState.LOST:
             end = replace(end, ending=Ending.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
         ended = runs.ended_by(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
         self._tell("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
+        if run.claim is None:
+            return []
         return [ReleaseClaim(run.claim, f"run {run.id} {ended.state}")]
 
     def _move(
@@ -199,6 +252,11 @@ class RunTurn:
 def _shortened(command: str) -> str:
     """A command for the event log; all of it stands in the run. The log is sent to everybody who watches."""
     return command if len(command) <= COMMAND_TOLD_CHARS_MAX else f"{command[:COMMAND_TOLD_CHARS_MAX]}..."
+
+
+def _was_there(run: Run) -> bool:
+    """Whether it waits in a queue that had it: one that was lost there may have run, and is not started anew."""
+    return run.is_queued and not run.is_unsubmitted
 
 
 def _reason(claim: Claim) -> str:

@@ -100,6 +100,22 @@ def test_everything_may_stand_in_the_file(config):
     )
 
 
+def test_a_slurm_cluster_stands_in_the_file_and_nowhere_else(config):
+    text = '[slurm]\nfolder = "/shared/runs"\n[slurm.projects.vision]\nqos = "high"'
+    settings = read_settings(config(text), {}).slurm
+    assert settings is not None
+    assert (settings.folder, settings.place_of("vision").qos) == (Path("/shared/runs"), "high")
+    assert read_settings(config("port = 1"), {}).slurm is None
+
+
+@pytest.mark.parametrize("text", ['[slurm]\nfolder = "runs"', "[slurm]\nfolder = 1", 'slurm = "here"', "[slurm]"])
+def test_a_wrong_slurm_cluster_is_told_with_its_line(config, text):
+    with pytest.raises(MooringsError) as caught:
+        read_settings(config(text), {})
+    assert caught.value.code == "config.invalid"
+    assert "controller.toml:" in caught.value.detail
+
+
 def test_everything_but_the_reservation_is_a_flag_too():
     flags = {
         "--data": "/srv",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.controller.hardware import Hardware
-from moorings.controller.running import ORPHANS_S, Running
+from moorings.controller.running import ORPHANS_S, RETRY_S_MAX, Running
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ResetPartition
@@ -37,6 +37,12 @@ def anyio_backend() -> str:
 
 class HeldEngine(LocalEngine):
     """The local engine on a machine that takes its time: answers come when ``go_on`` is set, and no start succeeds."""
+
+    queues = False
+
+    @property
+    def schedules(self) -> bool:
+        return self.queues
 
     def hold(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
@@ -81,6 +87,17 @@ class Rig(Stepper):
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
         self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
 
+    async def queue(self) -> None:
+        """Put a run in that claims nothing, to an engine that schedules itself; it is being submitted."""
+        self.engine.hold()
+        self.engine.queues = True
+        await self.engine.fence(self.loop.epoch)
+        self.running._fenced["local"].set()
+        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
+        self.loop.tell(CreateRun(id=RUN, claim=None, job=job, engine="local", subject="ann"))
+        await self.settle()
+        await self.engine.asked.wait()
+
     async def start(self) -> None:
         """A run whose partition is ACTIVE, at the moment at which the engine is asked to start it."""
         await self.create()
@@ -115,6 +132,7 @@ async def test_a_run_that_is_cancelled_while_it_is_submitted_has_not_ended(rig: 
     await look
     await rig.settle()
     assert rig.run.state is RunState.STOPPING
+    assert rig.run.claim is not None
     assert rig.state(rig.run.claim) is ClaimState.READY
 
 
@@ -175,6 +193,42 @@ async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(
     rig.clock.forward(5.0)
     await rig.until(lambda: bool(rig.engine.submitted or rig.clock.sleepers))  # told to stop, it is asked again later
     assert rig.engine.submitted == []
+
+
+async def test_a_run_that_its_engines_scheduler_has_is_not_submitted_again(rig: Rig) -> None:
+    """Law 3: it may have run there, and would run a second time."""
+    await rig.queue()
+    rig.loop.tell(RunSighting(RUN, Phase.STARTING, reference="7"))
+    await rig.settle()
+    rig.engine.go_on.set()  # the answer to its submission was lost
+    await rig.until(lambda: rig.clock.sleepers > 0 or not rig.running._acts)
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: not rig.running._acts or len(rig.engine.submitted) > 1)
+    assert rig.engine.submitted == [RUN]
+    assert (rig.run.state, rig.run.reference) == (RunState.WAITING, "7")
+
+
+async def test_a_run_that_its_engine_does_not_have_yet_is_submitted_again(rig: Rig) -> None:
+    await rig.queue()
+    rig.engine.go_on.set()
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: len(rig.engine.submitted) > 1)
+    assert rig.run.state is RunState.WAITING
+
+
+async def test_a_run_that_cannot_be_submitted_says_why_it_waits(rig: Rig) -> None:
+    """Law 8; and a look that finds nothing of it there does not unsay it."""
+    await rig.queue()
+    rig.engine.go_on.set()
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    await rig.running._look(rig.engine)
+    reason = rig.loop.runs.reason_of(rig.run)
+    assert reason is not None
+    assert (reason.code, reason.message) == (
+        "engine.waiting",
+        "it could not be submitted yet: the connection was cut",
+    )
 
 
 async def test_a_claim_of_a_run_that_nobody_knows_is_released(rig: Rig) -> None:

@@ -33,6 +33,18 @@ async def test_a_command_that_is_not_there(commands):
     assert told.value.code == "slurm.missing"
 
 
+def test_what_is_not_installed_is_told_before_it_is_needed(tmp_path):
+    program = tmp_path / "sbatch"
+    commands = Commands({"PATH": str(tmp_path)})
+    with pytest.raises(MooringsError) as told:
+        commands.check_installed("sbatch")
+    assert told.value.code == "slurm.missing"
+    assert told.value.hint
+    program.write_text("#!/bin/sh")
+    program.chmod(0o755)
+    commands.check_installed("sbatch")
+
+
 async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
     pids = tmp_path / "pids"
     quick = Commands(os.environ, timeout_s=1.0)

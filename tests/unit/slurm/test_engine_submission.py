@@ -17,7 +17,15 @@ from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
 from moorings.ports.engine import StartOrder
 from moorings.slurm.engine.settings import Place, SlurmEngineSettings
-from moorings.slurm.engine.submission import build_files, build_submit, check_order, parse_submit, signal_of
+from moorings.slurm.engine.submission import (
+    build_files,
+    build_submit,
+    check_job,
+    differences,
+    parse_submit,
+    refusal,
+    signal_of,
+)
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import RunId
 
@@ -70,6 +78,7 @@ def test_nothing_of_command_folder_and_variables_is_on_the_command_line():
     ("job", "named"),
     [
         ({"accelerators": Accelerators(kind="gpu")}, "gpu"),
+        ({"accelerators": Accelerators(size=0)}, "devices"),
         ({"accelerators": Accelerators(pool="pod16")}, "pool"),
         ({"priority": 1}, "priority"),
         ({"resources": Resources(nodes=2)}, "nodes"),
@@ -79,8 +88,9 @@ def test_nothing_of_command_folder_and_variables_is_on_the_command_line():
 )
 def test_what_slurm_cannot_do_is_refused_by_name(job, named):
     with pytest.raises(MooringsError) as caught:
-        check_order(order(**job))
+        check_job(order(**job).job)
     assert caught.value.code == "engine.rejected"
+    assert caught.value.hint
     assert named in caught.value.detail
 
 
@@ -99,6 +109,77 @@ def test_another_answer_is_no_job(answer):
     with pytest.raises(MooringsError) as caught:
         parse_submit(answer)
     assert caught.value.code == "slurm.unreadable"
+
+
+WORDS = frozenset(
+    (
+        *("--parsable", "--export", "--input", "--chdir", "--open-mode", "--output", "--job-name", "--comment"),
+        *("--ntasks", "--cpus-per-task", "--nodes", "--ipus", "--no-requeue", "--requeue", "--num-replicas"),
+        *("--mem-per-cpu", "--time", "--signal", "--nice", "--account", "--partition", "--qos"),
+    )
+)
+NAMES = st.sampled_from(("a", "uid", "root", "0", "A.b-c_d", "SBATCH_UID"))
+
+
+@given(
+    name=NAMES,
+    project=NAMES,
+    variables=st.dictionaries(st.sampled_from(("USER", "SBATCH_UID", "SLURM_JOB_UID")), NAMES),
+    priority=st.integers(-9, 0),
+    command=st.lists(st.sampled_from(("--uid=0", "sudo", "-u", "root", "--gid=0")), min_size=1),
+)
+def test_nothing_in_a_job_says_as_whom_it_runs(name, project, variables, priority, command):
+    place = SlurmEngineSettings(Path("/shared/runs")).place_of(project)
+    job = {"name": name, "project": project, "environment": variables, "command": tuple(command)}
+    program, *options, script = words(place, priority=priority, **job)
+    assert (program, script) == ("sbatch", "/shared/runs/run-1/0/batch.sh")
+    assert {word.partition("=")[0] for word in options} <= WORDS
+
+
+def test_what_is_otherwise_in_slurm_is_said():
+    job = order(
+        accelerators=Accelerators(size=4),
+        resources=Resources(cpus=3, memory_bytes=10 << 30),
+        priority=-5,
+        checkpoint=CheckpointContract(resumable=True),
+    ).job
+    told = "\n".join(differences(job, Place("lab", "ipu", "high"), "moorings"))
+    assert "a job of the user moorings, account lab, partition ipu, QOS high" in told
+    assert "3414 MiB for each of a task's 3" in told
+    assert "--nice=5" in told
+    assert "the usual limit of Slurm's partition" in told
+    assert "start it again" in told
+
+
+def test_what_is_the_same_in_slurm_is_not_said():
+    job = order(time_limit_s=60.0, resources=Resources(cpus=2, memory_bytes=4 << 30)).job
+    assert len(differences(job, Place(), "moorings")) == 1  # whose job it is there
+
+
+def refused(code: str, detail: str) -> MooringsError:
+    error = refusal(MooringsError(code, detail), Place(partition="nope"))
+    assert error is not None
+    return error
+
+
+def test_a_refusal_is_told_in_slurms_words_and_with_what_the_admin_said():
+    told = refused(
+        "slurm.refused",
+        "sbatch --parsable: sbatch: error: invalid partition specified: nope sbatch: error: Batch job submission "
+        "failed: Invalid partition name specified",
+    )
+    assert told.code == "engine.rejected"
+    assert told.detail == (
+        "Slurm refuses it: invalid partition specified: nope; "
+        "Batch job submission failed: Invalid partition name specified"
+    )
+    assert told.hint == 'it was to go to partition = "nope": see [slurm] in the controller\'s settings'
+    assert refused("slurm.denied", "sbatch --parsable: exit code 1").detail.endswith("sbatch --parsable: exit code 1")
+
+
+def test_what_may_yet_come_is_no_refusal():
+    assert refusal(MooringsError("slurm.unavailable", "timed out", retryable=True), Place()) is None
+    assert refusal(MooringsError("slurm.missing", "sbatch cannot be run"), Place()) is None
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)

@@ -87,8 +87,9 @@ def test_a_look_says_what_folder_and_slurm_say_together(known, listed, seen):
 
 
 def test_why_it_waits_is_told_in_slurms_words():
-    assert reason_of(job("PENDING", reason="Licenses")) == "Slurm job 7 is PENDING (Licenses)"
-    assert reason_of(job("RUNNING")) == reason_of(None) == ""
+    assert reason_of(Look.WAITING, job("PENDING", reason="Licenses")) == "Slurm job 7 is PENDING (Licenses)"
+    assert reason_of(Look.WAITING, job("RUNNING")) == "Slurm job 7 is RUNNING, and its tasks have not begun"
+    assert reason_of(Look.RUNNING, job("RUNNING")) == reason_of(Look.WAITING, None) == ""
 
 
 # -- how it ended --------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def parts(sql):
             listed[-1] += character
     head, _, listed[0] = listed[0].partition("(")
     listed[-1], _, tail = listed[-1].rpartition(")")
+    head = head.replace('"', "")  # a table that was made anew has its name in quotes
     return [head.strip(), *sorted(" ".join(one.split()) for one in listed), tail.strip()]
 
 

@@ -22,6 +22,7 @@ LATER = Instant(NOW + SECOND)
 JOB = JobSpec(name="digits", command=("python3", "train.py"), workdir="/", tasks=2, accelerators=Accelerators(size=4))
 CREATE = CreateRun(id=RunId("run-new"), claim=ClaimId("claim-new"), job=JOB, engine="local", subject="ann")
 RUN = a_run().id
+CLAIM = a_claim().id
 
 
 def turn(*known: Run, claims: Sequence[Claim] = ()) -> RunTurn:
@@ -152,7 +153,7 @@ def test_a_claim_without_a_run_is_nobodys_business():
 
 def test_a_run_that_waits_is_cancelled_at_once_and_gives_its_place_back():
     now = in_state(RunState.WAITING)
-    assert now.take(CancelRun(RUN, "ann asked")) == [ReleaseClaim(a_run().claim, f"run {RUN} CANCELLED")]
+    assert now.take(CancelRun(RUN, "ann asked")) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
     assert (the_run(now).state, the_run(now).detail, the_run(now).exit_code) == (RunState.CANCELLED, "ann asked", 143)
 
 
@@ -173,7 +174,7 @@ def test_asking_twice_keeps_the_first_reason():
 
 def test_a_job_the_engine_will_not_start_has_failed():
     now = in_state(RunState.STARTING)
-    assert now.take(StartRefused(RUN, "no such folder")) == [ReleaseClaim(a_run().claim, f"run {RUN} FAILED")]
+    assert now.take(StartRefused(RUN, "no such folder")) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
     assert (the_run(now).detail, the_run(now).exit_code) == ("no such folder", 126)
 
 
@@ -191,7 +192,7 @@ def test_a_run_runs_when_its_processes_are_seen():
 def test_a_run_ends_with_its_record_and_gives_its_partition_back(state):
     now = in_state(state)
     end = EndRecord(Ending.EXITED, 3, (0, 3))
-    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == [ReleaseClaim(a_run().claim, f"run {RUN} FAILED")]
+    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
     assert json.loads(now.events[-1].data) == {"state": "FAILED", "exit_code": 3, "task_codes": [0, 3]}
 
 
@@ -212,13 +213,13 @@ def test_an_end_without_a_record_is_no_end():
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.STOPPING])
 def test_a_run_the_engine_has_forgotten_is_lost(state):
     now = in_state(state, started_at=NOW)
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(a_run().claim, f"run {RUN} LOST")]
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} LOST")]
     assert the_run(now).exit_code == 1
 
 
 def test_a_run_stopped_before_it_began_was_cancelled():
     now = in_state(RunState.STOPPING, stop_reason="ann asked")
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(a_run().claim, f"run {RUN} CANCELLED")]
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
     assert the_run(now).detail == "ann asked"
 
 

@@ -13,7 +13,7 @@ from moorings.cli.showing import look_of, output_option, showing
 from moorings.cli.text import plain
 from moorings.client.requests import EventFilter
 from moorings.wire.codec import encode
-from moorings.wire.shapes import API_VERSION, ExplanationBody, ReasonBody
+from moorings.wire.shapes import API_VERSION, ExplanationBody, ReasonBody, RunBody
 
 EVENTS_SHOWN = 20
 
@@ -72,10 +72,10 @@ for _noun in ("pool", "device", "partition", "claim", "run"):
     describe.add_command(_describe_command(_noun), _noun)
 
 
-def explanation_text(told: ExplanationBody) -> str:
+def explanation_text(told: ExplanationBody, noun: str = "claim") -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
-    lines = [plain(f"claim {told.claim} is {told.state}{place}: {told.summary}")]
+    lines = [plain(f"{noun} {told.claim} is {told.state}{place}: {told.summary}")]
     for reason in told.reasons:
         lines += _reason_lines(reason)
     return "\n".join(lines)
@@ -93,11 +93,17 @@ def _reason_lines(reason: ReasonBody) -> list[str]:
 
 
 def _claim_of(session: Session, noun: str, ident: str) -> str:
-    if noun == "run":
-        return session.client.run(ident).claim
     if noun == "partition":
         return session.client.partition(ident).claim
     return ident
+
+
+def _explain_queued(run: RunBody) -> ExplanationBody:
+    """What is known here of a run that waits in another scheduler's queue, or left it."""
+    told = run.reason.message if run.reason is not None else run.detail
+    summary = told or f"engine {run.engine} has it" + (f" as {run.reference}" if run.reference else "")
+    reasons = (run.reason,) if run.reason is not None else ()
+    return ExplanationBody(claim=run.id, state=run.state, summary=summary, reasons=reasons)
 
 
 def _explain_command(noun: str) -> click.Command:
@@ -106,12 +112,18 @@ def _explain_command(noun: str) -> click.Command:
     @click.pass_obj
     def callback(session: Session, name: str, output: str | None) -> None:
         shown = showing(session, output, usual="table")
-        told = session.client.explain_claim(_claim_of(session, noun, bare_names(noun, [name])[0]))
+        ident = bare_names(noun, [name])[0]
+        run = session.client.run(ident) if noun == "run" else None
+        if run is not None and run.claim is None:
+            told = _explain_queued(run)
+        else:
+            claim = run.claim if run is not None else None
+            told = session.client.explain_claim(claim or _claim_of(session, noun, ident))
         if shown.form.name in ("json", "yaml"):
             document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
             session.console.data(render_data(document, shown.form, shown.look))
         else:
-            session.console.data(explanation_text(told))
+            session.console.data(explanation_text(told, "claim" if run is None or run.claim else "run"))
 
     text = f"Say why a {noun} is where it is, and what would change that."
     return click.command(noun, cls=NounGroup.command_class, help=text)(callback)

@@ -45,6 +45,7 @@ class RunCommand(MoorCommand):
         "moor run --ipus 16 -n 4 --time 2:00:00 --env HF_HOME -- python3 train.py",
         "moor run job.toml --ipus 8",
         "moor run --detach job.toml",
+        "moor run --engine slurm job.toml",
     ),
 )
 @click.argument("file", required=False, nargs=-1, type=click.Path())
@@ -62,6 +63,9 @@ class RunCommand(MoorCommand):
 @click.option("--project", metavar="NAME", help="Who pays (default).")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
+@click.option(
+    "--engine", default="local", metavar="NAME", help="What runs it: local, or slurm where that is set up (local)."
+)
 @click.option("--detach", is_flag=True, help="Print the run's id and do not wait.")
 @click.option("--dry-run", is_flag=True, help="Check the job and print it as JSON; start nothing.")
 @click.pass_context
@@ -81,6 +85,7 @@ def run(
     project: str | None,
     env: tuple[str, ...],
     chdir: str | None,
+    engine: str,
     detach: bool,
     dry_run: bool,
 ) -> int:
@@ -103,12 +108,14 @@ def run(
     )
     usual_project = session.configuration.text("project")
     job = build_job(file[0] if file else None, command, flags, session.environment, Path.cwd(), usual_project)
-    request = RunRequest(job=job_shape(job))
+    request = RunRequest(job=job_shape(job), engine=engine)
     if dry_run:
         return _show_job(session, request)
     key = secrets.token_hex(16)
     if detach:
-        session.console.line(session.client.create_run(request, key).id)
+        made = session.client.create_run(request, key)
+        _tell_notes(Progress(session.console), made)
+        session.console.line(made.id)
         return 0
     return _run_and_follow(session, request, key)
 
@@ -132,6 +139,12 @@ def _show_job(session: Session, request: RunRequest) -> int:
     return 0
 
 
+def _tell_notes(progress: Progress, made: RunBody) -> None:
+    """Say what its engine does otherwise than the job file says."""
+    for note in made.notes or ():
+        progress.say(f"{made.id}: {note}")
+
+
 def _run_and_follow(session: Session, request: RunRequest, key: str) -> int:
     progress = Progress(session.console)
     client = session.client
@@ -140,6 +153,7 @@ def _run_and_follow(session: Session, request: RunRequest, key: str) -> int:
     with Interrupts():
         try:
             started = client.create_run(request, key)
+            _tell_notes(progress, started)
             client.patience = patience_of(progress)
             ended = follower.follow(started)
         except Interrupted as stop:

@@ -112,11 +112,21 @@ while :; do
     kill -0 "$reader" 2> /dev/null || break
 done
 read -r code < srun
-# Where Slurm ends a job (requeue, node down) the tasks may be gone before this shell hears of it: it is asked.
+left_alone() { # whether every task ended by itself
+    n_left=0
+    for told in tasks/*[0-9]; do
+        [ -e "$told" ] && read -r left < "$told" && [ "${left:-255}" -le 128 ] && n_left=$((n_left + 1))
+    done
+    [ "$n_left" -eq "$tasks" ]
+}
+
+# Where Slurm ends a job (requeue, node down) the tasks may be gone before this shell hears of it, and (24.11) before
+# Slurm itself says so: it is asked, if a signal ended one after a moment.
 case $stop in
 '' | failed)
-    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
-    [ -z "$slurm" ] && [ "${state:-RUNNING}" = RUNNING ] || stop=slurm
+    left_alone || { sleep 1 & wait "$!"; }
+    state=$(squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --format=%T) || state=RUNNING
+    [ -z "$slurm" ] && [ "$state" = RUNNING ] || stop=slurm
     ;;
 esac
 finish "${stop:-none}"

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import pwd
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,9 +31,11 @@ from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.engine.submission import (
     build_files,
     build_submit,
-    check_order,
+    check_job,
     comment_of,
+    differences,
     parse_submit,
+    refusal,
     signal_of,
 )
 from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look, phase_of, reason_of
@@ -44,6 +48,7 @@ from moorings.slurm.formats import (
     parse_jobs,
 )
 from moorings.slurm.formats import Phase as JobPhase
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Phase, RunId, RunSighting
 
 log = logging.getLogger("moorings.slurm.engine")
@@ -121,6 +126,11 @@ class SlurmEngine:
     def schedules(self) -> bool:
         return True
 
+    def check(self, job: JobSpec) -> Sequence[str]:
+        check_job(job)
+        self._slurm.check_installed("sbatch")
+        return differences(job, self._settings.place_of(job.project), _own_name())
+
     async def fence(self, epoch: Epoch) -> None:
         with _as_unavailable(f"{self._folder} cannot be written"):
             await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
@@ -131,7 +141,7 @@ class SlurmEngine:
         folder = RunFolder.of(self._folder, order.run)
         if folder is None:
             raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a run on Slurm")
-        check_order(order)
+        check_job(order.job)
         with _as_unavailable(f"run {order.run} could not be submitted"):
             async with self._at_door(folder, order):
                 job = await self._submitted(folder, order)
@@ -171,7 +181,7 @@ class SlurmEngine:
             except MooringsError as error:
                 if not error.retryable:  # Slurm has not taken it
                     (attempt.path / "asked").unlink(missing_ok=True)
-                raise _of_engine(error) from error
+                raise refusal(error, self._settings.place_of(job.project)) or _of_engine(error) from error
             number = parse_submit(answer)
             await asyncio.to_thread(attempt.write, "job", str(number).encode())
         return number
@@ -198,14 +208,16 @@ class SlurmEngine:
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
         found = await asyncio.to_thread(self._survey, runs)
-        listing = None
+        listing, away = None, ""
         if any(facts is not None and facts.submitting and not has_ended(facts) for _, facts in found.values()):
             try:
                 listing = await self._list()
             except MooringsError as error:
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
+                away = f"Slurm cannot be asked: {error.detail}"
             found = await asyncio.to_thread(self._survey, runs)  # what is said of an end must not be older than that
-        return [await self._sighting(run, *found[run], listing) for run in runs]
+        seen = [await self._sighting(run, *found[run], listing) for run in runs]
+        return [replace(one, reason=away) if one.phase is Phase.UNKNOWN and away else one for one in seen]
 
     def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[Attempt | None, Facts | None]]:
         """The newest attempt of each run with what its folder says; no facts: it cannot be read."""
@@ -244,7 +256,7 @@ class SlurmEngine:
             return RunSighting(run, Phase.ENDED, facts.end.started_at, facts.end)
         began = facts.began.get(job.restarts) if job is not None else None
         number = str(job.job_id) if job is not None else None
-        return RunSighting(run, phase_of(seen), began, reference=number, reason=reason_of(job))
+        return RunSighting(run, phase_of(seen), began, reference=number, reason=reason_of(seen, job))
 
     async def _conclude(
         self, run: RunId, attempt: Attempt, facts: Facts, job: JobRecord | JobEnd | None
@@ -394,6 +406,13 @@ class SlurmEngine:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.engine import StartOrder
 from moorings.slurm.engine.settings import Place
 from moorings.slurm.host.ledger import KIND
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
 
 SCRIPTS = Path(__file__).parent
@@ -26,18 +27,21 @@ MIB = 1 << 20
 
 # What a POSIX shell, or bash as one, does not let others set.
 _SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "GROUPS", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
+_COMPLAINT = re.compile(r"\bsbatch: (?:error: )?")
 _JOB = re.compile(rb"([0-9]{1,10})(;[A-Za-z0-9._-]+)?\s*")
 
 
-def check_order(order: StartOrder) -> None:
+def check_job(job: JobSpec) -> None:
     """Nothing, if Slurm can run it.
 
     Raises:
         MooringsError: ``engine.rejected``.
     """
-    job = order.job
     if job.accelerators.kind != KIND:
-        raise _rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}")
+        hint = "use the engine local for these, where the controller has a pool of them"
+        raise _rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint)
+    if job.accelerators.size < 1:
+        raise _rejected("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
     if job.accelerators.pool is not None:
         raise _rejected("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
     if job.priority > 0:
@@ -49,6 +53,28 @@ def check_order(order: StartOrder) -> None:
     if own:
         raise _rejected(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
     signal_of(job.checkpoint.warn_signal)
+
+
+def differences(job: JobSpec, place: Place, user: str) -> tuple[str, ...]:
+    """What a job file does not mean on Slurm as it does on one machine; sentences for whoever starts the job.
+
+    Args:
+        job: what was checked.
+        place: where it goes.
+        user: as whom it runs there.
+    """
+    where = {"account": place.account, "partition": place.partition, "QOS": place.qos}
+    named = "".join(f", {key} {value}" for key, value in where.items() if value)
+    told = [f"in Slurm it is a job of the user {user}{named}, under Slurm's priorities and limits"]
+    if job.time_limit_s is None:
+        told.append("without a time it has the usual limit of Slurm's partition")
+    if job.resources.memory_bytes is not None and job.resources.memory_bytes % (job.resources.cpus * MIB):
+        told.append(f"Slurm counts memory by CPU: {_memory_mib(job)} MiB for each of a task's {job.resources.cpus}")
+    if job.priority < 0:
+        told.append(f"its priority {job.priority} is --nice={_nice(job)} in Slurm")
+    if job.checkpoint.resumable:
+        told.append("it can be resumed, so Slurm may stop it, put it back into its queue and start it again")
+    return tuple(told)
 
 
 def signal_of(name: str) -> str:
@@ -90,7 +116,7 @@ def build_submit(order: StartOrder, place: Place, attempt: Path) -> list[str]:
     if job.accelerators.replicas is not None:
         words.append(f"--num-replicas={job.accelerators.replicas}")
     if job.resources.memory_bytes is not None:
-        words.append(f"--mem-per-cpu={math.ceil(job.resources.memory_bytes / job.resources.cpus / MIB)}M")
+        words.append(f"--mem-per-cpu={_memory_mib(job)}M")
     if job.time_limit_s is not None:
         words.append(f"--time={math.ceil((job.time_limit_s + contract.grace_s + MARGIN_S) / 60)}")
     if contract.warn_s > 0:
@@ -98,9 +124,18 @@ def build_submit(order: StartOrder, place: Place, attempt: Path) -> list[str]:
         early_s = min(math.ceil(contract.warn_s + contract.grace_s), WARN_S_MAX)
         words.append(f"--signal=B:USR1@{early_s}")
     if job.priority < 0:
-        words.append(f"--nice={min(-job.priority, NICE_MAX)}")
+        words.append(f"--nice={_nice(job)}")
     named = {"account": place.account, "partition": place.partition, "qos": place.qos}
     return [*words, *(f"--{key}={value}" for key, value in named.items() if value), f"{attempt}/batch.sh"]
+
+
+def _memory_mib(job: JobSpec) -> int:
+    """Of each CPU."""
+    return math.ceil((job.resources.memory_bytes or 0) / job.resources.cpus / MIB)
+
+
+def _nice(job: JobSpec) -> int:
+    return min(-job.priority, NICE_MAX)
 
 
 def parse_submit(answer: bytes) -> int:
@@ -113,6 +148,17 @@ def parse_submit(answer: bytes) -> int:
     if found is None:
         raise MooringsError("slurm.unreadable", f"sbatch tells no job: {answer[:80]!r}")
     return int(found[1])
+
+
+def refusal(error: MooringsError, place: Place) -> MooringsError | None:
+    """What a person is told of a job that Slurm did not take; None: it may take it yet."""
+    if error.code not in ("slurm.refused", "slurm.denied"):
+        return None
+    words = "; ".join(part.strip() for part in _COMPLAINT.split(error.detail)[1:] if part.strip()) or error.detail
+    named = {"account": place.account, "partition": place.partition, "qos": place.qos}
+    where = ", ".join(f'{key} = "{value}"' for key, value in named.items() if value)
+    hint = f"it was to go to {where}: see [slurm] in the controller's settings" if where else ""
+    return _rejected(f"Slurm refuses it: {words}", hint)
 
 
 def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:

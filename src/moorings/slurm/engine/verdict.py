@@ -103,10 +103,12 @@ def phase_of(seen: Look) -> Phase:
     return _PHASES[seen]
 
 
-def reason_of(job: JobRecord | None) -> str:
-    """Why a job waits, in Slurm's own words."""
-    if job is None or job.phase is not JobPhase.WAITING:
+def reason_of(seen: Look, job: JobRecord | None) -> str:
+    """Why a run waits, in Slurm's own words."""
+    if job is None or seen is not Look.WAITING:
         return ""
+    if job.phase is not JobPhase.WAITING:
+        return f"Slurm job {job.job_id} is {job.state}, and its tasks have not begun"
     return f"Slurm job {job.job_id} is {job.state}" + (f" ({job.reason})" if job.reason else "")
 
 

@@ -35,6 +35,7 @@ class Process:
     started_at: Instant | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
+    starts: int = 0  # before this one
 
     @property
     def alive(self) -> bool:
@@ -45,12 +46,17 @@ class Process:
 class SimulatedCluster:
     """The machines that run processes.
 
+    Attributes:
+        starts_mean_s: how long it takes until a run's processes run.
+
     Args:
         loop: whose time they live in.
         odds: how long they run and how they end.
         clock: what is written into their records.
         on_start: told of each run whose first process starts, before it does.
     """
+
+    starts_mean_s = STARTS_MEAN_S
 
     def __init__(
         self, loop: VirtualLoop, odds: Odds, clock: SteadyClock, on_start: Callable[[StartOrder], None]
@@ -76,7 +82,7 @@ class SimulatedCluster:
         if order.run not in self.processes:
             self._on_start(order)
             self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING)
-            self._loop.call_later(self._odds.chance.expovariate(1 / STARTS_MEAN_S), self._begin, order.run)
+            self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
             self._tell()
         return f"{order.run}/{order.attempt}"
 
@@ -126,14 +132,24 @@ class SimulatedCluster:
         if chance.random() < 0.05:
             self.end(run, Ending.NOT_STARTED, 127, "no such command")
             return
-        process.phase, process.started_at = Phase.RUNNING, self._clock.now()
+        process.phase, process.started_at = Phase.RUNNING, process.started_at or self._clock.now()
         lasts_s = chance.expovariate(1 / RUNS_MEAN_S)
         limit_s = process.order.job.time_limit_s
         if limit_s is not None and lasts_s > limit_s:
-            self._loop.call_later(limit_s, self.end, run, Ending.TIMED_OUT, 143, "its time limit")
+            self._loop.call_later(limit_s, self._end_of, run, process.starts, Ending.TIMED_OUT, 143, "its time limit")
         else:
-            self._loop.call_later(lasts_s, self.end, run, Ending.EXITED, chance.choice((0, 0, 0, 1, 137)), "")
+            code = chance.choice((0, 0, 0, 1, 137))
+            self._loop.call_later(lasts_s, self._end_of, run, process.starts, Ending.EXITED, code, "")
+        self._began(run, process)
         self._tell()
+
+    def _began(self, run: RunId, process: Process) -> None:
+        """Its processes run."""
+
+    def _end_of(self, run: RunId, start: int, ending: Ending, exit_code: int, detail: str) -> None:
+        """The end of this start; one that was stopped before has none."""
+        if run in self.live and self.live[run].starts == start:
+            self.end(run, ending, exit_code, detail)
 
     def end(self, run: RunId, ending: Ending, exit_code: int, detail: str) -> None:
         """Nothing of it runs any more."""

@@ -34,6 +34,7 @@ from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.life import Threads, adopting
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.people import ROOT, Crowd, LostError, UseCase, crowd_of
+from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.story import Broken, Story
 from moorings.testing.simulation.trouble import Trouble
@@ -172,7 +173,8 @@ class Episode:
         ledger = Ledger(self.story)
         self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION)
         cluster = SimulatedCluster(loop, odds, steady, witness.starts)
-        witness.alive = cluster.live.__contains__
+        scheduler = SimulatedScheduler(loop, odds, steady, witness.queues)
+        witness.alive = lambda run: run in cluster.live or run in scheduler.live
         witness.rows = lambda: ledger.compare(self._store.load())
         self._enough = asyncio.Event()
         self.story.look = self._look
@@ -185,6 +187,7 @@ class Episode:
             store=self._store,
             drivers=drivers,
             cluster=cluster,
+            scheduler=scheduler,
             wall=WallClock(loop),
             steady=steady,
             ids=SeededIds(odds.chance),
@@ -393,8 +396,8 @@ class Episode:
         for name, driver in self._stage.drivers.items():
             for held in driver.machine.partitions(now):
                 self.story.breaks(2, f"{held.name} ({held.mark}) is left on {held.block} of {name}")
-        if self._stage.cluster.live:
-            self.story.breaks(3, f"processes are left of {sorted(self._stage.cluster.live)}")
+        if live := [*self._stage.cluster.live, *self._stage.scheduler.live]:
+            self.story.breaks(3, f"processes are left of {sorted(live)}")
         loop = self._controller().loop
         assert loop is not None
         for state in loop.fleet.pools.values():

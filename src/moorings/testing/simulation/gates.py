@@ -23,10 +23,11 @@ from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Leader, Page, Row, Saved, Seq
-from moorings.testing.simulation.engine import NAME
 from moorings.testing.simulation.life import Life
+from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.witness import Witness
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
 
 T = TypeVar("T")
@@ -347,21 +348,21 @@ def _unavailable(noun: str, detail: str) -> MooringsError:
 
 
 class EngineGate:
-    """The engine as one controller reaches it."""
+    """An engine as one controller reaches it."""
 
-    def __init__(self, stage: Stage, life: Life) -> None:
+    def __init__(self, stage: Stage, life: Life, name: str) -> None:
         self._stage = stage
         self._life = life
-        self._cluster = stage.cluster
+        self.name = name
+        self._cluster = stage.scheduler if name == SCHEDULER else stage.cluster
         self._line = Line(stage, life, stage.odds.engine_s, "engine")
 
     @property
-    def name(self) -> str:
-        return NAME
-
-    @property
     def schedules(self) -> bool:
-        return False
+        return self.name == SCHEDULER
+
+    def check(self, job: JobSpec) -> Sequence[str]:
+        return ()
 
     async def _ask(self, what: str, do: Callable[[], T], *faults: str) -> T:
         async def carry_out() -> T:

@@ -15,6 +15,7 @@ from moorings.ports.store import Store
 from moorings.testing.simulation.engine import SimulatedCluster
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
 
@@ -27,7 +28,9 @@ class Stage:
         store: the real one; each controller reaches it through a gate of its own, as processes would.
         drivers: the real simulated hardware, likewise.
         store_away: whether the database answers nobody now.
-        engine_away: whether the engine answers nobody now.
+        cluster: the machines that run processes on partitions of ours.
+        scheduler: those that have a queue of their own.
+        engine_away: whether the engines answer nobody now.
     """
 
     loop: VirtualLoop
@@ -38,6 +41,7 @@ class Stage:
     store: Store
     drivers: Mapping[PoolName, SimulatedDriver]
     cluster: SimulatedCluster
+    scheduler: SimulatedScheduler
     wall: WallClock
     steady: SteadyClock
     ids: SeededIds

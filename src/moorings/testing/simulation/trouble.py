@@ -111,11 +111,12 @@ class Trouble:
         self._stage.engine_away = False
 
     def _end_one(self, ending: Ending, detail: str) -> None:
-        live = list(self._stage.cluster.live)
+        clusters = (self._stage.cluster, self._stage.scheduler)
+        live = [(run, cluster) for cluster in clusters for run in cluster.live]
         if live:
-            run = self._chance.choice(live)
+            run, cluster = self._chance.choice(live)
             self._stage.story.fault("node_lost" if "node" in detail else "record_damaged", run)
-            self._stage.cluster.end(run, ending, 1, detail)
+            cluster.end(run, ending, 1, detail)
 
     # -- hardware ----------------------------------------------------------------------------------------------------
 

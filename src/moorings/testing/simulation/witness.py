@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from moorings.controller.loop import Change, Loop
 from moorings.controller.turns import Demanded, Outcome, decide
+from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
@@ -121,7 +122,7 @@ class Witness:
     def starts(self, order: StartOrder) -> None:
         """A run's first process starts at this moment (law 4)."""
         run = self._ledger.runs.get(order.run)
-        claim = self._ledger.claims.get(run.claim) if run is not None else None
+        claim = self._ledger.claims.get(run.claim) if run is not None and run.claim is not None else None
         ident = claim.partition if claim is not None else None
         partition = self._ledger.partitions.get(ident) if ident is not None else None
         if run is None or run.state not in (RunState.STARTING, RunState.STOPPING) or partition is None:
@@ -145,6 +146,12 @@ class Witness:
             self._story.breaks(4, f"run {order.run} starts and its partition {partition.name} is {state}")
         self._apart(order.run, watched)
         self._watched[order.run] = watched
+
+    def queues(self, order: StartOrder) -> None:
+        """A run gets into the queue of an engine's scheduler: one that asked for that and has not ended (law 3)."""
+        run = self._ledger.runs.get(order.run)
+        if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:
+            self._story.breaks(3, f"run {order.run} was submitted with {order.binding}; in the records it is {run}")
 
     def _apart(self, run: RunId, watched: _Watched) -> None:
         for other, its in self._watched.items():

@@ -18,8 +18,10 @@ from moorings.controller.turns import Demanded, Outcome
 from moorings.core.errors import MooringsError
 from moorings.core.queue import Policy
 from moorings.ports.store import Epoch
+from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
 from moorings.testing.simulation.life import Life, LifeClock
+from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.witness import Witness
 
@@ -89,8 +91,7 @@ class World:
         epoch = await stage.loop.run_in_executor(None, store.lead, life.name, clock.now())
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
         hardware = Hardware(loop, gates_to_drivers(stage, life, self._witness), clock, stage.installation)
-        engine = EngineGate(stage, life)
-        engines = {engine.name: engine}
+        engines = {name: EngineGate(stage, life, name) for name in (LOCAL, SCHEDULER)}
         running = Running(loop, engines, hardware, clock, stage.installation)
         controller = Controller(
             loop=loop,

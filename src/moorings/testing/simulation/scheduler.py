@@ -1,0 +1,56 @@
+"""An engine with a scheduler of its own, in virtual time: what Slurm is to runs that wait in its queue.
+
+It keeps the engine contract as ``engine`` does, and partitions are its own affair: a run waits, runs when its turn has
+come, may be put back into the queue, and ends once. What it says beside that, the run's name there and why it waits, is
+for people; nothing may follow from it.
+"""
+
+from __future__ import annotations
+
+from moorings.ports.engine import StartOrder
+from moorings.testing.simulation.engine import Process, SimulatedCluster
+from moorings.workloads.runs import Phase, RunId, RunSighting
+
+NAME = "slurm"
+WAITS_MEAN_S = 6.0
+REQUEUED_OF = 0.3  # of all starts
+RUNS_BEFORE_MEAN_S = 4.0
+
+
+class SimulatedScheduler(SimulatedCluster):
+    """A cluster that decides itself who is next."""
+
+    starts_mean_s = WAITS_MEAN_S
+
+    def submit(self, order: StartOrder) -> str:
+        super().submit(order)
+        return self._number(order.run)
+
+    def _number(self, run: RunId) -> str:
+        return str([*self.processes].index(run) + 1)
+
+    def _see(self, run: RunId) -> RunSighting:
+        process = self.processes.get(run)
+        if process is None:
+            return RunSighting(run, Phase.ABSENT)
+        waits = process.phase is Phase.STARTING
+        return RunSighting(
+            *(run, process.phase, process.started_at, process.end),
+            reference=self._number(run),
+            reason="job is PENDING (Resources)" if waits else "",
+        )
+
+    def _began(self, run: RunId, process: Process) -> None:
+        if self._odds.chance.random() < REQUEUED_OF:
+            after_s = self._odds.chance.expovariate(1 / RUNS_BEFORE_MEAN_S)
+            self._loop.call_later(after_s, self._requeue, run, process.starts)
+
+    def _requeue(self, run: RunId, start: int) -> None:
+        """Its tasks are stopped, and it waits again."""
+        process = self.live.get(run)
+        if process is None or process.starts != start or process.cancelled is not None:
+            return
+        process.phase = Phase.STARTING
+        process.starts += 1
+        self._loop.call_later(self._odds.chance.expovariate(1 / WAITS_MEAN_S), self._begin, run)
+        self._tell()

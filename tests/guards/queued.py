@@ -1,0 +1,95 @@
+"""Guards of runs that wait in another scheduler's queue: laws 3, 8 and 10 where the claim is not ours."""
+
+from __future__ import annotations
+
+from tests.guards.guard import Guard
+
+RUNNING = "tests/unit/controller/test_running.py::"
+QUEUED_RUNS = "tests/unit/workloads/test_queued_runs.py::"
+PRUNING = "tests/unit/slurm/test_engine_pruning.py::"
+SUBMISSION = "tests/unit/slurm/test_engine_submission.py::"
+VERDICT = "tests/unit/slurm/test_engine_verdict.py::"
+
+QUEUED = (
+    # -- law 3: a live job never loses its partition because of us, and none runs twice ------------------------------
+    Guard(
+        law="3",
+        what="a run in another scheduler's queue has ended when that says so",
+        file="workloads/turn.py",
+        old="        if run.is_queued:  # whether it is over, or runs by now, is for the engine to say\n",
+        new="        if False:\n",
+        tests=(f"{QUEUED_RUNS}test_one_that_is_cancelled_has_not_ended_before_its_scheduler_says_so",),
+    ),
+    Guard(
+        law="3",
+        what="a run that a scheduler has is not submitted again",
+        file="workloads/runs.py",
+        old="return self.is_queued and self.reference is None",
+        new="return self.is_queued",
+        tests=(
+            f"{RUNNING}test_a_run_that_its_engines_scheduler_has_is_not_submitted_again",
+            f"{QUEUED_RUNS}test_one_that_was_in_a_queue_and_is_lost_there_is_not_started_anew",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="a job that was requeued has not ended, whatever its earlier start wrote down",
+        file="slurm/engine/verdict.py",
+        old="(facts.done is not None and facts.done.stop in _BY_STOP)",
+        new="facts.done is not None",
+        tests=(f"{VERDICT}test_a_look_says_what_folder_and_slurm_say_together",),
+    ),
+    Guard(
+        law="3",
+        what="the folder of a run that Slurm may have is not removed for its age",
+        file="slurm/engine/pruning.py",
+        old="    if facts is not None and facts.job is not None:\n        return False\n",
+        new="",
+        tests=(f"{PRUNING}test_only_what_ended_long_ago_goes",),
+    ),
+    # -- law 8: every wait says why ------------------------------------------------------------------------------------
+    Guard(
+        law="8",
+        what="a run that cannot be submitted says why it waits",
+        file="controller/running.py",
+        old='                self._loop.runs.explain(ident, f"it could not be submitted yet: {error.detail}")\n',
+        new="",
+        tests=(f"{RUNNING}test_a_run_that_cannot_be_submitted_says_why_it_waits",),
+    ),
+    # -- law 10: secrets stay secret, and nobody is who he only says he is ---------------------------------------------
+    Guard(
+        law="10",
+        what="runs on Slurm are never root's",
+        file="app/wiring.py",
+        old="    if settings is not None and user_id == 0:\n",
+        new="    if False:\n",
+        tests=(
+            "tests/unit/app/test_wiring.py::test_jobs_never_become_roots_on_a_cluster",
+            "tests/e2e/test_slurm_settings.py::test_a_controller_that_runs_as_root_does_not_start",
+        ),
+    ),
+    Guard(
+        law="10",
+        what="a controller looks who it is before it may submit to Slurm",
+        file="app/controller.py",
+        old="    check_slurm_user(settings.slurm, os.geteuid())\n",
+        new="",
+        tests=("tests/e2e/test_slurm_settings.py::test_a_controller_that_runs_as_root_does_not_start",),
+    ),
+    Guard(
+        law="10",
+        what="nothing in a job says as whom it runs on Slurm",
+        file="slurm/engine/submission.py",
+        old='f"--ipus={job.accelerators.size}",\n',
+        new="f\"--ipus={job.accelerators.size}\",\n        f\"--uid={job.environment.get('USER', '0')}\",\n",
+        tests=(f"{SUBMISSION}test_nothing_in_a_job_says_as_whom_it_runs",),
+    ),
+    Guard(
+        law="10",
+        what="what a run does is not on the command line of sbatch",
+        file="slurm/engine/submission.py",
+        old='f"--job-name={job.name}"',
+        new='f"--job-name={job.command_line}"',
+        tests=(f"{SUBMISSION}test_nothing_of_command_folder_and_variables_is_on_the_command_line",),
+    ),
+)

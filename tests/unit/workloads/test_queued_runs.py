@@ -1,0 +1,153 @@
+"""Runs on an engine that schedules: they claim nothing, and follow what that engine sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorings.core.instants import SECOND, Instant
+from moorings.testing.records import NOW, a_run
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
+
+LATER = Instant(NOW + SECOND)
+RUN = a_run().id
+CREATE = CreateRun(
+    id=RUN, claim=None, job=JobSpec(name="digits", command=("true",), workdir="/"), engine="slurm", subject="ann"
+)
+
+
+def turn(*known: Run) -> RunTurn:
+    return RunTurn(Runs(known), lambda _: None, LATER)
+
+
+def queued(state: RunState = RunState.WAITING) -> RunTurn:
+    return turn(a_run(state=state, claim=None, engine="slurm"))
+
+
+def the_run(now: RunTurn) -> Run:
+    run = now.run(RUN)
+    assert run is not None
+    return run
+
+
+def told(now: RunTurn) -> list[str]:
+    return [event.name for event in now.events]
+
+
+def test_a_new_one_waits_and_demands_nothing():
+    now = turn()
+    assert now.take(CREATE) == []
+    run = the_run(now)
+    assert (run.state, run.claim, run.is_queued) == (RunState.WAITING, None, True)
+    assert told(now) == ["run.created"]
+
+
+def test_memory_keeps_it_without_a_claim():
+    known = Runs([a_run(state=RunState.WAITING, claim=None)])
+    assert (set(known.by_id), known.by_claim) == ({RUN}, {})
+    known.apply([a_run(state=RunState.CANCELLED, claim=None)])
+    assert known.by_id == {}
+
+
+def test_it_keeps_what_its_scheduler_calls_it():
+    now = queued()
+    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234")) == []
+    run = the_run(now)
+    assert (run.state, run.reference, told(now)) == (RunState.WAITING, "1234", ["run.queued"])
+    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234")) == []
+    assert told(now) == ["run.queued"]
+    _, expected = now.changed[RUN]
+    assert expected == 1
+
+
+def test_when_its_tasks_run_it_runs():
+    now = queued()
+    assert now.take(RunSighting(RUN, Phase.RUNNING, reference="1234")) == []
+    run = the_run(now)
+    assert (run.state, run.started_at) == (RunState.RUNNING, LATER)
+    assert told(now) == ["run.queued", "run.starting", "run.started"]
+
+
+def test_one_that_was_requeued_waits_again_until_it_runs_again():
+    now = turn(a_run(state=RunState.RUNNING, claim=None, engine="slurm", reference="1234", started_at=NOW))
+    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234", reason="job 1234 is PENDING")) == []
+    waits = the_run(now)
+    assert (waits.state, waits.is_queued, waits.is_unsubmitted) == (RunState.WAITING, True, False)
+    assert told(now) == ["run.requeued"]
+    assert now.take(RunSighting(RUN, Phase.RUNNING, reference="1234")) == []
+    assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
+    assert told(now) == ["run.requeued", "run.starting", "run.started"]
+
+
+def test_one_of_the_local_engine_never_waits_again():
+    now = turn(a_run(state=RunState.RUNNING))
+    assert now.take(RunSighting(RUN, Phase.STARTING)) == []
+    assert (the_run(now).state, told(now)) == (RunState.RUNNING, [])
+
+
+def test_one_that_was_in_a_queue_and_is_lost_there_is_not_started_anew():
+    now = turn(a_run(state=RunState.WAITING, claim=None, engine="slurm", reference="1234"))
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert (the_run(now).state, told(now)) == (RunState.LOST, ["run.ended"])
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [
+        (Ending.EXITED, RunState.SUCCEEDED),
+        (Ending.CANCELLED, RunState.CANCELLED),
+        (Ending.TIMED_OUT, RunState.TIMED_OUT),
+        (Ending.NOT_STARTED, RunState.FAILED),
+        (Ending.LOST, RunState.LOST),
+    ],
+)
+def test_an_end_between_two_looks_is_its_end(ending, state):
+    now = queued()
+    end = EndRecord(ending, 0 if ending is Ending.EXITED else 1)
+    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == []  # there is no claim to give back
+    assert the_run(now).state is state
+    assert told(now)[-1] == "run.ended"
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.ABSENT, Phase.UNKNOWN])
+def test_while_it_waits_nothing_else_moves_it(phase):
+    now = queued()
+    assert now.take(RunSighting(RUN, phase)) == []
+    assert (the_run(now).state, told(now)) == (RunState.WAITING, [])
+
+
+def test_one_that_is_cancelled_has_not_ended_before_its_scheduler_says_so():
+    now = queued()
+    assert now.take(CancelRun(RUN, "enough")) == []
+    assert (the_run(now).state, the_run(now).stop_reason) == (RunState.STOPPING, "enough")
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert the_run(now).state is RunState.CANCELLED
+
+
+def test_one_that_its_scheduler_refuses_has_failed():
+    now = queued()
+    assert now.take(StartRefused(RunId(RUN), "3 is no power of two")) == []
+    assert (the_run(now).state, the_run(now).detail) == (RunState.FAILED, "3 is no power of two")
+
+
+def test_why_it_waits_is_told_only_while_it_waits():
+    waiting, running = (a_run(state=state, claim=None) for state in (RunState.WAITING, RunState.RUNNING))
+    known = Runs([waiting])
+    assert known.reason_of(waiting) is None
+    known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
+    known.explain(RUN, "", keep=True)
+    reason = known.reason_of(waiting)
+    assert reason is not None
+    assert (reason.code, reason.message) == ("engine.waiting", "Slurm job 7 is PENDING (Licenses)")
+    assert known.reason_of(running) is None
+    known.explain(RUN, "")
+    assert known.reason_of(waiting) is None
+
+
+def test_what_was_said_of_a_run_is_forgotten_with_it():
+    known = Runs([a_run(state=RunState.WAITING, claim=None)])
+    known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
+    known.apply([a_run(state=RunState.CANCELLED, claim=None)])
+    known.explain(RUN, "too late")
+    assert known.reason_of(a_run(state=RunState.WAITING, claim=None)) is None
