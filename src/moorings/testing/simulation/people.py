@@ -166,7 +166,7 @@ class Client:
 
     def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
         self._who = f"{caller.subject}{number}"
-        self._instance = (None, "0" * INSTANCE_CHARS, "1" * INSTANCE_CHARS)[number // len(CALLERS) % 3]
+        self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_CHARS  # two Slurms of one name
         self._caller = caller
         self._crowd = crowd
         self._stage = crowd.stage
@@ -435,10 +435,11 @@ class Client:
             spec = ClaimSpec(kind=pool.kind, size=size, gcds=self._gcds(pool, size))
             jobs.append(AnnouncedJob(f"slurm/alpha/{number}", spec, after(now, -self._chance.uniform(0, 100))))
         believed_s = self._chance.choice((5.0, 30.0, 120.0))
+        instance = self._chance.choice((None, self._instance, self._instance))  # an agent of an older release has none
         view = await self._crowd.ask(
             self._who,
             f"tell of {len(jobs)} {pool.kind}",
-            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s, instance=self._instance),
+            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s, instance=instance),
         )
         if not all(job.reason.message for job in view.jobs):
             self._stage.story.breaks(8, f"nothing explains {view.jobs}")
