@@ -200,6 +200,33 @@ def test_a_job_that_waits_in_vain_goes_back_into_the_queue(site: IpuSite) -> Non
     site.start_agent()
 
 
+@pytest.mark.slow
+def test_a_new_agent_requeues_no_job_that_has_long_had_its_partition(site: IpuSite) -> None:
+    """Law 3: it has handed out no binding yet, and cannot get one for the job's next step."""
+    site.end_agent(signal.SIGTERM)
+    change_patience(site, PATIENCE_S, SHORT_S)
+    site.start_agent()
+    running = site.cluster.sbatch(f"srun sh -c '{TELL}'{UNTIL_GO}; srun sh -c '{TELL}'", "--ipus=4", "--requeue")
+    held = ready(site, running)
+    until(lambda: site.cluster.output(running))
+    site.end_agent()
+    site.start_agent()
+    site.cluster.wait_job(site.cluster.sbatch("true", "--ipus=2"), "COMPLETED")  # it has all the lists it needs
+    site.controller.kill()
+    begun = site.log().count("binding.awaited")
+    (site.cluster.work / "go").touch()
+    until(lambda: site.log().count("binding.awaited") > begun, what=site.log)
+    assert site.cluster.job(running)["Restarts"] == "0"
+    site.controller.start()
+    site.cluster.wait_job(running, "COMPLETED")
+    assert site.cluster.job(running)["Restarts"] == "0"
+    assert set(held) == {f"slurm_{running}"}
+    assert site.cluster.output(running).splitlines().count(f"slurm_{running}") == 2
+    site.end_agent(signal.SIGTERM)
+    change_patience(site, SHORT_S, PATIENCE_S)
+    site.start_agent()
+
+
 def change_patience(site: IpuSite, before_s: int, after_s: int) -> None:
     conf = (site.cluster.etc / "vipu.conf").read_text()
     assert f"ApiTimeout={before_s}\n" in conf

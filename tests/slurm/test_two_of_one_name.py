@@ -110,9 +110,7 @@ def test_a_clone_takes_nothing_from_jobs_that_live_and_starts_none_of_its_own(fi
 
 
 @pytest.mark.slow
-def test_a_clone_takes_over_when_the_first_is_silent_and_spares_its_jobs_when_it_is_back(
-    first: IpuSite, second: IpuSite
-) -> None:
+def test_a_clone_takes_over_when_the_first_is_silent_and_spares_its_jobs(first: IpuSite, second: IpuSite) -> None:
     running = first.cluster.sbatch(LONG, "--ipus=8")
     until(lambda: list(states(first).values()) == ["READY"], what=first.log)
     (owner,) = states(first)
@@ -125,13 +123,17 @@ def test_a_clone_takes_over_when_the_first_is_silent_and_spares_its_jobs_when_it
     until(lambda: second.room()[4] > 0 or second.cluster.job(waiting)["JobState"] != "PENDING", what=second.log)
     second.cluster.wait_job(waiting, "COMPLETED")
     assert second.cluster.output(waiting).startswith("slurm_")
+    stays(lambda: states(first).get(owner) == "READY", BAD_S + 10, what=lambda: logs(first, second))
+    assert second.log().count("claims.of_another") == 1
+    everything = second.cluster.sbatch("true", "--ipus=16")
+    until(lambda: second.cluster.job(everything)["Reason"] == "Licenses", what=second.log)
 
     first.start_agent()
     until(lambda: "code=queue.taken" in first.log(), what=first.log)
     until(lambda: "queue.contested" in second.log(), what=lambda: logs(first, second))
     until(lambda: max(first.room().values()) <= 0, what=first.log)
-    step = first.cluster.spawn("srun", f"--jobid={running}", "--overlap", "true")
-    stays(lambda: states(first).get(owner) == "READY", BAD_S + 10, what=lambda: logs(first, second))
+    step = first.cluster.spawn("srun", f"--jobid={running}", "--overlap", "--ipus=8", "true")
+    stays(lambda: states(first).get(owner) == "READY", 25, what=lambda: logs(first, second))
     assert first.cluster.job(running)["JobState"] == "RUNNING"
     step.terminate()
     assert step.wait(10) != 0

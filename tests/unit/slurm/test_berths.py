@@ -17,11 +17,11 @@ from moorings.slurm.host.berths import Berths, RefusedError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.ledger import Start
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
-from tests.unit.slurm.test_ledger import NONCE, a_claim, a_job, by_id
+from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
 T = TypeVar("T")
 JOB = a_job(1)
-OWNER = Start(1, NONCE, 0).owner("vt")
+OWNER = Start(1, NONCE, 0).owner(HOME)
 AWAY = MooringsError("controller.unreachable", "no answer", retryable=True)
 
 
@@ -35,6 +35,7 @@ class Controller:
         self.lose = 0
         self.taken: set[str] = set()
         self.by_key: dict[str, ClaimBody] = {}
+        self.keeps: MooringsError | None = None  # why there is no binding now
 
     async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
         await asyncio.sleep(0)
@@ -54,6 +55,8 @@ class Controller:
         return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
 
     def binding(self, ident: str) -> BindingBody:
+        if self.keeps is not None:
+            raise self.keeps
         return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
 
 
@@ -66,7 +69,7 @@ def make(controller: Controller, patience_s: float = 5.0, fails: int = 0) -> tup
         return len(told) - 1 > fails
 
     calls: Any = controller
-    return Berths(cast(Calls, calls), "vt", "", patience_s, give_up, lambda: told.append("settled")), told
+    return Berths(cast(Calls, calls), HOME, "", patience_s, give_up, lambda: told.append("settled")), told
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +142,29 @@ async def test_a_partition_that_comes_while_slurm_is_away_is_the_jobs() -> None:
     asyncio.get_running_loop().call_later(0.1, setattr, controller, "state", "READY")
     assert (await work).partition == "of-claim-0"
     assert len(told) > 2, "it was given up in vain before"
+
+
+async def test_a_job_that_holds_its_partition_is_never_given_up() -> None:
+    """Law 3: an agent that was started anew does not know how long the job has run; this may be one more step of it."""
+    controller = Controller()
+    controller.keeps = MooringsError("partition.not_active", "it is being reset", retryable=True)
+    berths, told = make(controller, patience_s=0.02)
+    work = berths.serve(JOB)
+    await asyncio.sleep(0.2)
+    assert not work.done()
+    assert told == ["settled"], "it was never given up"
+    controller.keeps = None
+    assert (await work).partition == "of-claim-0"
+
+
+async def test_after_a_refusal_the_next_step_of_a_job_that_holds_its_partition_asks_again() -> None:
+    controller = Controller()
+    controller.keeps = MooringsError("driver.fault", "its driver cannot tell")
+    berths, _ = make(controller)
+    with pytest.raises(RefusedError, match="its driver cannot tell"):
+        await berths.serve(JOB)
+    controller.keeps = None
+    assert (await berths.serve(JOB)).partition == "of-claim-0"
 
 
 async def test_of_jobs_that_are_over_nothing_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from moorings.core.instants import after
 from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
 from moorings.slurm.host import checks
+from moorings.slurm.host.checks import Answer
 from moorings.slurm.host.site import licenses_wanted
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody, TopologyShape
@@ -41,7 +43,7 @@ def claim(job: int, nonce: str = NONCE, restarts: int = 0) -> ClaimBody:
     return ClaimBody(
         id=f"c{job}",
         name=f"slurm_{job}",
-        owner=f"slurm/c1/{job}/{nonce}/{restarts}",
+        owner=f"slurm/c1/{job}/{nonce}/{restarts}/0123456789abcdef",
         subject="agent",
         state="READY",
         accelerator="ipu",
@@ -177,10 +179,68 @@ def test_the_rest_of_slurm_conf():
 def test_what_becomes_of_a_wait_in_vain():
     is_told(checks.check_requeue(SITE), "WARN", "RequeueExit lacks 122")
     is_told(checks.check_requeue(dataclasses.replace(SITE, requeue_exit=("120-130",))), "PASS", "122")
-    is_told(checks.check_waits("60", 50), "PASS", "60", "50")
-    is_told(checks.check_waits("60", 60), "WARN", "wait=60", "ApiTimeout=60")
-    is_told(checks.check_waits("never", 60), "WARN", "wait=never")
-    is_told(checks.check_waits("60", None), "SKIP", "60")
+    is_told(checks.check_waits({}, 50), "PASS", "60", "50")
+    is_told(checks.check_waits({"wait": "60"}, 60), "WARN", "wait=60", "ApiTimeout=60")
+    is_told(checks.check_waits({"wait": "never"}, 60), "WARN", "wait=never")
+    is_told(checks.check_waits({"wait": "60"}, None), "SKIP", "60")
+    is_told(checks.check_waits(None, 50), "SKIP", "no line loads the plugin")
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "port"),
+    [
+        ("ctl1:8092", ["ctl1"], "8092"),
+        ("ctl1", ["ctl1"], "8091"),
+        ("ctl1,ctl2:9", ["ctl1", "ctl2"], "9"),
+        ("ctl1,ctl2", ["ctl1", "ctl2"], "8091"),
+        ("[::1]", ["::1"], "8091"),
+        ("[fe80::1],[::1]:9", ["fe80::1", "::1"], "9"),
+        ("", [], "8091"),
+    ],
+)
+def test_the_agents_addresses_are_read_as_the_plugin_reads_them(address, hosts, port):
+    assert checks.parse_agents(address) == (hosts, port)
+
+
+def answer(host: str, uid: int | None, told: str = "", *, listens: bool = True) -> Answer:
+    return Answer(host, uid, told, listens)
+
+
+AWAY = answer("ctl2", None, "refused", listens=False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "allowed", "verdict", "evidence", "fix"),
+    [
+        ([answer("ctl1", 0)], 0, "PASS", "as uid 0", ""),
+        ([answer("ctl1", 64030)], 64030, "PASS", "as uid 64030", ""),
+        (
+            [answer("ctl1", 64030)],
+            0,
+            "FAIL",
+            "ctl1 runs as uid 64030, and nodes take uid 0's word alone",
+            "--agent-uid",
+        ),
+        ([answer("ctl1", 7)], 0, "FAIL", "ctl1 runs as uid 7", "who listens there"),
+        ([answer("ctl1", 7)], 64030, "FAIL", "uid 0's word or 64030", "who listens there"),
+        ([answer("ctl1", 0), answer("ctl2", 7)], 0, "FAIL", "ctl2 runs as uid 7", "who listens there"),
+        ([answer("ctl1", 0), AWAY], 0, "WARN", "not at ctl2: refused", "there, or take"),
+        ([AWAY], 0, "FAIL", "ctl2: refused", "systemctl start"),
+        ([], 0, "FAIL", "no host", "agent="),
+        ([answer("ctl1", None, "not asked"), AWAY], 0, "SKIP", "something listens", "as root"),
+    ],
+)
+def test_whose_word_nodes_take(answers, allowed, verdict, evidence, fix):
+    found = checks.check_agent(SITE, "ctl1,ctl2:8091", answers, allowed)
+    is_told(found, verdict, evidence)
+    assert fix in found.fix
+
+
+def test_units_that_are_named_are_there():
+    units = {path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service")}
+    assert checks.UNIT in units
+    named = set(re.findall(r"\bmoorings-[a-z-]*(?:agent|controller)\b", (ROOT / checks.MANUAL).read_text()))
+    assert checks.UNIT in named <= units
 
 
 def test_licenses():

@@ -103,6 +103,7 @@ def test_no_file_names_one_that_is_written_later():
 
 def test_what_everybody_can_read_has_no_secret_and_vipu_conf_is_closed():
     assert {file.path.name: file.mode for file in FILES}["vipu.conf"] == 0o600
+    assert {file.path.name: file.owner for file in FILES if file.owner is not None} == {"vipu.conf": 64030}
     assert content_of("moorings.conf") == (
         "# Made by 'moor slurm install'.\n"
         "optional /usr/local/lib/moorings/slurm/moorings_spank.so agent=ctl1,ctl2:8091 max=64 wait=60\n"
@@ -113,6 +114,10 @@ def test_what_differs_from_the_plugins_defaults_is_told_to_it():
     site = dataclasses.replace(SITE, munge_socket="/run/m")
     files = build_files(site, dataclasses.replace(CHOICES, agent_uid=7), b"", SOURCES)
     assert files[-2].content.endswith(b" munge_socket=/run/m agent_uid=7\n")
+    assert files[-2].why.endswith("the agent runs as uid 7")
+    slurms = build_files(site, dataclasses.replace(CHOICES, agent_uid=64030), b"", SOURCES)
+    assert slurms[-2].content.endswith(b" agent_uid=64030\n")
+    assert slurms[-2].why.endswith("the agent runs as slurm(64030)")
 
 
 def test_the_limits_of_the_submit_script():
@@ -275,6 +280,15 @@ def test_nodes_wait_longer_than_the_agent():
     with pytest.raises(MooringsError, match="ApiTimeout=60") as told:
         check_wait(60, 60, Path("/etc/slurm/vipu.conf"))
     assert "--wait 70" in told.value.hint
+
+
+@pytest.mark.parametrize("patience", [3591, 3599])
+def test_what_is_hinted_is_allowed(patience):
+    """``--wait`` takes 3600 at most."""
+    with pytest.raises(MooringsError) as told:
+        check_wait(60, patience, Path("/etc/slurm/vipu.conf"))
+    assert "--wait 3600 " in told.value.hint
+    check_wait(3600, patience, Path("/etc/slurm/vipu.conf"))
 
 
 def test_what_to_add_to_a_sites_own_files():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.instance import FILE, keep_instance, read_instance
 
+MANUAL = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "slurm-install.md"
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
@@ -90,3 +94,47 @@ def test_what_root_makes_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> N
     keep_instance(tmp_path, ONE)
     made = (tmp_path / FILE).stat()
     assert (made.st_uid, made.st_gid) == (12345, 23456)
+
+
+def as_root_with(capabilities: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What root comes to that a unit leaves these capabilities (``CAP_A CAP_B``)."""
+    code = (
+        "import sys, pathlib; from moorings.slurm.host.instance import keep_instance;"
+        f"print(keep_instance(pathlib.Path(sys.argv[1]), {ONE!r}))"
+    )
+    names = [f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split()]
+    bound = ["setpriv", f"--bounding-set={','.join(['-all', *names])}", "--"]
+    words = [*bound, sys.executable, "-c", code, str(folder)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def slurms_folder() -> Iterator[Path]:
+    """A StateSaveLocation, at a place where root needs no capability to come to."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="moorings-instance-") as folder:
+        Path(folder).chmod(0o755)
+        state = Path(folder) / "state"
+        state.mkdir(mode=0o700)
+        os.chown(state, 12345, 23456)
+        yield state
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities")
+def test_root_without_the_right_to_give_files_away_keeps_its_own(slurms_folder: Path) -> None:
+    slurms_folder.chmod(0o777)
+    done = as_root_with("", slurms_folder)
+    assert (done.returncode, done.stdout) == (0, f"{ONE}\n"), done.stderr
+    assert (slurms_folder / FILE).stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities")
+def test_root_with_what_the_manual_gives_it_makes_one_in_the_folder_of_slurms_user(slurms_folder: Path) -> None:
+    """As in the drop-in for an agent that runs as root."""
+    done = as_root_with("", slurms_folder)
+    assert "Permission denied" in done.stderr
+    assert "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE" in done.stderr
+    found = re.search(r"^User=root\n.*\nCapabilityBoundingSet=(.+)$", MANUAL.read_text(), re.MULTILINE)
+    assert found is not None
+    done = as_root_with(found[1], slurms_folder)
+    assert (done.returncode, done.stdout) == (0, f"{ONE}\n"), done.stderr
+    assert (slurms_folder / FILE).stat().st_uid == 12345

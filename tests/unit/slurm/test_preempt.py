@@ -14,7 +14,7 @@ from moorings.slurm.host.ledger import Start, announce
 from moorings.slurm.host.preempt import choose
 from moorings.slurm.host.tiers import Partition, Preempt, Qos, Rules, parse_rules
 from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
-from tests.unit.slurm.test_ledger import NONCE, a_job, by_id
+from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
 NOW = Instant(10_000 * SECOND)
 TIERS = Rules(
@@ -51,7 +51,7 @@ def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> lis
     """Those of the pool: who holds which."""
     owners: dict[int, str] = {}
     for holder, span in held:
-        owner = holder if isinstance(holder, str) else Start(holder.job_id, NONCE, holder.restarts).owner("vt")
+        owner = holder if isinstance(holder, str) else Start(holder.job_id, NONCE, holder.restarts).owner(HOME)
         owners |= dict.fromkeys(span, owner)
     return [
         DeviceBody(
@@ -72,8 +72,8 @@ def displaced(
     jobs: list[JobRecord], found: list[DeviceBody], rules: Rules = TIERS, next_up: int | None = 9
 ) -> tuple[int, tuple[int, ...]] | None:
     """Who is helped, and who goes; ``next_up`` is the job that gets what becomes free (None: somebody else)."""
-    first = {POOL.name: Start(next_up, NONCE, 0).owner("vt")} if next_up is not None else {}
-    chosen = choose(by_id(*jobs), [(POOL, found)], first, "vt", rules, NOW)
+    first = {POOL.name: Start(next_up, NONCE, 0).owner(HOME)} if next_up is not None else {}
+    chosen = choose(by_id(*jobs), [(POOL, found)], first, HOME, rules, NOW)
     return (chosen.waiting.job_id, tuple(job.job_id for job in chosen.victims)) if chosen is not None else None
 
 
@@ -90,7 +90,7 @@ def test_who_started_last_goes_and_no_more_than_are_needed() -> None:
 def test_the_first_in_slurm_s_order_is_helped() -> None:
     low, high = waiting(8, 4, priority=99, partition="normal"), waiting(9, 4, priority=1)
     assert displaced([OLD, YOUNG, LITTLE, low, high], FULL) == (9, (3,))
-    told = announce(by_id(low, high), "vt", "", 120, TIERS.tier)
+    told = announce(by_id(low, high), HOME, "", 120, TIERS.tier)
     assert [job.owner.split("/")[2] for job in told.jobs] == ["9", "8"]
 
 
@@ -172,10 +172,10 @@ def test_nobody_goes_for_a_block_that_somebody_else_would_get() -> None:
 def test_in_each_pool_another_may_be_first() -> None:
     there = replace(POOL, name="there")
     young = devices((YOUNG, range(16)))
-    nine = {name: Start(9, NONCE, 0).owner("vt") for name in (POOL.name, there.name)}
+    nine = {name: Start(9, NONCE, 0).owner(HOME) for name in (POOL.name, there.name)}
     jobs = by_id(OLD, YOUNG, waiting(9, 4))
     pools = [(POOL, devices((OLD, range(16)))), (there, young)]
     for next_up, victim in ((nine, 2), ({POOL.name: nine[POOL.name]}, 1), ({there.name: nine[there.name]}, 2)):
-        chosen = choose(jobs, pools, next_up, "vt", TIERS, NOW)
+        chosen = choose(jobs, pools, next_up, HOME, TIERS, NOW)
         assert chosen is not None
         assert [job.job_id for job in chosen.victims] == [victim]

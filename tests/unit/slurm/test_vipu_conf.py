@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, parse_vipu_conf, vipu_conf_path
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, parse_vipu_conf, slurm_uid, vipu_conf_path
 
 SECURE = """\
 ApiHost=ctl1.site.org
@@ -169,6 +171,51 @@ def test_a_strangers_file_is_refused(tmp_path):
     with pytest.raises(MooringsError) as told:
         load_vipu_conf(path)
     assert told.value.code == "credentials.unsafe"
+    assert told.value.hint.endswith(f"chown root {path}")
+
+
+def test_root_takes_the_file_of_slurms_user_and_no_other(tmp_path):
+    """The agent runs as SlurmUser, and installation and doctor as root: both must be able to use it."""
+    assert os.geteuid() == 0, "as any other user nobody could make this file"
+    key = written(tmp_path / "key", "mk_1.abc\n")
+    path = written(tmp_path / "vipu.conf", f"ApiHost=c ApiAccessKeyFile={key}")
+    for file in (key, path):
+        os.chown(file, 5, -1)
+    assert load_vipu_conf(path, 5).access_key == "mk_1.abc"
+    path.chmod(0o640)
+    with pytest.raises(MooringsError, match="mode 0640"):
+        load_vipu_conf(path, 5)
+    path.chmod(0o600)
+    os.chown(key, 6, -1)
+    with pytest.raises(MooringsError, match=f"{key} belongs to user 6") as told:
+        load_vipu_conf(path, 5)
+    assert told.value.hint.endswith(f"chown games {key}"), "as root's it would stop the agent"
+
+
+def test_what_the_agent_may_not_read_is_told_as_such(tmp_path):
+    """Whoever it runs as: in a folder that only root can enter."""
+    code = (
+        "import os, sys, pathlib\n"
+        "from moorings.slurm.host.vipu_conf import load_vipu_conf\n"
+        "os.setresuid(5, 5, 5)\n"
+        "try: load_vipu_conf(pathlib.Path(sys.argv[1]))\n"
+        "except Exception as error: print(error.detail, error.hint)"
+    )
+    path = written(tmp_path / "vipu.conf", "ApiHost=c")
+    words = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert "Permission denied" in done.stdout, done.stderr
+    assert "SlurmUser" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "uid"),
+    [("SlurmUser=games", 5), ("slurmuser = 7 # c", 7), ("", 0), ("SlurmUser=nobody-of-that-name", 0), (None, 0)],
+)
+def test_who_slurms_user_is_without_slurmctld(tmp_path, line, uid):
+    if line is not None:
+        (tmp_path / "slurm.conf").write_text(f"ClusterName=c\n{line}\n")
+    assert slurm_uid(tmp_path / "slurm.conf") == uid
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from moorings.slurm.formats import (
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.gate import is_kept, to_reserve, what_lacks
-from moorings.slurm.host.ledger import Start, announce, judge, may_live, queue_of, start_of, uses_licenses
+from moorings.slurm.host.ledger import Home, Start, announce, judge, may_live, start_of, uses_licenses
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.preemptor import Preemptor
@@ -83,6 +83,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, slurm: Commands, calls: Calls) -> None:
         self._settings = settings
+        self._home = Home(settings.cluster, settings.instance)
         self._slurm = slurm
         self._calls = calls
         self._troubles = Troubles()
@@ -90,7 +91,7 @@ class Agent:
         self._look = asyncio.Event()
         self._offers = Offers(
             calls,
-            queue_of(settings.cluster),
+            self._home.queue,
             settings.instance,
             settings.pool,
             self._gate.set,
@@ -98,9 +99,9 @@ class Agent:
             self._troubles,
         )
         self._berths = Berths(
-            calls, settings.cluster, settings.pool, settings.patience_s, self._give_up, self._offers.recount
+            calls, self._home, settings.pool, settings.patience_s, self._give_up, self._offers.recount
         )
-        self._preemptor = Preemptor(slurm, calls, settings.cluster, settings.pool, self._troubles)
+        self._preemptor = Preemptor(slurm, calls, self._home, settings.pool, self._troubles)
         self._jobs: dict[int, JobRecord] = {}
         self._listed = asyncio.Condition()
         self._listed_at: float | None = None  # when the last good list was asked for
@@ -110,6 +111,7 @@ class Agent:
         self._claims_known = asyncio.Event()
         self._renewed_at: float | None = None
         self._lack = ""
+        self._strangers: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -157,7 +159,8 @@ class Agent:
         begun = _now()
         jobs = {job.job_id: job for job in await self._ask(build_jobs(license_name=LICENSE, ended=False))}
         # Of those that ended only the ones that we work for: a busy cluster remembers thousands for minutes.
-        starts = map(start_of, {*(claim.owner for claim in known), *self._berths.known})
+        owners = {claim.owner for claim in known if self._home.may_judge(claim.owner)}
+        starts = map(start_of, {*owners, *self._berths.known})
         if missing := sorted({start.job_id for start in starts if start is not None} - jobs.keys()):
             jobs |= {job.job_id: job for job in await self._ask(build_jobs(jobs=missing))}
         self._jobs = jobs
@@ -171,7 +174,7 @@ class Agent:
             self._judged_at = begun
             self._follow(known, apart_s)
         rank = self._preemptor.rules.tier
-        self._offers.tell(announce(self._jobs, self._settings.cluster, self._settings.pool, BELIEVED_S, rank))
+        self._offers.tell(announce(self._jobs, self._home, self._settings.pool, BELIEVED_S, rank))
         if accepted:
             self._preemptor.look(self._jobs)
         self._gate.set()
@@ -185,7 +188,7 @@ class Agent:
             return []
 
     def _follow(self, claims: list[ClaimBody], apart_s: float) -> None:
-        judged = judge(self._jobs, claims, self._doubts, self._settings.cluster, apart_s)
+        judged = judge(self._jobs, claims, self._doubts, self._home, apart_s)
         self._doubts = judged.doubts
         for job in judged.starts:
             self._berths.serve(job)
@@ -232,7 +235,7 @@ class Agent:
         its node is told, and so does a step of srun or salloc: cancelled, it would end without a word to its user.
         """
         assert job.order is not None
-        claim = self._berths.claims.get(Start.of(job, job.order).owner(self._settings.cluster))
+        claim = self._berths.claims.get(Start.of(job, job.order).owner(self._home))
         with self._troubles.told("job.give_up") as good:
             if job.batch and job.requeue:
                 await self._slurm.ask(build_requeue(job.job_id))
@@ -251,8 +254,9 @@ class Agent:
     async def _list_claims(self) -> None:
         berths = self._berths
         before = dict(berths.claims)
-        prefix = f"{queue_of(self._settings.cluster)}/"
+        prefix = f"{self._home.queue}/"
         found = {c.owner: c for c in await self._calls(lambda client: client.claims(ClaimFilter(owner_prefix=prefix)))}
+        self._tell_strangers(sorted(claim.name for claim in found.values() if not self._home.may_judge(claim.owner)))
         for owner in {*before, *found}:
             if berths.claims.get(owner) is not before.get(owner):
                 continue  # somebody touched it while the list was made
@@ -264,6 +268,13 @@ class Agent:
         if not self._claims_known.is_set():
             self._claims_known.set()
             self._look.set()
+
+    def _tell_strangers(self, names: list[str]) -> None:
+        if names and names != self._strangers:
+            detail = f"{len(names)} claims of another Slurm of this name, {names[0]} among them, are left alone"
+            hint = "if that Slurm is gone for good, 'moor slurm doctor' lists them and 'moor delete claim' ends them"
+            log.warning("claims.of_another", extra={"detail": detail, "hint": hint})
+        self._strangers = names
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
@@ -297,7 +308,7 @@ class Agent:
         sizes = []
         for job in self._jobs.values():
             if job.order is not None and uses_licenses(job):
-                owner = Start.of(job, job.order).owner(self._settings.cluster)
+                owner = Start.of(job, job.order).owner(self._home)
                 settled_at = self._berths.settled_at.get(owner)
                 if settled_at is not None and settled_at <= self._offers.asked_at:
                     sizes.append(job.order.ipus)

@@ -12,7 +12,7 @@ from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import Start, is_over, request_for, start_of
+from moorings.slurm.host.ledger import Home, Start, is_over, request_for, start_of
 from moorings.wire.shapes import BindingBody, ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -35,7 +35,7 @@ class Berths:
 
     Args:
         calls: to the controller.
-        cluster: of the jobs.
+        home: of the jobs.
         pool: to place them in; empty: the controller chooses.
         patience_s: how long a start may wait for its partition.
         give_up: what is done with a job that has waited in vain; false: it could not be done, and the job waits on.
@@ -48,7 +48,7 @@ class Berths:
     """
 
     calls: Calls
-    cluster: str
+    home: Home
     pool: str
     patience_s: float
     give_up: Callable[[JobRecord, str], Awaitable[bool]]
@@ -63,9 +63,9 @@ class Berths:
         The task raises RefusedError.
         """
         assert job.order is not None
-        owner = Start.of(job, job.order).owner(self.cluster)
+        owner = Start.of(job, job.order).owner(self.home)
         work = self.known.get(owner)
-        if work is None:
+        if work is None or (_failed(work) and self._holds(owner)):
             work = self.known[owner] = asyncio.ensure_future(self._work(owner, job))
             work.add_done_callback(_seen)
         return work
@@ -116,12 +116,20 @@ class Berths:
             binding, why = await self._try(owner, job, patience_s)
             if binding is not None:
                 return binding
+            if self._holds(owner):  # law 3: its processes may have run for days, and this be one more step of it
+                log.warning("binding.awaited", extra={"owner": owner, "detail": why})
+                patience_s = AGAIN_S
+                continue
             message = f"no partition within {self.patience_s:g} s: {why}"
             self._settle(owner)
             if await self.give_up(job, message):  # first, or the job would end by our refusal
                 log.warning("start.given_up", extra={"owner": owner, "detail": message})
                 raise RefusedError("wait.timeout", message)
             patience_s = AGAIN_S
+
+    def _holds(self, owner: str) -> bool:
+        claim = self.claims.get(owner)
+        return claim is not None and claim.state in HOLDS
 
     async def _try(self, owner: str, job: JobRecord, patience_s: float) -> tuple[Binding | None, str]:
         """The binding; none if the time is over, and why."""
@@ -161,8 +169,8 @@ class Berths:
     async def _make(self, owner: str, job: JobRecord, long_name: bool) -> ClaimBody:
         """The claim of a start; asked again, and after a lost answer, it is the same one."""
         assert job.order is not None
-        key = Start.of(job, job.order).key(self.cluster) + ("/long" if long_name else "")
-        request = request_for(job, self.cluster, self.pool, long_name=long_name)
+        key = Start.of(job, job.order).key(self.home) + ("/long" if long_name else "")
+        request = request_for(job, self.home, self.pool, long_name=long_name)
         claim = await self.calls(lambda client: client.create_claim(request, key))
         self._see(claim)
         self._settle(owner)
@@ -192,6 +200,10 @@ def binding_of(body: BindingBody) -> Binding:
         for gcd in body.gcds
     )
     return Binding(body.partition, body.api, gcds)
+
+
+def _failed(work: asyncio.Task[Binding]) -> bool:
+    return work.done() and (work.cancelled() or work.exception() is not None)
 
 
 def _seen(work: asyncio.Task[Binding]) -> None:

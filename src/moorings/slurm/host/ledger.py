@@ -25,7 +25,27 @@ COMPLETING = "COMPLETING"
 WAITS_FOR_US = "Licenses"
 NOT_SEEN_YET = ("None", "")
 BEHIND_OTHERS = "Priority"
-_STARTS = 5  # parts of an owner: slurm, cluster, job, nonce, restarts
+_STARTS = 6  # parts of an owner: slurm, cluster, job, nonce, restarts, instance
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Whose jobs they are: a Slurm, by its ClusterName and by the id of what it remembers of its jobs.
+
+    The name alone would not do: of two Slurms of one name each would take the other's claims for leftovers.
+    """
+
+    cluster: str
+    instance: str
+
+    @property
+    def queue(self) -> str:
+        """All owners of its claims begin so."""
+        return queue_of(self.cluster)
+
+    def may_judge(self, owner: str) -> bool:
+        """Whether what this Slurm knows of its jobs says anything of a claim."""
+        return start_of(owner) is None or owner.rpartition("/")[2] == self.instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +61,13 @@ class Start:
         """The present start of a job, or its next one if it waits."""
         return cls(job.job_id, order.nonce, job.restarts)
 
-    def owner(self, cluster: str) -> str:
+    def owner(self, home: Home) -> str:
         """The owner of its claim."""
-        return f"{queue_of(cluster)}/{self.job_id}/{self.nonce}/{self.restarts}"
+        return f"{home.queue}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
-    def key(self, cluster: str) -> str:
+    def key(self, home: Home) -> str:
         """The idempotency key of its claim."""
-        return f"{cluster}/{self.job_id}/{self.nonce}/{self.restarts}"
+        return f"{home.cluster}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
     def names(self) -> tuple[str, str]:
         """What its partition is called: as users of the V-IPU plugin know it; if that is taken, by the nonce too."""
@@ -68,7 +88,7 @@ def start_of(owner: str) -> Start | None:
     return Start(int(parts[2]), parts[3], int(parts[4]))
 
 
-def request_for(job: JobRecord, cluster: str, pool: str, *, long_name: bool = False) -> ClaimRequest:
+def request_for(job: JobRecord, home: Home, pool: str, *, long_name: bool = False) -> ClaimRequest:
     """What a started job asks the controller for."""
     assert job.order is not None
     order, start = job.order, Start.of(job, job.order)
@@ -79,14 +99,14 @@ def request_for(job: JobRecord, cluster: str, pool: str, *, long_name: bool = Fa
         gcds=order.gcds,
         replicas_per_gcd=_replicas_per_gcd(order),
         pool=pool or None,
-        owner=start.owner(cluster),
+        owner=start.owner(home),
         time_limit_s=_limit(job),
     )
 
 
 def announce(
     jobs: Mapping[int, JobRecord],
-    cluster: str,
+    home: Home,
     pool: str,
     believed_s: float,
     tier: Callable[[JobRecord], int] = lambda _: 1,
@@ -110,7 +130,7 @@ def announce(
         since = job.eligible or job.submitted
         told.append(
             QueuedJobShape(
-                owner=Start.of(job, order).owner(cluster),
+                owner=Start.of(job, order).owner(home),
                 size=order.ipus,
                 gcds=order.gcds,
                 replicas_per_gcd=_replicas_per_gcd(order),
@@ -119,7 +139,7 @@ def announce(
                 time_limit_s=_limit(job),
             )
         )
-    return QueueRequest(queue=queue_of(cluster), accelerator=KIND, jobs=tuple(told), for_s=believed_s)
+    return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
 
 
 def _is_told(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
@@ -162,7 +182,7 @@ def judge(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
     doubts: Mapping[str, Streak],
-    cluster: str,
+    home: Home,
     apart_s: float,
 ) -> Judgement:
     """What a good listing says of claims and jobs.
@@ -171,7 +191,7 @@ def judge(
         jobs: the listing: all IPU jobs that have not ended, and those of ``claims`` that Slurm still knows.
         claims: of this cluster, unended, and known *before* the listing was begun.
         doubts: of the listing before.
-        cluster: whose jobs they are.
+        home: whose jobs they are; of claims of another Slurm of this name nothing is said.
         apart_s: seconds since the listing before, at least.
     """
     releases: dict[str, str] = {}
@@ -179,6 +199,8 @@ def judge(
     remembered: dict[str, Streak] = {}
     held = {claim.owner for claim in claims}
     for claim in claims:
+        if not home.may_judge(claim.owner):
+            continue
         start = start_of(claim.owner)
         job = jobs.get(start.job_id) if start is not None else None
         why = _over(start, job)
@@ -193,7 +215,7 @@ def judge(
     starts = tuple(
         job
         for job in jobs.values()
-        if job.state in STARTED and job.order is not None and Start.of(job, job.order).owner(cluster) not in held
+        if job.state in STARTED and job.order is not None and Start.of(job, job.order).owner(home) not in held
     )
     return Judgement(starts, releases, lost, remembered)
 

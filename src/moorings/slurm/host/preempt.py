@@ -15,7 +15,7 @@ from moorings.core.instants import Instant
 from moorings.core.placement import OUT_OF_SERVICE, Hold, free_map_of
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from moorings.slurm.formats import JobRecord, Phase
-from moorings.slurm.host.ledger import WAITS_FOR_US, Start, is_over, start_of, uses_licenses
+from moorings.slurm.host.ledger import WAITS_FOR_US, Home, Start, is_over, start_of, uses_licenses
 from moorings.slurm.host.tiers import Rules
 from moorings.wire.shapes import DeviceBody, PoolBody
 
@@ -40,7 +40,7 @@ def choose(
     jobs: Mapping[int, JobRecord],
     pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]],
     next_up: Mapping[str, str],
-    cluster: str,
+    home: Home,
     rules: Rules,
     now: Instant,
 ) -> Displacement | None:
@@ -50,7 +50,7 @@ def choose(
         jobs: a good listing.
         pools: those that jobs of the cluster may be placed in, with their devices.
         next_up: by pool, the owner of the job to which the controller gives what becomes free there next.
-        cluster: whose jobs they are.
+        home: whose jobs they are.
         rules: of the cluster.
         now: the time.
     """
@@ -58,19 +58,19 @@ def choose(
         assert waiting.order is not None
         best: tuple[Instant, tuple[JobRecord, ...]] | None = None
         for pool, devices in pools:
-            if next_up.get(pool.name) != _owner(waiting, cluster):
+            if next_up.get(pool.name) != _owner(waiting, home):
                 continue
             topology = topology_of(pool)
             if topology.why_not(waiting.order.ipus, waiting.order.gcds) is not None:
                 continue
             held = {device.index: device for device in devices}
-            holds = [_hold(device, jobs, waiting, cluster, rules, now) for device in devices if _is_held(device)]
+            holds = [_hold(device, jobs, waiting, home, rules, now) for device in devices if _is_held(device)]
             found = free_map_of(topology).soonest(waiting.order.ipus, holds)
             if found is None or found[1] >= OUT_OF_SERVICE:
                 continue
             block, lost = found
             owners = {held[index].owner for index in block if index in held}
-            victims = [job for job in jobs.values() if _owner(job, cluster) in owners and uses_licenses(job)]
+            victims = [job for job in jobs.values() if _owner(job, home) in owners and uses_licenses(job)]
             if best is None or lost < best[0]:
                 best = (lost, tuple(sorted(victims, key=lambda job: job.job_id)))
         if best is not None:
@@ -92,15 +92,15 @@ def _is_held(device: DeviceBody) -> bool:
     return device.partition is not None or device.state != "IN_SERVICE"
 
 
-def _owner(job: JobRecord, cluster: str) -> str | None:
-    return Start.of(job, job.order).owner(cluster) if job.order is not None else None
+def _owner(job: JobRecord, home: Home) -> str | None:
+    return Start.of(job, job.order).owner(home) if job.order is not None else None
 
 
 def _hold(
     device: DeviceBody,
     jobs: Mapping[int, JobRecord],
     waiting: JobRecord,
-    cluster: str,
+    home: Home,
     rules: Rules,
     now: Instant,
 ) -> Hold:
@@ -108,10 +108,10 @@ def _hold(
     block = Block(range(device.index, device.index + 1))
     start = start_of(device.owner or "")
     job = jobs.get(start.job_id) if start is not None else None
-    if device.state != "IN_SERVICE" or start is None or job is None or start.owner(cluster) != device.owner:
+    if device.state != "IN_SERVICE" or start is None or job is None or start.owner(home) != device.owner:
         return Hold(block, OUT_OF_SERVICE)
     if is_over(start, jobs) or not uses_licenses(job):
         return Hold(block, _FREEING)
-    if _owner(job, cluster) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
+    if _owner(job, home) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
         return Hold(block, OUT_OF_SERVICE)
     return Hold(block, Instant(max(now - job.started, 0) + 1))

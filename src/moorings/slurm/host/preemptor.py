@@ -12,7 +12,7 @@ from moorings.core.instants import SECOND, Instant
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import JobRecord, build_cancel, build_config, build_requeue, parse_config
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import KIND, queue_of, uses_licenses
+from moorings.slurm.host.ledger import KIND, Home, uses_licenses
 from moorings.slurm.host.preempt import choose, waiting_in_order
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
@@ -33,16 +33,16 @@ class Preemptor:
     Args:
         slurm: its commands.
         calls: to the controller.
-        cluster: of the jobs.
+        home: of the jobs.
         pool: that they are placed in; empty: any of the kind.
         troubles: where it is told what fails.
     """
 
-    def __init__(self, slurm: Commands, calls: Calls, cluster: str, pool: str, troubles: Troubles) -> None:
+    def __init__(self, slurm: Commands, calls: Calls, home: Home, pool: str, troubles: Troubles) -> None:
         self.rules = Rules()
         self._slurm = slurm
         self._calls = calls
-        self._cluster = cluster
+        self._home = home
         self._pool = pool
         self._troubles = troubles
         self._jobs: Mapping[int, JobRecord] = {}
@@ -82,8 +82,8 @@ class Preemptor:
         waiting = waiting_in_order(jobs.values(), rules)
         if not any(rules.may_displace(high, low, now) for high in waiting for low in running):
             return
-        pools, queue = await self._calls(lambda client: (self._pools(client), client.queue(queue_of(self._cluster))))
-        found = choose(jobs, pools, queue.next_up, self._cluster, rules, now)
+        pools, queue = await self._calls(lambda client: (self._pools(client), client.queue(self._home.queue)))
+        found = choose(jobs, pools, queue.next_up, self._home, rules, now)
         if found is None:
             log.debug("nobody.displaced", extra={"next_up": str(dict(queue.next_up))})
             return
