@@ -17,6 +17,8 @@ CONTROLLER = "tests/e2e/test_controller.py::"
 QUEUES = "tests/e2e/test_queues.py::"
 ANNOUNCED = "tests/unit/core/test_announced.py::"
 OFFERS = "tests/unit/slurm/test_offers.py::"
+LEDGER = "tests/unit/slurm/test_ledger.py::"
+BERTHS = "tests/unit/slurm/test_berths.py::"
 
 JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
@@ -54,6 +56,38 @@ JOBS = (
         old="return self.times >= times and self.lasted_s >= BAD_S",
         new="return self.times >= times",
         tests=(f"{RECONCILE}test_many_bad_listings_in_a_moment_are_one_bad_moment",),
+    ),
+    Guard(
+        law="3",
+        what="what a Slurm remembers says nothing of claims of another Slurm of its name",
+        file="slurm/host/ledger.py",
+        old="        if not home.may_judge(claim.owner):\n            continue\n",
+        new="",
+        tests=(f"{LEDGER}test_of_a_claim_of_another_slurm_of_this_name_nothing_is_said",),
+    ),
+    Guard(
+        law="3",
+        what="a Slurm job that is missing from the lists is missing for long before its claim is let go",
+        file="slurm/host/ledger.py",
+        old="            if streak.is_proof(LISTINGS_NEEDED):",
+        new="            if streak:",
+        tests=(f"{LEDGER}test_what_is_missing_must_be_missing_for_long",),
+    ),
+    Guard(
+        law="3",
+        what="a Slurm job whose processes are being ended keeps its partition",
+        file="slurm/host/ledger.py",
+        old="    if job.state == COMPLETING:",
+        new="    if False:",
+        tests=(f"{LEDGER}test_a_requeued_job_keeps_its_partition_until_its_processes_are_gone",),
+    ),
+    Guard(
+        law="3",
+        what="a Slurm job that holds its partition is not given up because a step of it waits",
+        file="slurm/host/berths.py",
+        old="            if self._holds(owner):",
+        new="            if False:",
+        tests=(f"{BERTHS}test_a_job_that_holds_its_partition_is_never_given_up",),
     ),
     Guard(
         law="3",
@@ -327,6 +361,14 @@ JOBS = (
         tests=(f"{ENGINE}test_nothing_is_stopped_because_the_disk_of_all_runs_is_not_there",),
     ),
     # -- law 4: no process before the partition is ACTIVE -----------------------------------------------------------
+    Guard(
+        law="4",
+        what="a node is told of a binding only when the claim holds its partition",
+        file="slurm/host/berths.py",
+        old="                if claim.state in HOLDS:\n",
+        new="                if True:\n",
+        tests=(f"{BERTHS}test_a_wait_in_vain_ends",),
+    ),
     Guard(
         law="4",
         what="a run starts only when its claim is READY",
