@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.host.checks import CHECKS
+from moorings.slurm.host.instance import read_instance
 from tests.slurm.admin import moor, told
 from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
@@ -92,6 +93,23 @@ def test_something_else_at_the_agents_address(site):
     assert failed(findings(site)) == {"slurm.agent"}
 
 
+def test_each_of_the_agents_hosts_is_asked(site):
+    conf = site.cluster.etc / "plugstack.conf"
+    text, one = conf.read_text(), f"agent=127.0.0.1:{site.port} "
+    assert one in text
+    for hosts in ("127.0.0.1,127.0.0.9", "127.0.0.9,127.0.0.1"):  # the second is not listened at
+        conf.write_text(text.replace(one, f"agent={hosts}:{site.port} "))
+        found = findings(site, code=0)
+        assert found["slurm.agent"][0] == "WARN"
+        assert "not at 127.0.0.9: " in found["slurm.agent"][1]
+    conf.write_text(text.replace(one, f"agent=127.0.0.9:{site.port} "))
+    assert failed(findings(site)) == {"slurm.agent"}
+    conf.write_text(text.replace(one, "agent=127.0.0.9 "))
+    found = findings(site)
+    assert failed(found) == {"slurm.agent"}
+    assert "8091" in found["slurm.agent"][1]
+
+
 def test_a_gate_that_is_gone(site):
     site.end_agent()
     site.cluster.check("scontrol", "delete", "reservationname=moorings")
@@ -132,7 +150,7 @@ def test_a_partition_of_somebody_else_without_an_agent_to_keep_it(site):
 
 def test_a_claim_without_a_job_and_a_job_without_a_claim(site):
     site.end_agent()
-    owner = f"slurm/{site.name}/4000000/{secrets.token_hex(8)}/0"
+    owner = f"slurm/{site.name}/4000000/{secrets.token_hex(8)}/0/{read_instance(site.cluster.folder / 'state')}"
     claim = {"accelerator": "ipu", "size": 1, "name": "left-over", "owner": owner}
     status, made = site.controller.ask("POST", "/v1/claims", claim)
     assert status in (200, 201), made
@@ -225,6 +243,8 @@ def test_nodes_that_give_up_before_the_agent(site):
     conf.write_text(conf.read_text().replace("wait=60", "wait=50"))
     verdict, evidence = findings(site, code=0)["slurm.waits"]
     assert (verdict, "ApiTimeout=50" in evidence) == ("WARN", True)
+    conf.write_text("")
+    assert findings(site)["slurm.waits"][0] == "SKIP"
 
 
 def test_a_slurmctld_that_is_gone(site):

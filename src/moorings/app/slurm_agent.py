@@ -29,7 +29,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.door import CONNECTIONS_MAX, Door
 from moorings.slurm.host.instance import keep_instance
 from moorings.slurm.host.site import Site, parse_site
-from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, vipu_conf_path
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
 from moorings.wire.errors import Exit, kind_of
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
         configure(given.log_level, "logfmt")
-        conf = load_vipu_conf(given.conf or vipu_conf_path(os.environ))
+        conf = load_vipu_conf(given.conf or vipu_conf_path(os.environ), slurm_uid(slurm_conf_path(os.environ)))
         asyncio.run(serve(conf, given.listen or None, os.environ))
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")

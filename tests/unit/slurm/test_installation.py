@@ -16,6 +16,7 @@ from moorings.slurm.host.installation import (
     Manifest,
     Step,
     build_files,
+    build_limits,
     build_manifest,
     calls_ours,
     check_uninstall,
@@ -59,6 +60,7 @@ SITE = Site(
     tres=("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"),
     accounting=True,
     scheduler=(),
+    job_requeue=True,
     requeue_exit=(),
     log_file="",
     state_folder=Path("/var/lib/slurm/slurmctld"),
@@ -129,6 +131,12 @@ def test_the_limits_of_the_submit_script():
         "    admins = { 64030 },",
         "}",
     ]
+
+
+def test_the_submit_script_is_told_where_a_job_that_does_not_say_starts_once():
+    once = build_limits(dataclasses.replace(SITE, job_requeue=False), CHOICES).decode()
+    assert "    requeue = false,\n" in once
+    assert "requeue" not in content_of("moorings_limits.lua")
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(1, (1,)), (4, (1, 2, 4)), (48, (1, 2, 4, 8, 16, 32)), (0, ())])

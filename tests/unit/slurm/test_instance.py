@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -17,7 +16,8 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.instance import FILE, keep_instance, read_instance
 
-MANUAL = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "slurm-install.md"
+ROOT = Path(__file__).resolve().parents[3]
+CAPABILITIES = "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE"  # of an agent that runs as root
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
@@ -67,6 +67,7 @@ def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(MooringsError, match="cannot be made: No such file") as caught:
         keep_instance(tmp_path / "away", ONE)
     assert "StateSaveLocation" in caught.value.hint
+    assert CAPABILITIES in caught.value.hint
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
@@ -132,9 +133,8 @@ def test_root_with_what_the_manual_gives_it_makes_one_in_the_folder_of_slurms_us
     """As in the drop-in for an agent that runs as root."""
     done = as_root_with("", slurms_folder)
     assert "Permission denied" in done.stderr
-    assert "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE" in done.stderr
-    found = re.search(r"^User=root\n.*\nCapabilityBoundingSet=(.+)$", MANUAL.read_text(), re.MULTILINE)
-    assert found is not None
-    done = as_root_with(found[1], slurms_folder)
+    assert f"\nUser=root\nGroup=root\n{CAPABILITIES}\n" in (ROOT / "docs/how-to/slurm-install.md").read_text()
+    assert CAPABILITIES in (ROOT / "deploy/systemd/moorings-slurm-agent.service").read_text()
+    done = as_root_with(CAPABILITIES.partition("=")[2], slurms_folder)
     assert (done.returncode, done.stdout) == (0, f"{ONE}\n"), done.stderr
     assert (slurms_folder / FILE).stat().st_uid == 12345

@@ -62,7 +62,7 @@ slurm = NounGroup(
 @click.option("--ipus", type=click.IntRange(1, 65_536), metavar="N", help="IPUs of the pool (asked of the controller).")
 @click.option("--max-ipus", type=click.IntRange(1, 65_536), metavar="N", help="The most one job may have (vipu.conf).")
 @click.option("--agent", metavar="HOST[,HOST]:PORT", help="Where nodes reach the agent (slurmctld's machines, 8091).")
-@click.option("--agent-uid", type=click.IntRange(0), default=0, metavar="UID", help="User the agent runs as (0).")
+@click.option("--agent-uid", type=click.IntRange(0), metavar="UID", help="User the agent runs as (SlurmUser).")
 @click.option(
     "--wait",
     "wait_s",
@@ -82,7 +82,7 @@ def install(
     ipus: int | None,
     max_ipus: int | None,
     agent: str | None,
-    agent_uid: int,
+    agent_uid: int | None,
     wait_s: int,
     library: str | None,
     force: bool,
@@ -99,11 +99,11 @@ def install(
     site = _site(session)
     pool = _pool(session, site, ipus, max_ipus)
     if (conf := site.folder / FILE_NAME).exists():
-        check_wait(wait_s, load_vipu_conf(conf).timeout_s, conf)
+        check_wait(wait_s, load_vipu_conf(conf, site.slurm_user[1]).timeout_s, conf)
     choices = Choices(
         library=folder,
         agent=_address(agent) if agent else f"{','.join(site.controllers)}:{AGENT_PORT}",
-        agent_uid=agent_uid,
+        agent_uid=max(site.slurm_user[1], 0) if agent_uid is None else agent_uid,
         ipus=pool.ipus,
         largest=pool.largest,
         domain=pool.domain,
@@ -163,11 +163,11 @@ def _pool(session: Session, site: Site, ipus: int | None, max_ipus: int | None) 
     path = site.folder / FILE_NAME
     hint = "say --ipus N, or fill in vipu.conf first and let the controller tell"
     if ipus is not None:
-        allowed = max_ipus or (load_vipu_conf(path).max_ipus if path.exists() else 256)
+        allowed = max_ipus or (load_vipu_conf(path, site.slurm_user[1]).max_ipus if path.exists() else 256)
         return _Pool(ipus, 1 << (min(ipus, allowed).bit_length() - 1), None)
     if not path.exists():
         raise WrongUsage(f"how many IPUs the pool has is not known: there is no {path}", hint=hint)
-    conf = load_vipu_conf(path)
+    conf = load_vipu_conf(path, site.slurm_user[1])
     with _client(session, conf) as client:
         try:
             pools = [pool for pool in client.pools() if pool.accelerator == "ipu" and conf.pool in ("", pool.name)]

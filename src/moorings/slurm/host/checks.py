@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
@@ -25,6 +26,8 @@ from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
 SHOWN_MAX = 5
+AGENT_PORT = "8091"  # the plugin's own, where 'agent=' names none
+UNIT = "moorings-slurm-agent"
 CONTESTED_S = 600  # a rival that was refused longer ago than this has gone
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
@@ -231,9 +234,17 @@ def check_requeue(site: Site) -> FindingBody:
     return _found("slurm.requeue", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
 
 
-def check_waits(wait: str, patience_s: int | None) -> FindingBody:
-    """Whether the agent gives a job up before its node does; the plugin's ``wait=``, ApiTimeout (None: not known)."""
+def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> FindingBody:
+    """Whether the agent gives a job up before its node does.
+
+    Args:
+        arguments: of the plugin; None: no line loads it.
+        patience_s: ApiTimeout; None: not known.
+    """
     check, mend = "slurm.waits", "set ApiTimeout in vipu.conf, or 'moor slurm install --wait S' on all machines"
+    if arguments is None:
+        return _found(check, SKIP, "no line loads the plugin: nodes do not wait", "see slurm.plugin")
+    wait = arguments.get("wait", "60")  # the plugin's own
     if patience_s is None:
         return _found(check, SKIP, f"nodes wait {wait} s; vipu.conf cannot be used here", "see slurm.vipu")
     if wait.isdecimal() and int(wait) > patience_s:
@@ -243,6 +254,61 @@ def check_waits(wait: str, patience_s: int | None) -> FindingBody:
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of asking one of the agent's addresses.
+
+    Attributes:
+        host: that was asked.
+        uid: of whom the answer is; None: there is none, or it was not looked at.
+        told: what it says; without an answer, why there is none.
+        listens: somebody is there.
+    """
+
+    host: str
+    uid: int | None
+    told: str
+    listens: bool
+
+
+def parse_agents(address: str) -> tuple[list[str], str]:
+    """Hosts and port of the plugin's ``agent=``, as it reads them itself: the port may be missing."""
+    hosts, colon, port = address.rpartition(":")
+    if not colon or "]" in port:  # of an IPv6 address
+        hosts, port = address, AGENT_PORT
+    return [host.strip("[]") for host in hosts.split(",") if host], port
+
+
+def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: int) -> FindingBody:
+    """Whether the agent answers as nodes ask it, as a user whose word they take: root, or the plugin's ``agent_uid=``.
+
+    An answer with nobody's uid was not looked at, for only root can.
+    """
+    check = "slurm.agent"
+    strangers = [answer for answer in answers if answer.uid not in (None, 0, agent_uid)]
+    if strangers:
+        told = _named(f"{answer.host} runs as uid {answer.uid}" for answer in strangers)
+        nodes = f"nodes take uid 0's word{f' or {agent_uid}' if agent_uid else ''} alone"
+        name, uid = site.slurm_user
+        fix = f"say --agent-uid {uid} to 'moor slurm install --apply' on all machines; without it SlurmUser is meant"
+        if any(answer.uid != uid for answer in strangers):
+            fix = f"who listens there? The agent runs as {name} ({uid}): see 'systemctl status {UNIT}'"
+        return _found(check, FAIL, f"what answers for the agent at {told}, and {nodes}", fix)
+    silent = _named(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
+    if not any(answer.listens for answer in answers):
+        told = f"the agent does not answer at {address}" + (f" ({silent})" if silent else ": it names no host")
+        return _found(check, FAIL, told, f"systemctl start {UNIT}, or mend 'agent=' in {PLUGSTACK_FILE}")
+    if all(answer.uid is None for answer in answers):
+        fix = "run it as root to see whether it is the agent"
+        return _found(check, SKIP, f"something listens at {address} ({silent})", fix)
+    good = [answer for answer in answers if answer.uid is not None]
+    told = _named(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
+    if silent:
+        fix = f"systemctl start {UNIT} there, or take the host out of 'agent=' in {PLUGSTACK_FILE}"
+        return _found(check, WARN, f"the agent answers at {told}, and not at {silent}", fix)
+    return _found(check, PASS, f"the agent answers at {address}: {told}")
 
 
 def check_instance(cluster: str, queue: QueueBody, now: Instant) -> FindingBody:
@@ -295,7 +361,10 @@ def check_orphans(cluster: str, orphans: Mapping[Start, ClaimBody], claims: int)
     if not orphans:
         return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
     told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
-    fix = "the agent releases them once it runs; 'moor delete claim NAME' by hand, when you know the job is gone"
+    fix = (
+        "the agent releases them once it runs, those of another Slurm of this name never;"
+        " 'moor delete claim NAME' by hand, when you know the job is gone"
+    )
     return _found("slurm.orphans", FAIL, f"claims whose job has ended: {told}", fix)
 
 

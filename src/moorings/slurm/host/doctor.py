@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -34,7 +34,7 @@ from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, queue_of
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.site import Site, munge_socket_of
-from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, vipu_conf_path
+from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
 from moorings.slurm.slurm_conf import included_files, parse_slurm_conf, plugstack_arguments
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
@@ -76,7 +76,7 @@ async def examine(place: Place) -> list[FindingBody]:
         _part(("slurm.select",), _select(conf)),
         _part(("slurm.munge",), _munge(conf)),
         _part(("slurm.controller",), _site(commands, seen)),
-        _part(("slurm.vipu",), _vipu(vipu_conf_path(place.environment), seen)),
+        _part(("slurm.vipu",), _vipu(vipu_conf_path(place.environment), conf, seen)),
     ]
     found = [finding for part in await asyncio.gather(*first) for finding in part]
     if seen.site is None:
@@ -98,6 +98,7 @@ class _Seen:
 
     site: Site | None = None
     conf: VipuConf | None = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # slurmctld was, whatever it said
 
 
 def _site_parts(
@@ -153,7 +154,10 @@ async def _select(conf: Path) -> list[FindingBody]:
 
 
 async def _site(commands: Commands, seen: _Seen) -> list[FindingBody]:
-    seen.site = await find_site(commands)
+    try:
+        seen.site = await find_site(commands)
+    finally:
+        seen.asked.set()
     told = f"slurmctld of cluster '{seen.site.cluster}' answers"
     return [FindingBody(id="slurm.controller", verdict=checks.PASS, evidence=told)]
 
@@ -232,18 +236,20 @@ async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> l
         checks.check_accounting(site),
         checks.check_backfill(site),
         checks.check_requeue(site),
-        checks.check_waits((line[1] if line else {}).get("wait", "60"), conf.timeout_s if conf is not None else None),
+        checks.check_waits(line[1] if line else None, conf.timeout_s if conf is not None else None),
     ]
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
-async def _vipu(path: Path, seen: _Seen) -> list[FindingBody]:
+async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
     if not await _aside(path.exists):  # it is for the agent's machine alone
         fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
-    seen.conf = conf = await _aside(load_vipu_conf, path)
+    await seen.asked.wait()
+    user = seen.site.slurm_user[1] if seen.site is not None else await _aside(slurm_uid, slurm_conf)
+    seen.conf = conf = await _aside(load_vipu_conf, path, user)
     if not conf.access_key:
         fix = "ApiAccessKey=KEY; 'moor create key' makes one"
         return [FindingBody(id="slurm.vipu", verdict=checks.FAIL, evidence=f"{path} has no access key", fix=fix)]
@@ -251,29 +257,35 @@ async def _vipu(path: Path, seen: _Seen) -> list[FindingBody]:
 
 
 async def _agent(site: Site) -> list[FindingBody]:
-    """Asks the agent for a job that cannot be, just as a node asks for one that is."""
+    """Asks the agent for a job that cannot be, just as a node asks for one that is, at each of its addresses."""
     line = await _aside(_plugin_line, site)
-    address = (line[1].get("agent", "") if line else "") or f"{site.controllers[0]}:8091"
-    hosts, _, port = address.rpartition(":")
-    host = hosts.split(",")[0].strip("[]")
+    arguments = line[1] if line else {}
+    address = arguments.get("agent") or ",".join(site.controllers)
+    hosts, port = checks.parse_agents(address)
+    answers = await asyncio.gather(*(_answer(host, port, site) for host in hosts))
+    uid = arguments.get("agent_uid", "0")
+    return [checks.check_agent(site, address, answers, int(uid) if uid.isdecimal() else 0)]
+
+
+async def _answer(host: str, port: str, site: Site) -> checks.Answer:
     try:
         async with asyncio.timeout(AGENT_S):
             reader, writer = await asyncio.open_connection(host, int(port), limit=_REPLY_BYTES_MAX)
             try:
-                if os.geteuid() != 0:
-                    told, fix = f"something listens at {address}", "run it as root to see whether it is the agent"
-                    return [FindingBody(id="slurm.agent", verdict=checks.SKIP, evidence=told, fix=fix)]
-                told = await _ask(reader, writer, site)
+                if os.geteuid() != 0:  # the agent answers root alone
+                    return checks.Answer(host, None, "not asked", listens=True)
+                uid, told = await _ask(reader, writer, site)
             finally:
                 writer.close()
-    except (OSError, ValueError, TimeoutError) as error:
-        fix = "systemctl start moorings-agent, or mend 'agent=' in plugstack.conf.d/moorings.conf"
-        told = f"the agent does not answer at {address}: {str(error) or 'it took too long'}"
-        return [FindingBody(id="slurm.agent", verdict=checks.FAIL, evidence=told, fix=fix)]
-    return [FindingBody(id="slurm.agent", verdict=checks.PASS, evidence=f"the agent at {address} answers: {told}")]
+    except MooringsError as error:
+        return checks.Answer(host, None, error.detail, listens=False)
+    except (OSError, ValueError, OverflowError) as error:  # also a port that is none; TimeoutError is an OSError
+        return checks.Answer(host, None, str(error) or "it took too long", listens=False)
+    return checks.Answer(host, uid, told, listens=True)
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site: Site) -> str:
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site: Site) -> tuple[int, str]:
+    """Whose the answer is, and what it says."""
     request = BindRequest(job=NO_JOB, step=BATCH_STEP, node="doctor", restart=0, nonce=secrets.token_hex(8))
     munge = Munge(site.munge_socket)
     writer.write((await _aside(munge.encode, build_request(request))).encode() + b"\n")
@@ -281,7 +293,7 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site:
     line = await reader.readline()
     credential = await _aside(munge.decode, line.decode("ascii", "replace").strip())
     reply = parse_reply(credential.payload, request)
-    return reply.message or reply.status
+    return credential.uid, reply.message or reply.status
 
 
 async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) -> list[FindingBody]:

@@ -195,7 +195,7 @@ def apply_install(steps: Sequence[Step], manifest: Manifest, library: Path) -> N
         assert step.wanted is not None
         if (step.action is Action.CREATE) != (step.path not in look([step.path])):
             raise MooringsError("slurm.changed", f"{step.path} has come or gone since the plan was made")
-        _write(step.path, step.wanted.content, step.wanted.mode)
+        _write(step.path, step.wanted.content, step.wanted.mode, step.wanted.owner)
 
 
 def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
@@ -225,8 +225,8 @@ def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) ->
             folder.rmdir()
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Put a file in place, whole or not at all, with that mode whatever the umask is."""
+def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> None:
+    """Put a file in place, whole or not at all, with that mode whatever the umask is; root gives it to ``owner``."""
     draft = _draft(path)
     try:
         _make_folder(path.parent)
@@ -237,6 +237,8 @@ def _write(path: Path, content: bytes, mode: int) -> None:
                 file.write(content)
                 file.flush()
                 os.fchmod(file.fileno(), mode)
+                if owner is not None and os.geteuid() == 0:
+                    os.fchown(file.fileno(), owner, -1)
                 os.fsync(file.fileno())
             draft.replace(path)
         except BaseException:

@@ -25,6 +25,7 @@ PLUGSTACK_FOLDER = "plugstack.conf.d"
 SUBMIT, LIMITS, JOB_SUBMIT = "moorings_submit.lua", "moorings_limits.lua", "job_submit.lua"
 MANIFEST = "installed.json"
 MANIFEST_BYTES_MAX = 1 << 20
+WAIT_MAX_S = 3600  # more than ApiTimeout may be
 _MADE = "Made by 'moor slurm install'"
 
 
@@ -49,6 +50,7 @@ class Wanted:
         why: what it is for.
         mode: permission bits.
         once: made if it is missing, and never touched again: the site fills it in.
+        owner: number of the user it is given to when it is made; None: whoever makes it.
         yields: only for a site that has no such file: its own is left alone, whatever is said.
     """
 
@@ -58,6 +60,7 @@ class Wanted:
     mode: int = 0o644
     once: bool = False
     yields: bool = False
+    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Choices:
     Attributes:
         library: folder of the plugin and the manifest, the same on all machines.
         agent: ``HOST[,HOST2]:PORT`` where nodes find the agent.
-        agent_uid: under which the agent runs.
+        agent_uid: under which the agent runs; nodes take nobody else's word, but root's.
         ipus: devices of the pool; ``largest``: of its largest partition that one job may have; ``domain``: wired as
             one, of which a larger partition needs a task each (None: not known, and not checked at submit).
         wait_s: how long a job's start waits for its partition.
@@ -115,13 +118,20 @@ def build_files(site: Site, choices: Choices, plugin: bytes, sources: Mapping[st
     """
     folder = site.folder
     include = f"# {_MADE}.\ninclude {folder / PLUGSTACK_FOLDER}/*.conf\n".encode()
+    filled = "how the agent reaches the controller: fill it in"
+    name, user = site.slurm_user
+    agent = f"{name}({user})" if choices.agent_uid == user else f"uid {choices.agent_uid}"
     return [
         Wanted(choices.library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755),
         Wanted(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
         Wanted(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
-        Wanted(folder / FILE_NAME, VIPU_CONF, "how the agent reaches the controller: fill it in", 0o600, once=True),
+        Wanted(folder / FILE_NAME, VIPU_CONF, filled, 0o600, once=True, owner=max(user, 0)),
         Wanted(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
-        Wanted(folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE, build_plugstack_line(site, choices), "loads the plugin"),
+        Wanted(
+            folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE,
+            build_plugstack_line(site, choices),
+            f"loads the plugin; the agent runs as {agent}",
+        ),
         Wanted(site.plugstack, include, "takes plugstack.conf.d in", yields=True),
     ]
 
@@ -140,13 +150,15 @@ def build_limits(site: Site, choices: Choices) -> bytes:
     sizes = ", ".join(str(size) for size in sizes_up_to(choices.largest))
     entries = [f"max = {choices.largest},", f"sizes = {{ {sizes} }},"]
     entries += [f"domain = {choices.domain},"] if choices.domain is not None else []
+    entries += [] if site.job_requeue else ["requeue = false,"]
     entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # who may change such jobs, besides root
     lines = "".join(f"    {entry}\n" for entry in entries)
     return f"-- {_MADE}.\nreturn {{\n{lines}}}\n".encode()
 
 
 VIPU_CONF = b"""\
-# How the Moorings agent reaches its controller. Keep it 0600: an access key is in it.
+# How the Moorings agent reaches its controller. Keep it 0600, and its owner whom the agent runs as (SlurmUser): an
+# access key is in it.
 # docs/how-to/slurm-install.md tells all keys.
 ApiHost=127.0.0.1
 ApiPort=8090
@@ -282,7 +294,7 @@ def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
     """
     if wait_s <= patience_s:
         told = f"nodes would wait {wait_s} s for a partition, and {conf} lets the agent wait ApiTimeout={patience_s} s"
-        hint = f"say --wait {patience_s + 10} on every machine, or make ApiTimeout less"
+        hint = f"say --wait {min(patience_s + 10, WAIT_MAX_S)} on every machine, or make ApiTimeout less"
         raise MooringsError("config.invalid", told, hint=hint)
 
 

@@ -7,6 +7,7 @@ restarts, moves with a backup controller that shares the folder, and a folder ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -15,7 +16,10 @@ from moorings.core.announced import INSTANCE_CHARS, check_instance
 from moorings.core.errors import MooringsError
 
 FILE = "moorings_instance"
-_HINT = "run it beside slurmctld, as SlurmUser or root; under systemd, ReadWritePaths= must name StateSaveLocation"
+_HINT = (
+    "run it beside slurmctld, as SlurmUser; under systemd, ReadWritePaths= must name StateSaveLocation, and root needs "
+    "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE"
+)
 
 
 def read_instance(folder: Path) -> str | None:
@@ -66,7 +70,8 @@ def keep_instance(folder: Path, fresh: str) -> str:
         try:
             os.write(file, f"{fresh}\n".encode())
             if os.geteuid() == 0:  # the next agent may run as SlurmUser, whose folder it is
-                os.fchown(file, owner.st_uid, owner.st_gid)
+                with contextlib.suppress(PermissionError):  # a unit may leave root no CAP_CHOWN, and root can read it
+                    os.fchown(file, owner.st_uid, owner.st_gid)
             os.fsync(file)
             os.link(draft, path)  # unlike a rename, it replaces nothing that another agent has just made
         finally:

@@ -37,6 +37,7 @@ class Site:
         munge_socket: of AuthInfo; empty: munge's own.
         tres: what the accounting counts.
         accounting: whether there is a slurmdbd.
+        job_requeue: whether a batch job that does not say may start again.
         requeue_exit: exit codes and ranges of them (``3-5``) with which a batch job goes back into the queue.
         log_file: of slurmctld, on its machine; empty: it has none.
         state_folder: where slurmctld keeps what it knows, on its machine.
@@ -56,6 +57,7 @@ class Site:
     tres: tuple[str, ...]
     accounting: bool
     scheduler: tuple[str, ...]
+    job_requeue: bool
     requeue_exit: tuple[str, ...]
     log_file: str
     state_folder: Path
@@ -100,6 +102,7 @@ def parse_site(config: Mapping[str, str]) -> Site:
             tres=_words(config["AccountingStorageTRES"]),
             accounting=config["AccountingStorageType"].endswith("slurmdbd"),
             scheduler=_words(config["SchedulerParameters"]),
+            job_requeue=config.get("JobRequeue", "1") != "0",
             requeue_exit=_words(config.get("RequeueExit", "")),
             log_file=config.get("SlurmctldLogFile", ""),
             state_folder=Path(config["StateSaveLocation"]),

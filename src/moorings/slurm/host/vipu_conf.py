@@ -3,21 +3,24 @@
 The keys, their defaults and the secure mode are those of the V-IPU plugin's manual (V-IPU user guide, section 5.2), in
 the syntax of Slurm's own files, so a site's old file works as it is. Keys of our own are few: ``ApiAccessKeyFile`` (a
 secret may stand in a file that is rolled by itself), ``Pool`` (a controller may have several), ``AgentPort`` (where the
-nodes ask). Only the agent reads the file: it holds a key, and the SPANK plugin runs as the user, too.
+nodes ask). Only the agent reads the file, and root who looks after it: it holds a key, and the SPANK plugin runs as the
+user, too.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
+from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
@@ -94,17 +97,31 @@ def vipu_conf_path(environment: Mapping[str, str]) -> Path:
     return slurm_conf_path(environment).with_name(FILE_NAME)
 
 
-def load_vipu_conf(path: Path) -> VipuConf:
+def slurm_uid(conf: Path) -> int:
+    """The number of SlurmUser as a ``slurm.conf`` has it, for when slurmctld cannot be asked; 0 if it does not tell."""
+    try:
+        user = parse_slurm_conf(conf.read_text("utf-8", "replace")).get("slurmuser", "root")
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except (OSError, KeyError):
+        return 0
+
+
+def load_vipu_conf(path: Path, slurm_user: int = 0) -> VipuConf:
     """The file's values; its access key is read from ``ApiAccessKeyFile`` if that is where it stands.
+
+    Args:
+        path: of the file.
+        slurm_user: number of SlurmUser, whose file root takes, too: the agent runs as that user.
 
     Raises:
         MooringsError: ``config.invalid``, naming file, line, key and what is allowed; ``credentials.unsafe`` if others
-            than root and this user could have read or written it.
+            than root, this user and (for root) SlurmUser could have read or written it.
     """
-    conf = parse_vipu_conf(_read_private(path), str(path))
+    owners = {0, os.geteuid()} | ({slurm_user} if os.geteuid() == 0 else set())
+    conf = parse_vipu_conf(_read_private(path, owners), str(path))
     if conf.access_key_file is None:
         return conf
-    key = _read_private(conf.access_key_file).strip()
+    key = _read_private(conf.access_key_file, owners).strip()
     if not key or not key.isprintable() or " " in key:
         raise MooringsError("config.invalid", f"{conf.access_key_file}: it does not hold one access key")
     return replace(conf, access_key=key)
@@ -243,12 +260,20 @@ def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, begun
 
 
+def _name_of(uid: int) -> str:
+    """A user's name, for a command to be typed; the number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def _complain(source: str, line: int, problem: str, hint: str) -> NoReturn:
     raise MooringsError("config.invalid", f"{source}:{line}: {problem}", hint=hint)
 
 
-def _read_private(path: Path) -> str:
-    """The text of a file that only root and this user can read or change.
+def _read_private(path: Path, owners: Collection[int]) -> str:
+    """The text of a file that only its owner, one of these users, and root can read or change.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -258,8 +283,8 @@ def _read_private(path: Path) -> str:
             told = os.fstat(file.fileno())
             if not stat.S_ISREG(told.st_mode):
                 raise MooringsError("config.invalid", f"{path} is no file")
-            if told.st_uid not in (0, os.geteuid()):
-                hint = f"it may hold a key: chown root {path}"
+            if told.st_uid not in owners:
+                hint = f"it may hold a key: chown {_name_of(max(owners))} {path}"
                 raise MooringsError("credentials.unsafe", f"{path} belongs to user {told.st_uid}", hint=hint)
             if stat.S_IMODE(told.st_mode) & 0o077:
                 mode = f"{stat.S_IMODE(told.st_mode):04o}"
@@ -268,6 +293,8 @@ def _read_private(path: Path) -> str:
             text = file.read(BYTES_MAX + 1)
     except OSError as error:
         hint = "make it beside slurm.conf, mode 0600" if isinstance(error, FileNotFoundError) else ""
+        if isinstance(error, PermissionError):
+            hint = "only root and its owner can read it: it must belong to whom the agent runs as, SlurmUser"
         raise MooringsError("config.invalid", f"{path} cannot be read: {error.strerror}", hint=hint) from error
     if len(text) > BYTES_MAX:
         raise MooringsError("config.invalid", f"{path} is longer than {BYTES_MAX} bytes")
