@@ -107,7 +107,10 @@ static int connect_within(const struct addrinfo *to, long long until)
 	return -1;
 }
 
-/* A connection to the first agent that takes one; -1. */
+/* A connection to the first agent that takes one; -1.
+ *
+ * Neither `until` nor ended() bounds the search for a name: with silent name servers glibc takes some 10 s for each of
+ * them (resolv.conf says how often and how long), and SIGKILL alone ends it. An address is not searched for at all. */
 static int connect_agent(long long until)
 {
 	char list[sizeof settings.agents];
@@ -382,7 +385,10 @@ static enum outcome judge(const struct job *job, char *why, size_t size)
 /* Asks until there is an answer, the time is over or the job ends. READY: shared holds the binding. */
 static enum state fetch_binding(struct job *job)
 {
-	long long start = now_ms(), until = start + settings.wait_s * 1000;
+	long long wait_ms = settings.wait_s * 1000;
+	if (by_note && wait_ms > LOOK_IN_MS)
+		wait_ms = LOOK_IN_MS;
+	long long start = now_ms(), until = start + wait_ms;
 	long long pause = LOOK_MS;
 	char why[600] = "";
 	bool told = false;
@@ -422,7 +428,7 @@ static enum state fetch_binding(struct job *job)
 		tell("job %lu gets no partition: %s", (unsigned long)job->id, why);
 		return STATE_REFUSED;
 	}
-	tell("job %lu: the partition was not ready within %ld s: %s", (unsigned long)job->id, settings.wait_s, why);
+	tell("job %lu: the partition was not ready within %lld s: %s", (unsigned long)job->id, wait_ms / 1000, why);
 	return STATE_LATE;
 }
 

@@ -12,16 +12,20 @@
 static int open_base(const char *path, bool make)
 {
 	struct stat status;
-	if (make && mkdir(path, 0711) == 0) {
-		if (chmod(path, 0711) != 0) /* whatever the umask is */
-			return -1;
-	} else if (make && errno != EEXIST) {
+	bool made = make && mkdir(path, 0711) == 0;
+	if (make && !made && errno != EEXIST)
 		return -1;
-	}
 	int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd >= 0 && (fstat(fd, &status) != 0 || status.st_uid != 0 || status.st_mode & (S_IWGRP | S_IWOTH))) {
 		(void)close(fd);
 		errno = EPERM;
+		return -1;
+	}
+	/* Whatever the umask is; of what was opened, as another folder or a link may lie at the path by now. */
+	if (fd >= 0 && made && fchmod(fd, 0711) != 0) {
+		int error = errno;
+		(void)close(fd);
+		errno = error;
 		return -1;
 	}
 	return fd;
@@ -189,7 +193,8 @@ static void write_note(const struct job *job)
 		(void)close(base);
 }
 
-/* Whether a step of that job that lives on this node has its partition. A plain job pays for one open() at most. */
+/* Whether a step of that job that lives on this node has its partition. A plain job pays for one open(), and for a look
+ * through the folder if IPU jobs have made one: a name for each of their steps that live on this node. */
 static bool find_note(uint32_t id, const char *node)
 {
 	bool found = false;

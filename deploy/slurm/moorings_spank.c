@@ -18,7 +18,8 @@
  * The first task of a node asks the agent and writes the files; the others find its answer in shared memory.
  *
  * A task that must not start ends with 121. A batch script whose time to wait is over ends with 122: nothing of its job
- * has run, and with RequeueExit=122 in slurm.conf Slurm puts it back into the queue.
+ * has run, and with RequeueExit=122 in slurm.conf Slurm puts it back into the queue. A step from another shell, known as
+ * an IPU job's by a note of this node alone, starts without a binding where it gets none.
  *
  * All of this runs as root: nothing is executed, nothing here is inherited by a task, and the agent's answer is bounded
  * and checked to the last byte. src/moorings/slurm/host/nodes.py has the other half of the protocol.
@@ -83,6 +84,14 @@ static struct spank_option option_replicas = {
 /* The submit script leaves it in the environment of a job with --no-requeue: RequeueExit of 22.05 does not ask for that
  * (24.11 and 26.05 do). Whoever takes it out has his own job started again, of which nothing has run. */
 #define NO_REQUEUE "MOORINGS_NO_REQUEUE"
+#define PARTITION "MOORINGS_PARTITION_ID" /* every binding has it; RANK alone may be anybody's */
+
+/* All that a binding consists of. Two forms of it do not go together: a program that finds both the API's variables and a
+ * file fails. */
+static const char *const of_binding[] = {
+	"IPUOF_CONFIG_PATH", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT", "IPUOF_VIPU_API_PARTITION_ID",
+	"IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_TIMEOUT", PARTITION, "MOORINGS_DEVICES", "RANK", "LOCAL_RANK",
+	"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", NULL};
 
 static bool set(spank_t sp, const char *name, const char *value)
 {
@@ -101,18 +110,14 @@ static bool set_number(spank_t sp, const char *name, unsigned long value)
 
 static bool set_variables(spank_t sp, const struct job *job)
 {
-	/* One form alone: a program that finds both the API's variables and a file fails. A job's batch script hands its
-	 * own on to its steps, and a profile may set them too. */
-	static const char *const stale[] = {"IPUOF_CONFIG_PATH", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT",
-					    "IPUOF_VIPU_API_PARTITION_ID", "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_TIMEOUT",
-					    NO_REQUEUE, NULL};
 	uint32_t gcd = (uint32_t)((uint64_t)job->rank * shared->gcds / job->tasks);
 	const char *text = shared->text;
 	char path[2 * PATH_MAX];
 	int local = 0;
 	bool good = true;
-	for (int i = 0; stale[i]; i++)
-		(void)spank_unsetenv(sp, stale[i]);
+	for (int i = 0; of_binding[i]; i++) /* a batch script hands its own on to its steps, and a profile may set them too */
+		(void)spank_unsetenv(sp, of_binding[i]);
+	(void)spank_unsetenv(sp, NO_REQUEUE);
 	for (uint32_t i = 0; good && i < shared->n_entries; i++) {
 		const struct entry *entry = &shared->entries[i];
 		if (entry->kind == ENTRY_ENV || (entry->kind == ENTRY_GENV && entry->gcd == gcd))
@@ -127,6 +132,18 @@ static bool set_variables(spank_t sp, const struct job *job)
 	if (good && spank_get_item(sp, S_TASK_ID, &local) == ESPANK_SUCCESS && local >= 0)
 		good = set_number(sp, "LOCAL_RANK", (unsigned long)local);
 	return good;
+}
+
+/* A step that gets none keeps none either: what its shell brought along may be another job's. */
+static void go_unbound(spank_t sp)
+{
+	char text[8];
+	int local = 0;
+	bool brought = spank_getenv(sp, PARTITION, text, sizeof text) != ESPANK_ENV_NOEXIST;
+	for (int i = 0; brought && of_binding[i]; i++)
+		(void)spank_unsetenv(sp, of_binding[i]);
+	if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local == 0)
+		tell("this step starts without a binding to its job's IPUs; with --ipus=N it would wait for one");
 }
 
 /* ------------------------------------------------------------------------------------------------------- Slurm's calls */
@@ -146,6 +163,10 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 	bool new_job = context == S_CTX_ALLOCATOR || (context == S_CTX_LOCAL && !getenv("SLURM_JOB_ID"));
 	for (size_t i = 0; new_job && i < sizeof inherited / sizeof *inherited; i++)
 		(void)unsetenv(inherited[i]);
+	/* Nor may it compute on the partition of the job whose script submits it: there it would not be counted. */
+	bool brought = new_job && getenv(PARTITION);
+	for (int i = 0; brought && of_binding[i]; i++)
+		(void)unsetenv(of_binding[i]);
 	if (spank_option_register(sp, &option_ipus) != ESPANK_SUCCESS ||
 	    spank_option_register(sp, &option_replicas) != ESPANK_SUCCESS) {
 		slurm_error("moorings: --ipus and --num-replicas cannot be added");
@@ -173,8 +194,10 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
 		return 0;
 	/* `srun --jobid=ID` from another shell than the job's brings no option along, and nothing else that could be
 	 * trusted: SLURM_JOB_LICENSES, from 24.11 on, is put in by slurmstepd only after all that runs as root. */
-	if (!ipus && step != BATCH_STEP && name_node(node, sizeof node) && find_note(id, node))
+	if (!ipus && step != BATCH_STEP && name_node(node, sizeof node) && find_note(id, node)) {
 		ipus = 1;
+		by_note = true;
+	}
 	if (!ipus)
 		return 0;
 	step_pid = getpid();
@@ -271,6 +294,12 @@ int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
 		return 0;
 	} else if (may_come_again(sp, &job))
 		code = LATE_EXIT;
+	/* A look into a job that runs. It computes on nothing, so nobody need be asked first. */
+	if (by_note && !ended() && (!shared || shared->state != STATE_READY)) {
+		go_unbound(sp);
+		(void)sigprocmask(SIG_SETMASK, &before, NULL);
+		return 0;
+	}
 	_exit(code); /* an error of a plugin that is `optional` would be passed over */
 }
 

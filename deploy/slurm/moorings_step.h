@@ -41,6 +41,7 @@ enum {
 	REPLICAS_MAX = 65536,
 	AGENTS_MAX = 8,
 	WAIT_MAX_S = 3600,
+	LOOK_IN_MS = 5000,     /* a step that is known by a note alone waits no longer for its binding */
 	LOOK_MS = 50,          /* how often a wait looks for a signal */
 	CONNECT_MS = 3000,
 	READ_MS = 25000,       /* the agent may hold a request for 20 s */
@@ -176,6 +177,7 @@ static struct shared *shared;
 static int shared_fd = -1;
 static int parking[2] = {-1, -1}; /* a socket in which the locks of its folders lie for as long as the step lives */
 static pid_t step_pid;
+static bool by_note; /* its command had no --ipus, a note of this node told: it may start without a binding */
 
 struct job {
 	uint32_t id, step, restart, rank, tasks;

@@ -145,6 +145,12 @@ local function make_nonce()
     return (noise:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
+-- Whether the job may start a second time: as it says, else as JobRequeue in slurm.conf says (the limits know that).
+local function may_requeue(desc, bounds)
+    if type(desc.requeue) == "number" and desc.requeue <= UNSET then return desc.requeue ~= 0 end
+    return bounds.requeue ~= false
+end
+
 -- Tells the plugin of --no-requeue: RequeueExit of 22.05 goes before it. Only a batch job has an environment here.
 local function mark_no_requeue(desc)
     if desc.environment then desc.environment["MOORINGS_NO_REQUEUE"] = "1" end
@@ -201,7 +207,7 @@ local function submit(desc)
         return ("--ipus with the licenses '%s': one or the other ('|') cannot be had beside IPUs; ask for them with ','")
             :format(own:sub(1, 40))
     end
-    if desc.requeue == 0 then mark_no_requeue(desc) end
+    if not may_requeue(desc, bounds) then mark_no_requeue(desc) end
     desc.licenses = (own and own ~= "" and own .. "," or "") .. licenses_for(ipus)
     desc.admin_comment = ("%s1 nonce=%s ipus=%d gcds=%d replicas=%d"):format(RECORD, make_nonce(), ipus, tasks, replicas)
     return nil
@@ -215,6 +221,7 @@ local function is_admin(uid)
     return false
 end
 
+-- The mark of --no-requeue stays as it is: a change brings no environment along, and none is taken.
 local function modify(desc, job, uid)
     local record, licenses, tasks = desc.admin_comment, desc.licenses, desc.num_tasks
     local changes_tasks = type(tasks) == "number" and tasks <= UNSET

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -321,6 +322,8 @@ def valid(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a wire type, from its annotations."""
     if kind in SHAPES:
         return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind).items()})
+    if get_origin(kind) in (Union, UnionType):
+        return st.one_of(*map(valid, get_args(kind)))
     return st.from_type(kind) if kind is not float else st.floats(allow_nan=False)
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from moorings.slurm.formats import parse_config
+from moorings.slurm.host.installation import Choices, build_limits
+from moorings.slurm.host.site import Site, parse_site
 from tests.slurm.cluster import until
 from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
 
 USER = "games"
 WAIT_S, PATIENCE_S = 8, 3
+CHOICES = Choices(library=Path("/none"), agent="", agent_uid=0, ipus=N_IPUS, largest=N_IPUS, domain=None, wait_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,11 @@ def change_wait(site: IpuSite, wait_s: int) -> None:
     words = [f"wait={wait_s}" if word.startswith("wait=") else word for word in conf.read_text().split()]
     new = site.cluster.write_conf("plugstack.conf.new", " ".join(words) + "\n")
     new.rename(conf)
+
+
+def find_site(site: IpuSite) -> Site:
+    """What an installation would find now."""
+    return parse_site(parse_config(site.cluster.check("scontrol", "show", "config").encode()))
 
 
 def take_all(site: IpuSite) -> str:
@@ -84,6 +94,41 @@ def test_a_batch_job_that_must_not_start_twice_fails_and_says_why(site: IpuSite,
     told = (site.cluster.work / f"told-{job}").read_text()
     assert "the partition was not ready within 2 s: no agent answers at" in told
     assert "ran\n" not in told
+
+
+def test_a_job_that_does_not_say_goes_by_job_requeue_of_slurm_conf(site: IpuSite) -> None:
+    conf = site.cluster.etc / "slurm.conf"
+    text, limits = conf.read_text(), (site.cluster.etc / "moorings_limits.lua").read_text()
+    conf.write_text(f"{text}JobRequeue=0\n")
+    try:
+        site.cluster.check("scontrol", "reconfigure")
+        until(lambda: not find_site(site).job_requeue)
+        site.cluster.write_conf("moorings_limits.lua", build_limits(find_site(site), CHOICES).decode())
+        until(lambda: site.room()[N_IPUS] == N_IPUS, what=site.log)  # 26.05 begins anew to read its configuration
+        site.end_agent()
+        change_wait(site, 2)
+        silent = site.cluster.sbatch("echo ran", "--ipus=2", user=USER)
+        asks = site.cluster.sbatch("echo ran", "--ipus=2", "--requeue", user=USER)
+        fields = site.cluster.wait_job(silent, "FAILED")
+        assert (fields["ExitCode"], fields["Restarts"]) == ("121:0", "0")
+        until(lambda: site.cluster.job(asks)["Restarts"] == "1", what=lambda: str(site.cluster.job(asks)))
+        assert "ran\n" not in site.cluster.output(silent) + site.cluster.output(asks)
+    finally:
+        conf.write_text(text)
+        site.cluster.write_conf("moorings_limits.lua", limits)
+        site.cluster.check("scontrol", "reconfigure")
+        until(lambda: find_site(site).job_requeue)
+
+
+def test_a_look_into_a_running_job_does_not_fail_for_want_of_an_agent(site: IpuSite) -> None:
+    job = site.cluster.sbatch("echo up; exec sleep 100", "--ipus=2", user=USER)
+    until(lambda: site.cluster.output(job) == "up\n", what=site.log)
+    site.end_agent()
+    words = [f"--jobid={job}", "--overlap", "--mem=0", "-n1", "sh", "-c", "echo ran ${MOORINGS_PARTITION_ID-no}"]
+    done = site.cluster.run("srun", *words, user=USER)
+    assert (done.returncode, done.stdout) == (0, "ran no\n"), done.stderr
+    assert "the partition was not ready within 5 s: no agent answers at" in done.stderr  # wait= is 8 s
+    assert "this step starts without a binding" in done.stderr
 
 
 def test_srun_and_the_steps_of_a_script_are_told_and_bring_no_script_back(site: IpuSite) -> None:

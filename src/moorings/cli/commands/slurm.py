@@ -313,7 +313,7 @@ def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     cls=MoorCommand,
     help="Keep a cluster's IPU jobs and their partitions in step.\n\n"
     "Runs in the foreground beside slurmctld, as root or SlurmUser, and logs to standard error; deploy/systemd has a "
-    "unit. Reads vipu.conf beside slurm.conf. When it ends, no IPU job starts until it is back; those that run go on.",
+    "unit. Reads vipu.conf beside slurm.conf. When it ends, no IPU job and no new step of one starts until it is back.",
     epilog=examples("moor slurm agent", "moor slurm agent --conf /etc/slurm/vipu.conf --listen 10.0.0.5"),
 )
 @click.option("--conf", metavar="FILE", help="Its configuration (vipu.conf beside slurm.conf).")
