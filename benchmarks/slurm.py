@@ -33,6 +33,7 @@ remove_per_device_s = 0.0
 """
 SRUNS = 200
 JOBS = 300
+ROUNDS = 5  # a rate of four seconds on two busy cores is a tenth off now and then
 STARTS = 40
 WAITING = 500
 SUBMITTERS = 4  # at once
@@ -57,11 +58,13 @@ def run() -> Report:
         cluster.start_controller()
         controller.start()
         site.write_conf()
-        site.start_agent("info")
+        site.start_agent(log_level="info")
         until(lambda: cluster.licenses()["ipu_64"].reserved == 0, what=site.log)
         after = _srun_ms(cluster)
         plain_s, ipu_s = _latency_s(cluster, ()), _latency_s(cluster, ("--ipus=1",))
-        plain_rate, ipu_rate = _rate(cluster, ()), _rate(cluster, ("--ipus=1",))
+        rounds = [(_rate(cluster, ()), _rate(cluster, ("--ipus=1",))) for _ in range(ROUNDS)]
+        plain_rate, ipu_rate = sorted(rounds, key=lambda one: one[1] / one[0])[ROUNDS // 2]
+        ratios = " ".join(f"{ipu / plain:.2f}" for plain, ipu in rounds)
         holder = cluster.sbatch("sleep 1000", f"--ipus={N_IPUS}")
         cluster.wait_job(holder, "RUNNING")
         _submit(cluster, WAITING, ("--ipus=1",))
@@ -90,6 +93,7 @@ def run() -> Report:
         },
         notes=(
             f"{JOBS} jobs: plain {plain_rate:.1f}/s, with --ipus=1 {ipu_rate:.1f}/s, submitted by {SUBMITTERS} at once",
+            f"that is the median of {ROUNDS} rounds, of which each has one after the other: {ratios}",
             f"submit to first act, median of {STARTS} one by one: plain {plain_s:.3f} s, IPU {ipu_s:.3f} s",
             f"plain srun, median of {SRUNS}: before {before:.1f} ms, installed {after:.1f} ms",
             f"the same while {WAITING} IPU jobs wait: {while_waiting:.1f} ms",

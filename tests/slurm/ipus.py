@@ -63,11 +63,11 @@ class IpuSite:
         }
         self.cluster.write_conf("vipu.conf", "".join(f"{k}={v}\n" for k, v in values.items() if v), 0o600)
 
-    def start_agent(self, user: str | None = None) -> None:
+    def start_agent(self, user: str | None = None, *, log_level: str = "debug") -> None:
         """Start it, as root or as a user, and wait until it listens."""
         switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
         words = [*switch, sys.executable, "-m", "moorings.app.slurm_agent"]
-        words += ["--listen", "127.0.0.1", "--log-level", "debug"]
+        words += ["--listen", "127.0.0.1", "--log-level", log_level]
         path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
         with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(
