@@ -51,7 +51,22 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert claim["state"] == "READY"
     waiting.join(10)
     assert answers[0][1]["offer"] == {"pod16": {}}
+    assert answers[0][1]["othersWait"] == []
     assert [job["owner"] for job in answers[0][1]["jobs"]] == ["slurm/baltic/2/cafe"]
+
+
+def test_that_others_wait_is_told_at_once(controller: ControllerProcess) -> None:
+    assert controller.ask("POST", "/v1/claims?wait=20s", {"size": 16, "owner": "slurm/baltic/1/cafe"})[0] == 201
+    version = tell(controller, 4)[1]["version"]
+    answers: list[Any] = []
+    path = f"/v1/queues/slurm/baltic?wait=30s&version={version}"
+    waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
+    waiting.start()
+    time.sleep(0.3)
+    assert answers == []
+    assert controller.ask("POST", "/v1/claims", {"size": 2, "owner": "user/ann"})[1]["state"] == "PENDING"
+    waiting.join(10)
+    assert answers[0][1]["othersWait"] == ["pod16"]
 
 
 def test_a_restart_forgets_it_until_it_is_told_again(controller: ControllerProcess) -> None:

@@ -6,6 +6,8 @@ from tests.guards.guard import Guard
 
 TURN = "tests/unit/core/test_turn.py::"
 QUEUE = "tests/unit/core/test_queue.py::"
+NEXT_UP = "tests/unit/core/test_next_up.py::"
+GATE = "tests/unit/slurm/test_gate.py::"
 ANNOUNCED = "tests/unit/core/test_announced.py::"
 CLAIMS = "tests/unit/core/test_claims.py::"
 PARTITIONS = "tests/unit/core/test_partitions.py::"
@@ -278,6 +280,30 @@ ORDER = (
         old="            if told.until <= self._now:\n",
         new="            if False:\n",
         tests=(f"{ANNOUNCED}test_a_silent_queue_is_no_longer_reckoned_with",),
+    ),
+    Guard(
+        law="7",
+        what="what a Slurm job gives back is not the next one's as long as anybody else waits",
+        file="slurm/host/gate.py",
+        old="    return alone and all(",
+        new="    return all(",
+        tests=(f"{GATE}test_what_returns_stays_ours_only_if_nobody_could_want_it_before",),
+    ),
+    Guard(
+        law="7",
+        what="what a Slurm job gives back is not a smaller one's as long as a larger one waits",
+        file="slurm/host/gate.py",
+        old="size >= largest for size in",
+        new="True for size in",
+        tests=(f"{GATE}test_what_returns_stays_ours_only_if_nobody_could_want_it_before",),
+    ),
+    Guard(
+        law="7",
+        what="a Slurm is told that others wait, also behind its own jobs",
+        file="core/queue.py",
+        old="    return tuple(name for name, state in fleet.pools.items() if any(",
+        new="    return tuple(name for name, state in fleet.pools.items() if False and any(",
+        tests=(f"{NEXT_UP}test_others_wait_where_somebody_of_no_job_of_the_queue_does",),
     ),
     # -- law 8: every wait and every refusal says why ---------------------------------------------------------------
     Guard(

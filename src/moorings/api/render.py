@@ -207,6 +207,7 @@ def queue_body(view: QueueView) -> QueueBody:
         ),
         until=time_text(view.told.until),
         next_up=view.next_up,
+        others_wait=tuple(view.others_wait),
         instance=view.told.instance or None,
         contested_at=_time(view.told.rival),
     )

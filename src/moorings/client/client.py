@@ -178,9 +178,9 @@ class Client:
         """Why it is where it is, and what would change that."""
         return self._transport.send(requests.explain_claim(ident))
 
-    def binding(self, ident: str) -> BindingBody:
-        """What the job on its partition is given."""
-        return self._transport.send(requests.get_binding(ident))
+    def binding(self, ident: str, *, wait_s: float = 0.0) -> BindingBody:
+        """What the job on its partition is given; waits until the claim is READY, ``wait_s`` at most."""
+        return self._transport.send(requests.get_binding(ident, wait_s=wait_s))
 
     def partitions(self, pool: str | None = None) -> tuple[PartitionBody, ...]:
         """All partitions, or those of one pool."""

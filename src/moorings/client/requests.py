@@ -327,9 +327,10 @@ def explain_claim(ident: str) -> Call[ExplanationBody]:
     return Call("GET", build_target("/v1/claims/{}/explain", ident), parse_body(ExplanationBody))
 
 
-def get_binding(ident: str) -> Call[BindingBody]:
-    """``GET /v1/claims/{id}/binding``."""
-    return Call("GET", build_target("/v1/claims/{}/binding", ident), parse_body(BindingBody))
+def get_binding(ident: str, *, wait_s: float = 0.0) -> Call[BindingBody]:
+    """``GET /v1/claims/{id}/binding``; the answer waits until the claim is READY, ``wait_s`` at most."""
+    target = build_target("/v1/claims/{}/binding", ident, wait=wait_text(wait_s))
+    return Call("GET", target, parse_body(BindingBody), wait_s=wait_s)
 
 
 def list_partitions(pool: str | None = None, after: str | None = None) -> Call[Listing[PartitionBody]]:

@@ -15,7 +15,7 @@ from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import QueueTold
 from moorings.core.instants import Instant, after
-from moorings.core.queue import explain, next_up
+from moorings.core.queue import explain, next_up, others_wait
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 from moorings.wire.codec import time_text
@@ -36,18 +36,20 @@ class QueuedJobView:
 class QueueView:
     """A queue, and how many partitions of each size its scheduler could start in each pool.
 
-    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool.
+    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool; in those of
+    ``others_wait`` somebody who is not of this queue waits for devices.
     """
 
     told: Announced
     offer: Mapping[PoolName, Mapping[int, int]]
     jobs: Sequence[QueuedJobView]
     next_up: Mapping[str, str]
+    others_wait: Sequence[PoolName]
 
     @property
     def version(self) -> str:
-        """A text that changes whenever the offer does; a controller that takes over gives the same one."""
-        return _version_of(self.offer)
+        """A text that changes whenever offer or ``others_wait`` do; a controller that takes over gives the same one."""
+        return _version_of(self.offer, self.others_wait)
 
 
 class Queues:
@@ -125,7 +127,7 @@ class Queues:
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 # Each job is explained once, at the end.
-                while _version_of(self._offer(self._told(queue, instance))) == version:
+                while self._version(self._told(queue, instance)) == version:
                     await self._next()
         except TimeoutError:
             pass
@@ -145,6 +147,9 @@ class Queues:
         offers = self._loop.fleet.offers
         return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
 
+    def _version(self, told: Announced) -> str:
+        return _version_of(self._offer(told), others_wait(self._loop.fleet, told.queue))
+
     def _view(self, queue: str, instance: str | None) -> QueueView:
         fleet, told = self._loop.fleet, self._told(queue, instance)
         free = {kept.claim for kept in fleet.reservations if not kept.until}
@@ -155,7 +160,7 @@ class Queues:
         ]
         own = {job.owner for job in told.jobs} - free  # who has his block wants no other
         first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet, now).items() if claim.owner in own}
-        return QueueView(told, self._offer(told), jobs, first)
+        return QueueView(told, self._offer(told), jobs, first, others_wait(fleet, queue))
 
     async def _next(self) -> None:
         """Returns after the next turn that changed something."""
@@ -164,8 +169,9 @@ class Queues:
         await asyncio.shield(self._changed)  # others wait for it, too
 
 
-def _version_of(offer: Mapping[PoolName, Mapping[int, int]]) -> str:
-    return hashlib.sha256(repr([(pool, *sizes.items()) for pool, sizes in offer.items()]).encode()).hexdigest()
+def _version_of(offer: Mapping[PoolName, Mapping[int, int]], others: Sequence[PoolName]) -> str:
+    told = [(pool, *sizes.items()) for pool, sizes in offer.items()], *others
+    return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def _taken(told: Announced) -> MooringsError:

@@ -246,8 +246,8 @@ class Controller:
         reasons = (reason,) if reason is not None else ()
         return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
 
-    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
-        """What the claim's job is given; only its owner and admins may see it.
+    async def claim_binding(self, caller: Caller, ident: str, *, wait_s: float = 0) -> Binding:
+        """What the claim's job is given; only its owner and admins may see it. Waits up to ``wait_s`` for READY.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``partition.not_active``,
@@ -255,6 +255,8 @@ class Controller:
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        if wait_s > 0:
+            claim = await self._claim_until(claim, UNTIL["READY"], wait_s)
         partition = self._loop.fleet.partitions.get(_partition_of(claim))
         if claim.state is not ClaimState.READY or partition is None:
             raise MooringsError(

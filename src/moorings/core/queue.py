@@ -294,6 +294,25 @@ def next_up(fleet: Fleet, now: Instant) -> dict[PoolName, Claim]:
     return first
 
 
+def others_wait(fleet: Fleet, queue: str) -> tuple[PoolName, ...]:
+    """The pools for whose devices somebody waits who is not of that queue, whether or not he comes first."""
+    own = f"{queue}/"
+    waiting = [
+        next((claim for order in line if not (claim := fleet.claims[order[2]]).owner.startswith(own)), None)
+        for line in fleet.lines.values()
+    ]
+    waiting += [claim for told in fleet.announced.values() if told.queue != queue for claim in told.claims()]
+    specs = [claim.spec for claim in waiting if claim is not None and claim.spec.size]
+    return tuple(name for name, state in fleet.pools.items() if any(_is_for(spec, state) for spec in specs))
+
+
+def _is_for(spec: ClaimSpec, state: PoolState) -> bool:
+    """Whether a pool could serve it if it were empty."""
+    if spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name):
+        return False
+    return why_never(spec, state) is None
+
+
 def _foremost(fleet: Fleet, line: Sequence[Order]) -> Sequence[Order]:
     """Who may be first in a line: those behind the first ask for the same, unless it is for other resources."""
     return line if fleet.claims[line[0][2]].spec.resources else line[:1]
@@ -301,9 +320,9 @@ def _foremost(fleet: Fleet, line: Sequence[Order]) -> Sequence[Order]:
 
 def _could_use(spec: ClaimSpec, state: PoolState, now: Instant) -> bool:
     """Whether a claim waits for devices of a pool, and a block there could be emptied for it."""
-    if not spec.size or spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name) or state.problem:
+    if not spec.size or state.problem or not _is_for(spec, state):
         return False
-    found = _remembered(state, spec.size, now).found if why_never(spec, state) is None else None
+    found = _remembered(state, spec.size, now).found
     return found is not None and found[1] < OUT_OF_SERVICE
 
 

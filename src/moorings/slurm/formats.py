@@ -16,7 +16,7 @@ from enum import StrEnum
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.core.quantities import parse_duration_s
-from moorings.slurm.listings import Column, build_format, given, is_whole, parse_rows
+from moorings.slurm.listings import Column, build_format, cut_rows, given, is_whole, parse_rows, read_row
 
 LICENSE = "ipu"  # what is counted; its untracked twins, which gate, are `ipu_1`, `ipu_2`, ...
 GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm refuses
@@ -184,6 +184,22 @@ def parse_jobs(answer: bytes) -> list[JobRecord]:
         MooringsError: ``slurm.unreadable``.
     """
     return [_job(row) for row in parse_rows(answer, _JOB, source="squeue")]
+
+
+class JobLists:
+    """Reads one list of jobs after the other; a record that stays the same, to the byte, is read once.
+
+    Of a long queue nearly all do, from one second to the next.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, JobRecord] = {}
+
+    def parse(self, answer: bytes) -> list[JobRecord]:
+        """As ``parse_jobs``."""
+        rows = cut_rows(answer, _JOB, source="squeue")
+        self._known = {row: self._known.get(row) or _job(read_row(row, _JOB)) for row in rows}
+        return list(self._known.values())
 
 
 def phase_of(state: str) -> Phase:

@@ -8,6 +8,7 @@ was refused: it ignores filters, and changes its shape with the release.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ def build_format(columns: Sequence[Column]) -> str:
 
 
 def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iterator[dict[str, str]]:
-    """Each record's fields by our names, without the blanks that pad them.
+    """Each record's fields (``read_row``) by our names.
 
     Args:
         answer: what the command wrote.
@@ -49,17 +50,32 @@ def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iter
     Raises:
         MooringsError: ``slurm.unreadable``; no record is given out before all of them have been looked at.
     """
-    record = struct.Struct("".join(f"{column.width}s1s" for column in columns) + "1s")
+    for row in cut_rows(answer, columns, source=source):
+        yield read_row(row, columns)
+
+
+def cut_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> list[bytes]:
+    """The records, each in the form asked for; arguments and errors are those of ``parse_rows``."""
+    record = _record(tuple(columns))
     if len(answer) % record.size:
         _complain(source, f"wrote {len(answer)} bytes, which is no multiple of {record.size}")
     marks = (_END,) * len(columns) + (b"\n",)
-    rows = list(record.iter_unpack(answer))
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(record.iter_unpack(answer), start=1):
         if (*row[1::2], row[-1]) != marks:
             _complain(source, f"wrote a record that is not in the form asked for, number {number}")
-    names = [column.name for column in columns]
-    for row in rows:
-        yield {name: text.decode("utf-8", "replace").rstrip(" ") for name, text in zip(names, row[::2], strict=False)}
+    return [answer[begin : begin + record.size] for begin in range(0, len(answer), record.size)]
+
+
+def read_row(row: bytes, columns: Sequence[Column]) -> dict[str, str]:
+    """The fields of one record, by our names, without the blanks that pad them."""
+    texts = _record(tuple(columns)).unpack(row)[::2]
+    names = (column.name for column in columns)
+    return {name: text.decode("utf-8", "replace").rstrip(" ") for name, text in zip(names, texts, strict=False)}
+
+
+@functools.lru_cache
+def _record(columns: tuple[Column, ...]) -> struct.Struct:
+    return struct.Struct("".join(f"{column.width}s1s" for column in columns) + "1s")
 
 
 def given(text: str) -> str:

@@ -284,10 +284,11 @@ class QueuedJobBody:
 class QueueBody:
     """Another scheduler's queue, as it was told, and what that scheduler may start now.
 
-    ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have; ``version``
-    changes whenever the offer does. ``contested_at`` is when a list of another instance was refused last, to a minute.
-    ``next_up`` holds, for each pool, the owner of the job that gets what becomes free there next; a pool is left out
-    where somebody else waits before all of them.
+    ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have.
+    ``others_wait`` are the pools for whose devices somebody waits who is not of this queue, before or behind its jobs.
+    ``version`` changes whenever one of the two does. ``next_up`` holds, for each pool, the owner of the job that gets
+    what becomes free there next; a pool is left out where somebody else waits before all of them. ``contested_at`` is
+    when a list of another instance was refused last, to a minute.
     """
 
     queue: str
@@ -297,6 +298,7 @@ class QueueBody:
     jobs: tuple[QueuedJobBody, ...]
     until: str
     next_up: Mapping[str, str] = field(default_factory=dict)
+    others_wait: tuple[str, ...] = ()
     instance: str | None = None
     contested_at: str | None = None
 

@@ -140,12 +140,15 @@ async def test_a_lease_is_renewed_or_there_is_none(api: httpx2.AsyncClient) -> N
     assert (answer.status_code, answer.json()["code"]) == (409, "claim.no_lease")
 
 
-async def test_explanation_and_binding_have_their_wire_shapes(api: httpx2.AsyncClient) -> None:
+async def test_explanation_and_binding_have_their_wire_shapes(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
     ident = await create(api)
     answer = await api.get(f"/v1/claims/{ident}/explain")
     assert answer.json()["kind"] == "Explanation"
     assert decode(ExplanationBody, answer.json()).reasons[0].code == "claim.no_room"
-    answer = await api.get(f"/v1/claims/{ident}/binding")
+    answer = await api.get(f"/v1/claims/{ident}/binding?wait=5s")
+    assert controller.seen[-1] == ("binding", ident, 5.0), "what it waits for is the controller's to know"
     assert answer.json()["kind"] == "Binding"
     binding = decode(BindingBody, answer.json())
     assert binding.gcds[0].devices == ("pod16:0",)

@@ -34,6 +34,7 @@ def test_targets_are_quoted_and_empty_values_left_out():
         (requests.delete_claim("c", wait_s=2.5), "DELETE", "/v1/claims/c?wait=2.5s"),
         (requests.explain_claim("c"), "GET", "/v1/claims/c/explain"),
         (requests.get_binding("c"), "GET", "/v1/claims/c/binding"),
+        (requests.get_binding("c", wait_s=5), "GET", "/v1/claims/c/binding?wait=5s"),
         (requests.renew_claim("c"), "POST", "/v1/claims/c/renew"),
         (requests.reset_partition("p"), "POST", "/v1/partitions/p/reset"),
         (requests.list_runs(RunFilter(subject="ann")), "GET", "/v1/runs?subject=ann&limit=1000"),

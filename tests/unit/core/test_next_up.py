@@ -14,7 +14,7 @@ from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, ReleaseClaim
 from moorings.core.instants import Instant
 from moorings.core.placement import OUT_OF_SERVICE
-from moorings.core.queue import Policy, next_up, soonest
+from moorings.core.queue import Policy, next_up, others_wait, soonest
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.test_announced import HERE, THERE, told
 from tests.unit.core.worlds import CROSS, POD, World
@@ -66,6 +66,22 @@ def test_who_has_only_to_be_started_is_first_until_then() -> None:
     assert first(world) == {POD.name: f"{HERE}/1/nonce"}
     world.create(4, owner=f"{HERE}/1/nonce")
     assert first(world) == {POD.name: f"{HERE}/2/nonce"}
+
+
+def test_others_wait_where_somebody_of_no_job_of_the_queue_does() -> None:
+    world = full(POD, WIDE, CROSS)
+    world.step(told(world, 4, 4))
+    world.create(16, gcds=2, owner=f"{HERE}/7/nonce")
+    world.create(0, "gpu", resources={"memory": 100})
+    assert others_wait(world.fleet, HERE) == (), "its own jobs, and one that asks for no devices"
+    assert set(others_wait(world.fleet, THERE)) == {POD.name, WIDE.name}
+    world.step(told(world, 4, queue=THERE))
+    assert set(others_wait(world.fleet, HERE)) == {POD.name, WIDE.name}, "another scheduler's jobs count"
+    world.step(told(world, queue=THERE))
+    claim = world.create(16, gcds=2, pool=POD.name)
+    assert others_wait(world.fleet, HERE) == (POD.name,), "behind its own jobs, too"
+    world.end(claim)
+    assert others_wait(world.fleet, HERE) == ()
 
 
 def test_who_could_not_use_it_keeps_nobody_waiting() -> None:

@@ -13,7 +13,7 @@ from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host import berths as module
-from moorings.slurm.host.berths import Berths, RefusedError
+from moorings.slurm.host.berths import HOLDS, WAITS, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.ledger import Start
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
@@ -54,9 +54,11 @@ class Controller:
     def claim(self, ident: str, *, wait_s: float = 0, until: str | None = None) -> ClaimBody:
         return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
 
-    def binding(self, ident: str) -> BindingBody:
+    def binding(self, ident: str, *, wait_s: float = 0) -> BindingBody:
         if self.keeps is not None:
             raise self.keeps
+        if self.state not in HOLDS:
+            raise MooringsError("claim.not_ready", f"claim {ident} is {self.state}", retryable=self.state in WAITS)
         return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
 
 
@@ -165,6 +167,34 @@ async def test_after_a_refusal_the_next_step_of_a_job_that_holds_its_partition_a
         await berths.serve(JOB)
     controller.keeps = None
     assert (await berths.serve(JOB)).partition == "of-claim-0"
+
+
+async def test_a_start_that_waits_has_its_binding_from_one_call() -> None:
+    controller = Controller("PENDING")
+    berths, _ = make(controller)
+    work = berths.serve(JOB)
+    while OWNER not in berths.claims:  # noqa: ASYNC110 - a plain value
+        await asyncio.sleep(0)
+    assert berths.awaiting({OWNER}) == [4]
+    controller.state = "READY"
+    assert (await work).partition == "of-claim-0"
+    assert (berths.claims[OWNER].state, berths.awaiting({OWNER})) == ("READY", [])
+
+
+async def test_what_jobs_that_are_over_had_returns_until_an_offer_has_it() -> None:
+    controller = Controller("PENDING")
+    berths, _ = make(controller, patience_s=0.05)
+    with pytest.raises(RefusedError):
+        await berths.serve(JOB)
+    began = asyncio.get_running_loop().time()
+    assert berths.returning({}, began) == [], "it had no devices"
+    berths.note(replace(berths.claims[OWNER], state="READY"))
+    assert berths.returning({OWNER}, began) == [], "its job lives"
+    assert berths.returning({}, began) == [4], "its job is over, its claim is not"
+    berths.drop(OWNER)
+    assert berths.returning({}, began) == [4], "its claim is over, but the offer was asked for before"
+    assert berths.returning({}, asyncio.get_running_loop().time() + 1) == []
+    assert berths.returning({}, began) == [], "what an offer has never returns again"
 
 
 async def test_of_jobs_that_are_over_nothing_is_kept() -> None:

@@ -128,6 +128,21 @@ def test_nothing_is_nothing():
     assert formats.parse_reservations(b"No reservations in the system\n") == {}
 
 
+@every_release
+def test_of_a_list_only_what_is_new_is_read_and_nothing_of_it_is_missed(release):
+    answer = recorded(release, "jobs")
+    lists = formats.JobLists()
+    first = lists.parse(answer)
+    assert first == formats.parse_jobs(answer)
+    second = lists.parse(answer)
+    assert all(one is other for one, other in zip(first, second, strict=True)), "not one was read again"
+    row = len(answer) // len(first)
+    changed = answer[row:].replace(b"|PENDING ", b"|RUNNING ", 1)
+    assert lists.parse(changed) == formats.parse_jobs(changed) != first[1:]
+    assert lists.parse(b"") == []
+    assert refusal(lambda: lists.parse(answer[:-1])) is not None
+
+
 # -- what a user may write ---------------------------------------------------------------------------------------------
 
 JOB_ID = (Column("id", "JobID", 8), Column("name", "Name", 10), Column("state", "State", 8))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -15,7 +16,7 @@ from moorings.slurm.host import offers as module
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.troubles import Troubles
-from moorings.wire.shapes import QueueBody, QueueRequest
+from moorings.wire.shapes import QueueBody, QueuedJobShape, QueueRequest
 
 T = TypeVar("T")
 OURS, OTHERS = "0123456789abcdef", "fedcba9876543210"
@@ -31,6 +32,7 @@ class Controller:
     def __init__(self, believed: str = "") -> None:
         self.believed = believed
         self.contested_at: str | None = None
+        self.others_wait: tuple[str, ...] = ()
         self.away = False
         self.told: list[str] = []
         self.asked = 0
@@ -68,6 +70,7 @@ class Controller:
             until="",
             instance=self.believed,
             contested_at=self.contested_at,
+            others_wait=self.others_wait,
         )
 
 
@@ -186,6 +189,28 @@ async def test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_fir
         controller.believed = ""
         await offers.accepted.wait()
         assert controller.believed == OURS, "nobody else did"
+
+
+async def test_whether_somebody_else_waits_is_asked_of_the_own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Controller(OURS)
+    async with serving(controller) as (offers, _):
+        await offers.accepted.wait()
+        await until(lambda: offers.alone)
+        controller.others_wait = ("other",)
+        await until(lambda: not offers.alone)
+        monkeypatch.setattr(offers, "_pool", "pod")
+        await until(lambda: offers.alone)
+        controller.others_wait = ("other", "pod")
+        await until(lambda: not offers.alone)
+
+
+async def test_the_largest_job_is_one_of_those_told_last() -> None:
+    async with serving(Controller()) as (offers, _):
+        assert offers.largest == 0
+        offers.tell(replace(NOTHING, jobs=tuple(QueuedJobShape(owner=f"{QUEUE}/{n}/a", size=n) for n in (2, 8, 4))))
+        assert offers.largest == 8
+        offers.tell(NOTHING)
+        assert offers.largest == 0
 
 
 async def test_who_was_accepted_tells_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

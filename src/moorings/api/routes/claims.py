@@ -96,9 +96,11 @@ async def explain_claim(call: Call) -> Response:
 async def get_binding(call: Call) -> Response:
     """Show what the claim's job is given.
 
-    Only to its owner and to admins, and only while the partition is usable.
+    Only to its owner and to admins, and only while the partition is usable; with `wait` the answer is held until it is.
     """
-    return call.answer(binding_body(await call.controller.claim_binding(call.caller, call.path("id"))))
+    wait_s = call.query(WAIT)
+    work = call.controller.claim_binding(call.caller, call.path("id"), wait_s=wait_s)
+    return call.answer(binding_body(await call.hold(work, wait_s)))
 
 
 _CLAIM = one("Claim", ClaimBody)
@@ -124,5 +126,5 @@ OPERATIONS = (
     ),
     Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM),
     Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody)),
-    Operation("GET", "/v1/claims/{id}/binding", get_binding, one("Binding", BindingBody)),
+    Operation("GET", "/v1/claims/{id}/binding", get_binding, one("Binding", BindingBody), query=(WAIT,)),
 )

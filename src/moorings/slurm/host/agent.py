@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moorings.client.requests import ClaimFilter
 from moorings.core.bindings import Rendezvous
@@ -22,6 +22,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import (
     LICENSE,
     RESERVATION,
+    JobLists,
     JobRecord,
     build_create_reservation,
     build_jobs,
@@ -34,7 +35,7 @@ from moorings.slurm.formats import (
 )
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import is_kept, to_reserve, what_lacks
+from moorings.slurm.host.gate import Places, is_kept, stay_ours, to_reserve, what_lacks
 from moorings.slurm.host.ledger import Home, Start, announce, judge, may_live, start_of, uses_licenses
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
@@ -102,6 +103,7 @@ class Agent:
             calls, self._home, settings.pool, settings.patience_s, self._give_up, self._offers.recount
         )
         self._preemptor = Preemptor(slurm, calls, self._home, settings.pool, self._troubles)
+        self._lists = JobLists()
         self._jobs: dict[int, JobRecord] = {}
         self._listed = asyncio.Condition()
         self._listed_at: float | None = None  # when the last good list was asked for
@@ -157,7 +159,8 @@ class Agent:
         # What comes while the list is made is judged by the next one.
         known = list(self._berths.claims.values()) if accepted else []
         begun = _now()
-        jobs = {job.job_id: job for job in await self._ask(build_jobs(license_name=LICENSE, ended=False))}
+        answer = await self._slurm.ask(build_jobs(license_name=LICENSE, ended=False))
+        jobs = {job.job_id: job for job in self._lists.parse(answer)}
         # Of those that ended only the ones that we work for: a busy cluster remembers thousands for minutes.
         owners = {claim.owner for claim in known if self._home.may_judge(claim.owner)}
         starts = map(start_of, {*owners, *self._berths.known})
@@ -193,6 +196,8 @@ class Agent:
         for job in judged.starts:
             self._berths.serve(job)
         for claim in claims:
+            if claim.owner not in self._berths.claims:
+                continue  # it went while the list was made
             why = judged.releases.get(claim.id)
             if why is not None:
                 self._release(claim, why)
@@ -292,7 +297,7 @@ class Agent:
     async def _set_gate(self) -> None:
         licenses = parse_licenses(await self._slurm.ask(build_licenses()))
         self._tell_lack(what_lacks(licenses, self._offers.counts))
-        wanted = to_reserve(licenses, self._offers.counts, self._counted())
+        wanted = to_reserve(licenses, self._offers.counts, self._places())
         if is_kept(licenses, wanted):
             return
         log.debug("gate.set", extra={"kept": str(wanted)})
@@ -303,16 +308,20 @@ class Agent:
             log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
             self._gate.set()
 
-    def _counted(self) -> list[int]:
-        """The sizes of the jobs that hold licenses and of whose claims the offer knows."""
-        sizes = []
+    def _places(self) -> Places:
+        """What the jobs that hold licenses have, as far as the offer knows of it, and what those that are over had."""
+        live, counted, asked_at = set(), [], self._offers.asked_at
         for job in self._jobs.values():
             if job.order is not None and uses_licenses(job):
                 owner = Start.of(job, job.order).owner(self._home)
+                live.add(owner)
                 settled_at = self._berths.settled_at.get(owner)
-                if settled_at is not None and settled_at <= self._offers.asked_at:
-                    sizes.append(job.order.ipus)
-        return sizes
+                if settled_at is not None and settled_at <= asked_at:
+                    counted.append(job.order.ipus)
+        places = Places(counted, self._berths.awaiting(live), self._berths.returning(live, asked_at))
+        if stay_ours(places, self._offers.largest, alone=self._offers.alone):
+            return places
+        return replace(places, returning=None)
 
     async def _renew(self) -> None:
         if self._renewed_at is None or _now() - self._renewed_at > RENEW_S:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.devices import DeviceId
@@ -21,7 +21,9 @@ HELD_S = 15.0  # for so long one call waits for the partition
 PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
 AGAIN_S = 5.0  # between two tries to give a job up
 HOLDS = ("READY", "RECLAIMING", "MIGRATING")
+HAS_DEVICES = ("GRANTED", *HOLDS)
 WAITS = ("PENDING", "GRANTED")
+NOT_READY = "claim.not_ready"
 GONE = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
 
 
@@ -56,6 +58,7 @@ class Berths:
     known: dict[str, asyncio.Task[Binding]] = field(default_factory=dict)
     claims: dict[str, ClaimBody] = field(default_factory=dict)
     settled_at: dict[str, float] = field(default_factory=dict)
+    _gone: dict[str, tuple[int, float]] = field(default_factory=dict)  # claims that ended: their size, and when
 
     def serve(self, job: JobRecord) -> asyncio.Task[Binding]:
         """The binding of a start, when there is one; asked twice, it is worked for once.
@@ -97,8 +100,25 @@ class Berths:
 
     def drop(self, owner: str) -> None:
         """A claim has ended."""
-        self.claims.pop(owner, None)
+        claim = self.claims.pop(owner, None)
+        if claim is not None and claim.state in HAS_DEVICES:
+            self._gone[owner] = claim.size, _now()
         self._unbind(owner)
+
+    def returning(self, live: Collection[str], asked_at: float) -> list[int]:
+        """The sizes of what jobs that are over have held, and which an offer asked for at ``asked_at`` has not.
+
+        Args:
+            live: the owners of the others.
+            asked_at: by the loop's clock.
+        """
+        self._gone = {owner: (size, at) for owner, (size, at) in self._gone.items() if at >= asked_at}
+        held = [c.size for owner, c in self.claims.items() if owner not in live and c.state in HAS_DEVICES]
+        return held + [size for size, _ in self._gone.values()]
+
+    def awaiting(self, live: Collection[str]) -> list[int]:
+        """The sizes of the live jobs whose claims have no devices yet."""
+        return [c.size for owner, c in self.claims.items() if owner in live and c.state not in HAS_DEVICES]
 
     def _unbind(self, owner: str) -> None:
         work = self.known.get(owner)
@@ -138,19 +158,23 @@ class Berths:
         pause_s = PAUSE_S
         why = "the controller did not answer"
         while (left := until - _now()) > 0:
+            body = None
             try:
                 # Made by a call that does not wait: what is made must be known, to be counted and to be released.
                 claim = self.claims.get(owner) or await self._make(owner, job, long_name)
                 if claim.state in WAITS:
-                    claim = await self._wait(claim, min(HELD_S, left))
-                if claim.state in HOLDS:
+                    body, claim = await self._await(claim, min(HELD_S, left))
+                elif claim.state in HOLDS:
                     body = await self.calls(lambda client, ident=claim.id: client.binding(ident))  # type: ignore[misc]
-                    log.info("start.served", extra={"owner": owner, "partition": claim.partition})
+                if body is not None:
+                    log.info("start.served", extra={"owner": owner, "partition": body.partition})
                     return binding_of(body), ""
+                if claim.state in HOLDS:
+                    continue
                 why = claim.reason.message if claim.reason is not None else f"its claim is {claim.state}"
                 if claim.state not in WAITS:
                     self._settle(owner)
-                    raise RefusedError("claim.not_ready", f"no partition for this job: {why}")
+                    raise RefusedError(NOT_READY, f"no partition for this job: {why}")
             except MooringsError as error:
                 if isinstance(error, RefusedError):
                     raise
@@ -176,15 +200,23 @@ class Berths:
         self._settle(owner)
         return claim
 
-    async def _wait(self, claim: ClaimBody, wait_s: float) -> ClaimBody:
-        """The claim when it is READY, has ended, or the wait is over."""
+    async def _await(self, claim: ClaimBody, wait_s: float) -> tuple[BindingBody | None, ClaimBody]:
+        """The binding of a claim that waits, in one call with that wait; none if it is over. And the claim by then."""
+        body = None
         if self.calls.full:
             await asyncio.sleep(PAUSE_S_MAX)
-            found = await self.calls(lambda client: client.claim(claim.id))
         else:
-            found = await self.calls(lambda client: client.claim(claim.id, wait_s=wait_s, until="READY"), waits=True)
+            try:
+                body = await self.calls(lambda client: client.binding(claim.id, wait_s=wait_s), waits=True)
+            except MooringsError as error:
+                if error.code != NOT_READY:
+                    raise
+        if body is not None:
+            found = replace(claim, state="READY", position=None, reason=None)
+        else:
+            found = await self.calls(lambda client: client.claim(claim.id))
         self._see(found)
-        return found
+        return body, found
 
     def _see(self, claim: ClaimBody) -> None:
         if claim.state in GONE:

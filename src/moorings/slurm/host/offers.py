@@ -39,6 +39,7 @@ class Offers:
     Attributes:
         counts: how many partitions of each size may be started; None: nothing is known, so nothing may.
         asked_at: the loop's time; every claim that was made before is counted.
+        alone: whether nobody but this queue's jobs waits for what it is offered.
         accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
         refused: why it believes another Slurm of this name instead; empty: it does not.
 
@@ -64,6 +65,7 @@ class Offers:
     ) -> None:
         self.counts: Mapping[int, int] | None = None
         self.asked_at = 0.0
+        self.alone = False
         self.accepted = asyncio.Event()
         self.refused = ""
         self._quiet_until = 0.0  # of who was refused
@@ -90,6 +92,11 @@ class Offers:
         self._news = replace(queue, instance=self._instance)
         if self._news != self._told:
             self._telling.set()
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest job that waits, of those told last."""
+        return max((job.size for job in self._news.jobs), default=0) if self._news is not None else 0
 
     @property
     def contested(self) -> bool:
@@ -221,6 +228,7 @@ class Offers:
         self._lost_at = None
         self._version = body.version
         self.counts, self.asked_at = counts, asked_at
+        self.alone = self._pool not in body.others_wait if self._pool else not body.others_wait
         self._changed()
 
 
