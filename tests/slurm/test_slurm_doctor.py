@@ -163,6 +163,27 @@ def test_a_claim_without_a_job_and_a_job_without_a_claim(site):
     site.controller.ask("DELETE", f"/v1/claims/{made['id']}")
 
 
+def test_claims_of_this_slurm_and_of_another_of_its_name_are_told_apart(site):
+    site.end_agent()
+    here, made = read_instance(site.cluster.folder / "state"), []
+    for name, instance in (("left-over", here), ("theirs", secrets.token_hex(8))):
+        owner = f"slurm/{site.name}/4000000/{secrets.token_hex(8)}/0/{instance}"
+        claim = {"accelerator": "ipu", "size": 1, "name": name, "owner": owner}
+        status, answer = site.controller.ask("POST", "/v1/claims", claim)
+        assert status in (200, 201), answer
+        made.append(answer["id"])
+    try:
+        found = findings(site)
+        assert "slurm.orphans" in failed(found)
+        assert "left-over" in found["slurm.orphans"][1]
+        assert "theirs" not in found["slurm.orphans"][1]
+        verdict, evidence = found["slurm.foreign"]
+        assert (verdict, "theirs" in evidence, "left-over" in evidence) == ("WARN", True, False)
+    finally:
+        for claim_id in made:
+            site.controller.ask("DELETE", f"/v1/claims/{claim_id}")
+
+
 def test_a_vipu_conf_that_others_can_read(site):
     (site.cluster.etc / "vipu.conf").chmod(0o644)
     found = findings(site)
@@ -225,13 +246,13 @@ def test_slurm_conf_differs_here_and_on_a_node(site):
 def test_what_slurm_conf_lacks(site):
     conf = site.cluster.etc / "slurm.conf"
     text = conf.read_text()
-    site.cluster.configure("Licenses=ipu:8\nSchedulerParameters=batch_sched_delay=0,bf_licenses")
+    site.cluster.configure("Licenses=ipu:8\nSchedulerParameters=batch_sched_delay=0,bf_licenses\nJobRequeue=0")
     site.cluster.stop_controller()
     site.cluster.start_controller()
     found = findings(site)
     assert {"slurm.submit", "slurm.licenses", "slurm.backfill"} <= failed(found)
     assert "ipu is 8, not 16" in found["slurm.licenses"][1]
-    assert found["slurm.requeue"][0] == "WARN"
+    assert found["slurm.requeue"][0] == found["slurm.limits"][0] == "WARN"
     site.end_agent()
     conf.write_text(text)
     site.cluster.stop_controller()

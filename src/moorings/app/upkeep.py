@@ -23,6 +23,7 @@ from pathlib import Path
 
 from moorings.app import logs
 from moorings.app.notify import Notifier, feed_watchdog
+from moorings.app.pruning import prune
 from moorings.app.settings import Settings, read_settings
 from moorings.app.state import tell_state
 from moorings.app.tls import Tls, watch_certificates
@@ -30,7 +31,7 @@ from moorings.app.wiring import Assembly
 from moorings.core.errors import MooringsError
 from moorings.core.instants import after
 from moorings.core.pools import parse_pools
-from moorings.local.pruning import prune
+from moorings.local import pruning as local_pruning
 from moorings.ports.clock import Clock
 from moorings.slurm.engine import pruning as slurm_pruning
 
@@ -174,9 +175,12 @@ async def _prune_runs(kept: Kept) -> None:
         if assembly is not None and not assembly.loop.problem:
             before = after(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
             spared = frozenset(assembly.loop.runs.by_id)
-            removed = await asyncio.to_thread(prune, kept.runs, before, spared)
+            places = [(kept.runs, local_pruning.hold_ended)]
             if kept.settings.slurm is not None:
-                removed += await asyncio.to_thread(slurm_pruning.prune, kept.settings.slurm.folder, before, spared)
+                places.append((kept.settings.slurm.folder, slurm_pruning.hold_ended))
+            removed = [
+                run for runs, hold in places for run in await asyncio.to_thread(prune, runs, before, spared, hold)
+            ]
             if removed:
                 log.info("runs.pruned", extra={"count": len(removed), "days": kept.settings.keep_runs_days})
         await kept.clock.sleep(PRUNE_S)

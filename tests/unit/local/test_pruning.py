@@ -4,9 +4,10 @@ import os
 
 import pytest
 
+from moorings.app.pruning import DOOMED, prune
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.instants import Instant
-from moorings.local.pruning import DOOMED, prune
+from moorings.local.pruning import hold_ended
 from moorings.local.records import End
 from moorings.local.rundir import RunFolder
 from moorings.local.usage import partitions_in_use
@@ -43,9 +44,9 @@ def test_only_what_ended_long_ago_goes(runs):
     a_run(runs, "run-new", NEW)
     a_run(runs, "run-open")
     a_run(runs, "run-spared", OLD)
-    assert prune(runs, BEFORE, {"run-spared"}) == ["run-old"]
+    assert prune(runs, BEFORE, {"run-spared"}, hold_ended) == ["run-old"]
     assert sorted(path.name for path in runs.iterdir()) == ["run-new", "run-open", "run-spared"]
-    assert prune(runs, BEFORE, {"run-spared"}) == []
+    assert prune(runs, BEFORE, {"run-spared"}, hold_ended) == []
 
 
 def test_a_run_whose_supervisor_lives_stays(runs):
@@ -54,9 +55,9 @@ def test_a_run_whose_supervisor_lives_stays(runs):
         assert ours
         life = folder.take_life()
     assert life is not None
-    assert prune(runs, BEFORE, ()) == []
+    assert prune(runs, BEFORE, (), hold_ended) == []
     os.close(life)
-    assert prune(runs, BEFORE, ()) == ["run-a"]
+    assert prune(runs, BEFORE, (), hold_ended) == ["run-a"]
 
 
 def test_a_damaged_folder_and_a_stranger_s_stay(runs):
@@ -64,13 +65,13 @@ def test_a_damaged_folder_and_a_stranger_s_stay(runs):
     (runs / "notes.txt").write_text("mine")
     (runs / "folder of mine").mkdir()
     (runs / "link").symlink_to("/tmp")
-    assert prune(runs, BEFORE, ()) == []
+    assert prune(runs, BEFORE, (), hold_ended) == []
     assert len(list(runs.iterdir())) == 4
 
 
 def test_one_that_was_cut_off_is_finished(runs):
     a_run(runs, "run-a", OLD).path.rename(runs / f"{DOOMED}run-a")
-    assert prune(runs, BEFORE, ()) == []
+    assert prune(runs, BEFORE, (), hold_ended) == []
     assert list(runs.iterdir()) == []
 
 
@@ -79,12 +80,12 @@ def test_a_link_of_a_job_s_is_removed_and_not_followed(runs, tmp_path):
     precious.mkdir()
     (precious / "file").write_text("mine")
     (a_run(runs, "run-a", OLD).path / "link").symlink_to(precious)
-    assert prune(runs, BEFORE, ()) == ["run-a"]
+    assert prune(runs, BEFORE, (), hold_ended) == ["run-a"]
     assert (precious / "file").read_text() == "mine"
 
 
 def test_no_folder_of_runs_is_no_error(tmp_path):
-    assert prune(tmp_path / "none", BEFORE, ()) == []
+    assert prune(tmp_path / "none", BEFORE, (), hold_ended) == []
     assert partitions_in_use(tmp_path / "none") == frozenset()
 
 

@@ -12,13 +12,16 @@ from moorings.core.instants import after
 from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
 from moorings.slurm.host import checks
 from moorings.slurm.host.checks import Answer
+from moorings.slurm.host.installation import build_limits
+from moorings.slurm.host.ledger import Home
 from moorings.slurm.host.site import licenses_wanted
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody, TopologyShape
 from tests.docs.pages import ROOT, anchors
-from tests.unit.slurm.test_installation import SITE
+from tests.unit.slurm.test_installation import CHOICES, SITE
 
 NONCE = "00112233aabbccdd"
+HERE, ELSEWHERE = "0123456789abcdef", "fedcba9876543210"  # instances of two Slurms of one name
 READY = dataclasses.replace(SITE, job_submit=("lua",), licenses=licenses_wanted(4, 4))
 
 
@@ -39,11 +42,11 @@ def pool(available: dict[int, int], name: str = "a") -> PoolBody:
     )
 
 
-def claim(job: int, nonce: str = NONCE, restarts: int = 0) -> ClaimBody:
+def claim(job: int, nonce: str = NONCE, restarts: int = 0, instance: str = HERE) -> ClaimBody:
     return ClaimBody(
         id=f"c{job}",
         name=f"slurm_{job}",
-        owner=f"slurm/c1/{job}/{nonce}/{restarts}/0123456789abcdef",
+        owner=f"slurm/c1/{job}/{nonce}/{restarts}/{instance}",
         subject="agent",
         state="READY",
         accelerator="ipu",
@@ -166,6 +169,21 @@ def test_what_was_installed():
     is_told(checks.check_submit(READY, None), "FAIL", "job_submit.lua is not there")
     is_told(checks.check_submit(READY, b"-- theirs"), "FAIL", "does not call ours")
     is_told(checks.check_submit(READY, b'require("moorings_submit")'), "PASS")
+
+
+@pytest.mark.parametrize(("made_for", "now"), [(True, True), (True, False), (False, True), (False, False)])
+def test_limits_that_were_made_for_another_job_requeue(made_for: bool, now: bool):
+    limits = build_limits(dataclasses.replace(SITE, job_requeue=made_for), CHOICES)
+    found = checks.check_limits(dataclasses.replace(SITE, job_requeue=now), limits)
+    is_told(found, "PASS" if made_for == now else "WARN", f"JobRequeue={now:d}", f"made for JobRequeue={made_for:d}")
+
+
+def test_limits_that_are_not_there_or_the_shipped_ones():
+    is_told(checks.check_limits(SITE, None), "WARN", "moorings_limits.lua is not there")
+    shipped = (ROOT / "deploy" / "slurm" / "moorings_limits.lua.example").read_bytes()
+    assert b"requeue = false" in shipped  # in a comment
+    is_told(checks.check_limits(SITE, shipped), "PASS", "JobRequeue=1")
+    is_told(checks.check_limits(SITE, b"return { max = 4, requeue=false }"), "WARN", "does not go back")
 
 
 def test_the_rest_of_slurm_conf():
@@ -304,6 +322,20 @@ def test_orphans():
     is_told(checks.check_orphans("c1", orphans, 4), "FAIL", "slurm_2 (READY, job 2)", "slurm_3")
     is_told(checks.check_orphans("c1", {}, 4), "PASS", "4 claims of slurm/c1")
     assert checks.suspects([claim(5, restarts=0)], [job(5, "PENDING")]) == {}  # requeued: its next start may need it
+
+
+def test_claims_of_another_slurm_of_this_name():
+    home, claims = Home("c1", HERE), [claim(1), claim(2, instance=ELSEWHERE), claim(3, instance=ELSEWHERE)]
+    found = checks.check_foreign(home, claims)
+    is_told(found, "WARN", "another Slurm called c1", "slurm_2 (READY, job 2)", "slurm_3")
+    assert "slurm_1" not in found.evidence
+    assert "leaves them alone" in found.fix
+    assert "'moor delete claim NAME'" in found.fix
+    is_told(checks.check_foreign(home, claims[:1]), "PASS", "slurm/c1")
+    is_told(checks.check_foreign(None, claims), "SKIP", "cannot be told")
+    orphans = checks.suspects(claims, [])
+    assert "another Slurm" in checks.check_orphans("c1", orphans, 3, all_ours=False).fix
+    assert "another Slurm" not in checks.check_orphans("c1", orphans, 3).fix
 
 
 def test_unclaimed():

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moorings.app.pruning import DOOMED, prune
 from moorings.core.instants import SECOND, Instant
-from moorings.slurm.engine.pruning import DOOMED, prune
+from moorings.slurm.engine.pruning import hold_ended
 from moorings.slurm.engine.rundir import Asked, RunFolder
 from moorings.workloads.runs import Ending, EndRecord
 
@@ -44,7 +45,7 @@ def test_only_what_ended_long_ago_goes(runs: Path) -> None:
     a_run(runs, "run-spared", "asked", "job", ended=OLD)
     a_run(runs, "run-open", "asked", "job")  # Slurm had it, and how it ended stands nowhere
     a_run(runs, "run-claimed", "asked", "claimed")
-    assert prune(runs, BEFORE, {"run-spared"}) == ["run-old"]
+    assert prune(runs, BEFORE, {"run-spared"}, hold_ended) == ["run-old"]
     assert sorted(path.name for path in runs.iterdir()) == ["run-claimed", "run-new", "run-open", "run-spared"]
 
 
@@ -52,16 +53,16 @@ def test_what_slurm_never_had_goes_when_nothing_was_written_there_for_as_long(ru
     a_run(runs, "run-refused")
     a_run(runs, "run-lost", "asked")
     a_run(runs, "run-today", touched=NEW)
-    assert prune(runs, BEFORE, ()) == ["run-lost", "run-refused"]
+    assert prune(runs, BEFORE, (), hold_ended) == ["run-lost", "run-refused"]
 
 
 def test_a_run_that_is_being_submitted_stays(runs: Path) -> None:
     a_run(runs, "run-a", "asked", "job", ended=OLD)
     door = RunFolder(runs / "run-a").take_door()
     assert door is not None
-    assert prune(runs, BEFORE, ()) == []
+    assert prune(runs, BEFORE, (), hold_ended) == []
     os.close(door)
-    assert prune(runs, BEFORE, ()) == ["run-a"]
+    assert prune(runs, BEFORE, (), hold_ended) == ["run-a"]
 
 
 def test_what_is_no_runs_folder_stays_and_what_was_begun_is_finished(runs: Path) -> None:
@@ -72,9 +73,9 @@ def test_what_is_no_runs_folder_stays_and_what_was_begun_is_finished(runs: Path)
     (runs / f"{DOOMED}run-b").mkdir()
     damaged = a_run(runs, "run-c", "asked", "job", ended=OLD)
     (damaged / "0" / "end.json").write_text("{")
-    assert prune(runs, BEFORE, ()) == []
+    assert prune(runs, BEFORE, (), hold_ended) == []
     assert sorted(path.name for path in runs.iterdir()) == ["fence", "link", "notes", "run-c"]
 
 
 def test_a_folder_that_is_not_there_now_is_no_error(runs: Path) -> None:
-    assert prune(runs / "away", BEFORE, ()) == []
+    assert prune(runs / "away", BEFORE, (), hold_ended) == []

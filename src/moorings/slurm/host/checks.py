@@ -15,8 +15,8 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, seconds_between
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
 from moorings.slurm.host.gate import twins
-from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN, PLUGSTACK_FILE, calls_ours
-from moorings.slurm.host.ledger import Start, queue_of, start_of
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, PLUGIN, PLUGSTACK_FILE, calls_ours, parse_requeue
+from moorings.slurm.host.ledger import Home, Start, queue_of, start_of
 from moorings.slurm.host.nodes import LATE_EXIT
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
@@ -41,6 +41,7 @@ CHECKS: dict[str, str] = {
     "slurm.plugin": "the SPANK plugin is loaded, and compiled for the release that runs",
     "slurm.options": "srun takes --ipus",
     "slurm.submit": "slurmctld calls our submit script",
+    "slurm.limits": "the submit script goes by the JobRequeue that Slurm has",
     "slurm.licenses": "Licenses fits the pool",
     "slurm.accounting": "the accounting counts IPUs",
     "slurm.backfill": "bf_licenses is off",
@@ -52,6 +53,7 @@ CHECKS: dict[str, str] = {
     "slurm.instance": "no other Slurm of this name uses the agent's access key",
     "slurm.reservation": "Slurm lets start only what the controller can give",
     "slurm.orphans": "every claim for a job of Slurm has its job",
+    "slurm.foreign": "no claim is for a job of another Slurm of this name",
     "slurm.unclaimed": "every running job of IPUs has its claim",
 }
 
@@ -184,6 +186,23 @@ def check_submit(site: Site, script: bytes | None) -> FindingBody:
     if not calls_ours(script):
         return _found("slurm.submit", FAIL, f"{path} does not call ours", f"'{_INSTALL}' prints the lines to add")
     return _found("slurm.submit", PASS, f"{path} calls ours")
+
+
+def check_limits(site: Site, limits: bytes | None) -> FindingBody:
+    """Whether the submit script knows which jobs must not start twice; ``limits`` is its file of limits."""
+    path, fix = site.folder / LIMITS, "'moor slurm install --apply' beside slurmctld"
+    if limits is None:
+        return _found("slurm.limits", WARN, f"{path} is not there: the submit script goes by limits of its own", fix)
+    now = f"JobRequeue={site.job_requeue:d}"
+    if parse_requeue(limits) == site.job_requeue:
+        return _found("slurm.limits", PASS, f"{path} was made for {now}, which Slurm has")
+    after = (
+        "does not go back into the queue"
+        if site.job_requeue
+        else "may start again on 22.05, though nobody said --requeue"
+    )
+    told = f"Slurm has {now}, and {path} was made for JobRequeue={not site.job_requeue:d}"
+    return _found("slurm.limits", WARN, f"{told}: a batch job that waits in vain {after}", fix)
 
 
 def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) -> FindingBody:
@@ -349,6 +368,9 @@ def _reserved(licenses: Mapping[str, License], name: str) -> int:
     return licenses[name].reserved if name in licenses else 0
 
 
+_BY_HAND = "'moor delete claim NAME'"
+
+
 def suspects(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[Start, ClaimBody]:
     """The claims for jobs of Slurm that none of ``jobs`` accounts for."""
     alive = {(job.job_id, job.order.nonce) for job in jobs if job.order is not None and job.phase is not Phase.ENDED}
@@ -356,16 +378,37 @@ def suspects(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[Sta
     return {start: claim for start, claim in starts.items() if (start.job_id, start.nonce) not in alive}
 
 
-def check_orphans(cluster: str, orphans: Mapping[Start, ClaimBody], claims: int) -> FindingBody:
-    """Whether claims are left over; ``claims`` is how many there are for this cluster."""
+def check_orphans(
+    cluster: str, orphans: Mapping[Start, ClaimBody], claims: int, *, all_ours: bool = True
+) -> FindingBody:
+    """Whether claims are left over.
+
+    Args:
+        cluster: whose jobs they are for.
+        orphans: those left over.
+        claims: how many were looked at.
+        all_ours: False: which of them are another Slurm's of this name is not known.
+    """
     if not orphans:
         return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
     told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
-    fix = (
-        "the agent releases them once it runs, those of another Slurm of this name never;"
-        " 'moor delete claim NAME' by hand, when you know the job is gone"
-    )
+    but = "" if all_ours else ", those of another Slurm of this name never"
+    fix = f"the agent releases them once it runs{but}; {_BY_HAND} by hand, when you know the job is gone"
     return _found("slurm.orphans", FAIL, f"claims whose job has ended: {told}", fix)
+
+
+def check_foreign(home: Home | None, claims: Sequence[ClaimBody]) -> FindingBody:
+    """Whether there are claims that no agent of this Slurm ever releases; ``home`` is None if its id is not known."""
+    check = "slurm.foreign"
+    if home is None:
+        return _found(check, SKIP, "which claims are another Slurm's cannot be told", "see slurm.instance")
+    foreign = [claim for claim in claims if not home.may_judge(claim.owner)]
+    if not foreign:
+        return _found(check, PASS, f"no claim of {home.queue} is another Slurm's")
+    starts = ((claim, start_of(claim.owner)) for claim in foreign)
+    told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for claim, start in starts if start is not None)
+    fix = f"this Slurm's agent leaves them alone; if that Slurm is gone for good, {_BY_HAND} ends them"
+    return _found(check, WARN, f"claims of another Slurm called {home.cluster}: {told}", fix)
 
 
 def check_unclaimed(jobs: Iterable[JobRecord], claims: Iterable[ClaimBody]) -> FindingBody:

@@ -29,9 +29,9 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
 from moorings.slurm.host.install import find_site, read_file
-from moorings.slurm.host.installation import JOB_SUBMIT, PLUGIN
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, PLUGIN
 from moorings.slurm.host.instance import read_instance
-from moorings.slurm.host.ledger import KIND, queue_of
+from moorings.slurm.host.ledger import KIND, Home, queue_of
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.site import Site, munge_socket_of
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
@@ -52,11 +52,14 @@ _REPLY_BYTES_MAX = 1 << 20
 
 ClientOf = Callable[[VipuConf], Client]
 _INSTALLED = (
-    *("slurm.plugin", "slurm.options", "slurm.submit", "slurm.accounting", "slurm.backfill"),
+    *("slurm.plugin", "slurm.options", "slurm.submit", "slurm.limits", "slurm.accounting", "slurm.backfill"),
     *("slurm.requeue", "slurm.waits"),
 )
 _SITE = ("slurm.release", "slurm.conf", "slurm.user", *_INSTALLED, "slurm.agent")
-_POOL = ("slurm.pool", "slurm.licenses", "slurm.instance", "slurm.reservation", "slurm.orphans", "slurm.unclaimed")
+_POOL = (
+    *("slurm.pool", "slurm.licenses", "slurm.instance", "slurm.reservation"),
+    *("slurm.orphans", "slurm.foreign", "slurm.unclaimed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,7 @@ async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> l
         checks.check_plugin(site, line[0] if line else None, image),
         checks.check_options(help_text.output.decode("utf-8", "replace")),
         checks.check_submit(site, script),
+        checks.check_limits(site, await _aside(read_file, site.folder / LIMITS)),
         checks.check_accounting(site),
         checks.check_backfill(site),
         checks.check_requeue(site),
@@ -308,7 +312,8 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
         told = f"{conf.server} answers to the agent's key: {sum(pool.devices for pool in pools)} IPUs"
         found = [FindingBody(id="slurm.pool", verdict=checks.PASS, evidence=told)]
         found.append(checks.check_licenses(site, pools, conf.max_ipus))
-        found.append(await _instance(client, site))
+        home, instance = await _instance(client, site)
+        found.append(instance)
 
         async def in_step() -> list[FindingBody]:
             licenses = formats.parse_licenses(await commands.ask(formats.build_licenses()))
@@ -318,28 +323,37 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
 
         async def accounted() -> list[FindingBody]:
             claims = await _aside(_claims, client, site.cluster)
-            jobs = await _jobs(commands, claims)
-            orphans = checks.suspects(claims, jobs)
+            ours = [claim for claim in claims if home is None or home.may_judge(claim.owner)]
+            jobs = await _jobs(commands, ours)
+            orphans = checks.suspects(ours, jobs)
             after = await _aside(_claims, client, site.cluster)  # a claim is made after its job's start
-            return [checks.check_orphans(site.cluster, orphans, len(claims)), checks.check_unclaimed(jobs, after)]
+            return [
+                checks.check_orphans(site.cluster, orphans, len(ours), all_ours=home is not None),
+                checks.check_foreign(home, claims),
+                checks.check_unclaimed(jobs, after),
+            ]
 
         return found + await _twice(in_step, accounted)
 
 
-async def _instance(client: Client, site: Site) -> FindingBody:
-    """Asks for the offer as the agent does, by the id that lies with Slurm's state."""
-    check = "slurm.instance"
+async def _instance(client: Client, site: Site) -> tuple[Home | None, FindingBody]:
+    """Asks for the offer as the agent does, by the id that lies with Slurm's state; also whose jobs it judges.
+
+    None: it has no id here, or one that cannot be read.
+    """
+    check, home = "slurm.instance", None
     try:
         instance = await _aside(read_instance, site.state_folder)
         if instance is None:
             told = f"there is no id in {site.state_folder}: the agent makes it, beside slurmctld"
-            return FindingBody(id=check, verdict=checks.SKIP, evidence=told)
-        queue = await _aside(client.queue, queue_of(site.cluster), instance=instance)
+            return None, FindingBody(id=check, verdict=checks.SKIP, evidence=told)
+        home = Home(site.cluster, instance)
+        queue = await _aside(client.queue, home.queue, instance=instance)
     except MooringsError as error:
         if error.code == "queue.unknown":
-            return FindingBody(id=check, verdict=checks.SKIP, evidence=error.detail, fix="see slurm.agent")
-        return checks.failed(check, error)
-    return checks.check_instance(site.cluster, queue, Instant(int(time.time() * SECOND)))
+            return home, FindingBody(id=check, verdict=checks.SKIP, evidence=error.detail, fix="see slurm.agent")
+        return home, checks.failed(check, error)
+    return home, checks.check_instance(site.cluster, queue, Instant(int(time.time() * SECOND)))
 
 
 async def _twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:

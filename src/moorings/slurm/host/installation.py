@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -154,6 +155,14 @@ def build_limits(site: Site, choices: Choices) -> bytes:
     entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # who may change such jobs, besides root
     lines = "".join(f"    {entry}\n" for entry in entries)
     return f"-- {_MADE}.\nreturn {{\n{lines}}}\n".encode()
+
+
+_ONCE = re.compile(rb"\brequeue\s*=\s*false\b")
+
+
+def parse_requeue(limits: bytes) -> bool:
+    """Whether a batch job that does not say may start again, as that table tells the submit script."""
+    return not any(_ONCE.search(line.split(b"--")[0]) for line in limits.split(b"\n"))
 
 
 VIPU_CONF = b"""\

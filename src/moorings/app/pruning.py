@@ -1,0 +1,59 @@
+"""Ended runs' folders, with their output, removed when they are old: disks fill up otherwise.
+
+What has ended, and how a run is held meanwhile, is its engine's to say; a doubtful folder stays. It is renamed first,
+so that a crash half way leaves something that is plainly no run's and is removed next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from moorings.core.instants import Instant
+from moorings.workloads.runs import RunId
+
+DOOMED = ".pruned-"  # no run's id begins so
+
+# Holds a run in the folder of all runs, so that nothing of it begins before the end of the block; gives whether it
+# ended before that instant. An OSError means that it is to be tried again the next time.
+Hold = Callable[[Path, RunId, Instant], AbstractContextManager[bool]]
+
+
+def prune(runs: Path, before: Instant, spared: Collection[str], hold: Hold) -> list[RunId]:
+    """Remove the folders of runs that ended before an instant; which they were.
+
+    Args:
+        runs: the folder of all runs of an engine.
+        before: those that ended later stay.
+        spared: ids of runs that stay in any case: they have not ended as far as the records know.
+        hold: the engine's.
+    """
+    removed: list[RunId] = []
+    with contextlib.suppress(OSError):  # it is not there now
+        for entry in sorted(os.scandir(runs), key=lambda entry: entry.name):
+            if entry.name.startswith(DOOMED):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif (
+                entry.is_dir(follow_symlinks=False)
+                and entry.name not in spared
+                and _prune_one(runs, RunId(entry.name), before, hold)
+            ):
+                removed.append(RunId(entry.name))
+    return removed
+
+
+def _prune_one(runs: Path, run: RunId, before: Instant, hold: Hold) -> bool:
+    doomed = runs / f"{DOOMED}{run}"
+    try:
+        with hold(runs, run, before) as ended:
+            if not ended:
+                return False
+            (runs / run).rename(doomed)
+    except OSError:
+        return False
+    shutil.rmtree(doomed, ignore_errors=True)
+    return True
