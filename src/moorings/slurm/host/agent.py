@@ -318,7 +318,7 @@ class Agent:
                 settled_at = self._berths.settled_at.get(owner)
                 if settled_at is not None and settled_at <= asked_at:
                     counted.append(job.order.ipus)
-        places = Places(counted, self._berths.awaiting(live), self._berths.returning(live, asked_at))
+        places = Places(counted, self._berths.awaiting(live), self._berths.returning(self._releasing, asked_at))
         if stay_ours(places, self._offers.largest, alone=self._offers.alone):
             return places
         return replace(places, returning=None)

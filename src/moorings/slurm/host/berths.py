@@ -105,15 +105,16 @@ class Berths:
             self._gone[owner] = claim.size, _now()
         self._unbind(owner)
 
-    def returning(self, live: Collection[str], asked_at: float) -> list[int]:
-        """The sizes of what jobs that are over have held, and which an offer asked for at ``asked_at`` has not.
+    def returning(self, releasing: Collection[str], asked_at: float) -> list[int]:
+        """The sizes of what is given back, and what an offer that was asked for at ``asked_at`` does not have yet.
 
         Args:
-            live: the owners of the others.
+            releasing: ids of the claims that are being released. Of one whose job is merely missing from a list, the
+                devices are in use for all we know.
             asked_at: by the loop's clock.
         """
         self._gone = {owner: (size, at) for owner, (size, at) in self._gone.items() if at >= asked_at}
-        held = [c.size for owner, c in self.claims.items() if owner not in live and c.state in HAS_DEVICES]
+        held = [c.size for c in self.claims.values() if c.id in releasing and c.state in HAS_DEVICES]
         return held + [size for size, _ in self._gone.values()]
 
     def awaiting(self, live: Collection[str]) -> list[int]:
