@@ -51,7 +51,7 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert claim["state"] == "READY"
     waiting.join(10)
     assert answers[0][1]["offer"] == {"pod16": {}}
-    assert answers[0][1]["othersWait"] == []
+    assert (answers[0][1]["held"], answers[0][1]["othersWait"]) == ({"pod16": {"16": 1}}, [])
     assert [job["owner"] for job in answers[0][1]["jobs"]] == ["slurm/baltic/2/cafe"]
 
 

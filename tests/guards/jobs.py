@@ -365,8 +365,8 @@ JOBS = (
         law="4",
         what="a start that waits is not told of a binding that the controller does not give",
         file="slurm/host/berths.py",
-        old="                if error.code != NOT_READY:\n                    raise\n",
-        new="                body = BindingBody(partition='', api={}, gcds=())\n",
+        old='                if error.code == "controller.unreachable":\n                    raise',
+        new="                body = BindingBody(partition='', api={}, gcds=())",
         tests=(f"{BERTHS}test_a_wait_in_vain_ends",),
     ),
     Guard(

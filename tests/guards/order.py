@@ -305,6 +305,14 @@ ORDER = (
         new="    return tuple(name for name, state in fleet.pools.items() if False and any(",
         tests=(f"{NEXT_UP}test_others_wait_where_somebody_of_no_job_of_the_queue_does",),
     ),
+    Guard(
+        law="7",
+        what="a job that another scheduler has started is not kept waiting for one that it tells of afterwards",
+        file="core/announced.py",
+        old="        if started is not None:\n",
+        new="        if False:\n",
+        tests=(f"{ANNOUNCED}test_what_is_told_stands_behind_what_was_started_before_it_was_told",),
+    ),
     # -- law 8: every wait and every refusal says why ---------------------------------------------------------------
     Guard(
         law="8",

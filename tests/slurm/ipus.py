@@ -125,6 +125,10 @@ class IpuSite:
         twins = {size: licenses[f"ipu_{size}"] for size in SIZES}
         return {size: one.total - one.used - one.reserved for size, one in twins.items()}  # its Free is another
 
+    def is_open(self) -> bool:
+        """Whether all may be started; before the agent has made its reservation that is no word of the agent's."""
+        return self.cluster.licenses()["moorings_gate"].reserved == 1 and self.room()[N_IPUS] == N_IPUS
+
     def left(self) -> list[str]:
         """What is left of all jobs: nothing, once they are over."""
         licenses = self.cluster.licenses()
@@ -168,7 +172,7 @@ def ipu_site(
         site.write_conf()
         cluster.start()
         site.start_agent()
-        until(lambda: site.room()[N_IPUS] == N_IPUS, what=site.log)
+        until(site.is_open, what=site.log)
         yield site
     finally:
         if "site" in locals() and site.agent_lives:

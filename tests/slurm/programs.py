@@ -39,6 +39,7 @@ exec unshare --mount --propagation private -- sh -euc '
     mount --bind /etc/hosts "$0/etc/hosts"
     mount -t proc proc "$0/proc"
     here=$PWD
+    [ -d "$0$here" ] || here=/  # as of a checkout: there is nothing of it inside
     exec chroot "$0" env -C "$here" -u LD_LIBRARY_PATH PATH={path} "$@"
 ' {root} "$@"
 """

@@ -96,3 +96,23 @@ def test_the_partition_is_active_before_the_first_process_starts(site: IpuSite) 
     made = next(claim for claim in site.claims(every=True) if claim["name"] == f"slurm_{job}")
     ready = datetime.fromisoformat(made["readyAt"]).timestamp()
     assert int(mark.read_text()) / 1e9 > ready
+
+
+def test_beside_a_stranger_s_partition_one_job_follows_the_other_and_none_starts_in_vain(site: IpuSite) -> None:
+    """What a job gives back is the next one's, and only the next one's."""
+    status, claim = site.controller.ask("POST", "/v1/claims?wait=20s", {"size": 8})
+    assert (status, claim["state"]) == (201, "READY")
+    until(lambda: site.room()[8] == 8 and site.room()[16] == 0, what=lambda: f"{site.room()}")
+    jobs = [site.cluster.sbatch("sleep 0.3", "--ipus=8") for _ in range(8)]
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        queued = site.cluster.squeue()
+        most = max(most, sum(job.state == "RUNNING" for job in queued))
+        return not queued
+
+    until(over, 60, what=lambda: f"{site.cluster.squeue()}\n{site.log()}")
+    assert most == 1, site.log()
+    assert {site.cluster.job(job)["Restarts"] for job in jobs} == {"0"}
+    site.controller.ask("DELETE", f"/v1/claims/{claim['id']}?wait=20s")

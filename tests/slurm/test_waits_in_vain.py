@@ -190,3 +190,25 @@ def test_a_job_that_slurm_cannot_take_back_now_waits_until_it_can(site: IpuSite)
     start_now(site, job)
     site.cluster.wait_job(job, "COMPLETED")
     assert site.cluster.output(job).split()[-1] == f"slurm_{job}_r1"
+
+
+def test_on_what_does_not_come_back_nobody_starts(site: IpuSite) -> None:
+    """Beside a stranger's partition, of a job's own devices one goes out of service while it runs."""
+    status, _ = site.controller.ask("POST", "/v1/claims?wait=20s", {"size": N_IPUS // 2})
+    assert status == 201
+    first = site.cluster.sbatch("sleep 600", "--ipus=8")
+    site.cluster.wait_job(first, "RUNNING")
+    held = until(lambda: [p for p in site.partitions() if p["name"] == f"slurm_{first}" and p["state"] == "ACTIVE"])
+    device = f"pod16:{held[0]['devices'].rpartition(':')[2].partition('-')[0]}"
+    others = [site.cluster.sbatch("true", "--ipus=8") for _ in range(3)]
+    until(lambda: [job.reason for job in site.cluster.squeue() if job.state == "PENDING"] == ["Licenses"] * 3)
+    status, told = site.controller.ask("POST", f"/v1/devices/{device}/drain", {"reason": "a fan"})
+    assert status == 200, (device, told, held)
+    until(lambda: site.room()[1] == -8, what=lambda: f"{site.room()}\n{site.log()}")
+    site.cluster.check("scancel", str(first))
+    until(lambda: len(site.claims()) == 1, what=site.log)
+    until(lambda: site.room() == dict.fromkeys(site.room(), 0) | {1: 7, 2: 6, 4: 4}, what=lambda: f"{site.room()}")
+    assert {(job.state, site.cluster.job(job.id)["Restarts"]) for job in site.cluster.squeue()} == {("PENDING", "0")}
+    assert site.controller.ask("POST", f"/v1/devices/{device}/resume")[0] == 200
+    for job in others:
+        site.cluster.wait_job(job, "COMPLETED")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from moorings.client.jobs import job_shape
@@ -11,6 +12,7 @@ from moorings.controller.views import ClaimView, DeviceView, Explanation, Partit
 from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import CheckpointContract
+from moorings.core.devices import PoolName
 from moorings.core.instants import Instant
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
@@ -192,13 +194,18 @@ def capacity_body(view: PoolView, size: int, partitions: int) -> CapacityBody:
     return CapacityBody(pool=view.pool.name, size=size, partitions=partitions, free=view.free, largest=view.largest)
 
 
+def _by_size(counts: Mapping[PoolName, Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    return {pool: {str(size): count for size, count in sizes.items()} for pool, sizes in counts.items()}
+
+
 def queue_body(view: QueueView) -> QueueBody:
     """Another scheduler's queue and its offer."""
     return QueueBody(
         queue=view.told.queue,
         accelerator=view.told.accelerator,
         version=view.version,
-        offer={pool: {str(size): count for size, count in sizes.items()} for pool, sizes in view.offer.items()},
+        offer=_by_size(view.offer),
+        held=_by_size(view.held),
         jobs=tuple(
             QueuedJobBody(
                 owner=item.job.owner, size=item.job.spec.size, offered=item.offered, reason=reason_body(item.reason)

@@ -15,7 +15,7 @@ from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import QueueTold
 from moorings.core.instants import Instant, after
-from moorings.core.queue import explain, next_up, others_wait
+from moorings.core.queue import explain, held_by, next_up, others_wait
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 from moorings.wire.codec import time_text
@@ -36,20 +36,19 @@ class QueuedJobView:
 class QueueView:
     """A queue, and how many partitions of each size its scheduler could start in each pool.
 
-    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool; in those of
-    ``others_wait`` somebody who is not of this queue waits for devices.
+    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool. ``held`` is how many
+    partitions of each size its claims hold, at the same moment as the offer. In the pools of ``others_wait`` somebody
+    who is not of this queue waits for devices. ``version`` changes whenever the offer or one of the last two does; a
+    controller that takes over gives the same one.
     """
 
     told: Announced
     offer: Mapping[PoolName, Mapping[int, int]]
     jobs: Sequence[QueuedJobView]
     next_up: Mapping[str, str]
+    held: Mapping[PoolName, Mapping[int, int]]
     others_wait: Sequence[PoolName]
-
-    @property
-    def version(self) -> str:
-        """A text that changes whenever offer or ``others_wait`` do; a controller that takes over gives the same one."""
-        return _version_of(self.offer, self.others_wait)
+    version: str
 
 
 class Queues:
@@ -148,7 +147,8 @@ class Queues:
         return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
 
     def _version(self, told: Announced) -> str:
-        return _version_of(self._offer(told), others_wait(self._loop.fleet, told.queue))
+        fleet = self._loop.fleet
+        return _version_of(self._offer(told), held_by(fleet, told), others_wait(fleet, told))
 
     def _view(self, queue: str, instance: str | None) -> QueueView:
         fleet, told = self._loop.fleet, self._told(queue, instance)
@@ -160,7 +160,8 @@ class Queues:
         ]
         own = {job.owner for job in told.jobs} - free  # who has his block wants no other
         first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet, now).items() if claim.owner in own}
-        return QueueView(told, self._offer(told), jobs, first, others_wait(fleet, queue))
+        offer, held, others = self._offer(told), held_by(fleet, told), others_wait(fleet, told)
+        return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
 
     async def _next(self) -> None:
         """Returns after the next turn that changed something."""
@@ -169,9 +170,11 @@ class Queues:
         await asyncio.shield(self._changed)  # others wait for it, too
 
 
-def _version_of(offer: Mapping[PoolName, Mapping[int, int]], others: Sequence[PoolName]) -> str:
-    told = [(pool, *sizes.items()) for pool, sizes in offer.items()], *others
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+def _version_of(
+    offer: Mapping[PoolName, Mapping[int, int]], held: Mapping[PoolName, Mapping[int, int]], others: Sequence[PoolName]
+) -> str:
+    counts = [[(pool, *sizes.items()) for pool, sizes in what.items()] for what in (offer, held)]
+    return hashlib.sha256(repr((counts, *others)).encode()).hexdigest()
 
 
 def _taken(told: Announced) -> MooringsError:

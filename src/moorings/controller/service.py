@@ -246,8 +246,18 @@ class Controller:
         reasons = (reason,) if reason is not None else ()
         return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
 
-    async def claim_binding(self, caller: Caller, ident: str, *, wait_s: float = 0) -> Binding:
-        """What the claim's job is given; only its owner and admins may see it. Waits up to ``wait_s`` for READY.
+    async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
+        """Returns when there may be a binding of the claim, or never will be, or after ``wait_s``.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``owner.denied``: who may not see the binding waits for nothing.
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        await self._claim_until(claim, UNTIL["READY"], wait_s)
+
+    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
+        """What the claim's job is given; only its owner and admins may see it.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``partition.not_active``,
@@ -255,8 +265,6 @@ class Controller:
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "read a binding")
-        if wait_s > 0:
-            claim = await self._claim_until(claim, UNTIL["READY"], wait_s)
         partition = self._loop.fleet.partitions.get(_partition_of(claim))
         if claim.state is not ClaimState.READY or partition is None:
             raise MooringsError(

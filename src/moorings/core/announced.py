@@ -69,6 +69,13 @@ class Announced:
         """Whether this list keeps another instance from telling the queue, and from its offer."""
         return self.until > now and self.instance not in ("", instance)
 
+    def owns(self, owner: str) -> bool:
+        """Whether a claim is one of this queue's, and of the instance that tells it, if that said who it is.
+
+        The owner's last part is the instance, by agreement with the agents that say so.
+        """
+        return owner.startswith(f"{self.queue}/") and (not self.instance or owner.endswith(f"/{self.instance}"))
+
     def claims(self) -> Iterator[Claim]:
         """Its jobs as claims: as a whole they wait since they came, among themselves in their queue's order."""
         arrivals = sorted(job.since for job in self.jobs)
@@ -130,8 +137,13 @@ class Elsewhere:
         self.changes: dict[str, Announced | None] = {}
         self.events: list[Event] = []
 
-    def take(self, told: Announced) -> None:
+    def take(self, told: Announced, started: Instant | None = None) -> None:
         """A list replaces the one before; the same list again only counts for longer.
+
+        Args:
+            told: the list.
+            started: where the last of the queue's own claims stands that wait: its scheduler has started that job, and
+                starts none of the list before it has ended. A block kept for one of them would be nobody's.
 
         Raises:
             TakenError: another instance is believed.
@@ -142,6 +154,9 @@ class Elsewhere:
             raise TakenError(before)
         if before is not None and before.instance != told.instance:
             before = None
+        if started is not None:
+            behind = Instant(started + 1)
+            told = replace(told, jobs=tuple(replace(job, since=max(job.since, behind)) for job in told.jobs))
         told = replace(told, since=before.since if before else self._now, rival=before.rival if before else None)
         if before is not None and before.jobs == told.jobs and before.accelerator == told.accelerator:
             if told.until - before.until < LONGER_S * SECOND:

@@ -103,6 +103,9 @@ def why_never(spec: ClaimSpec, state: PoolState) -> Reason | None:
     return None
 
 
+_HOLDS = frozenset({ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING})
+
+
 class _Turn:
     """One pass over the queue on trial maps."""
 
@@ -294,14 +297,30 @@ def next_up(fleet: Fleet, now: Instant) -> dict[PoolName, Claim]:
     return first
 
 
-def others_wait(fleet: Fleet, queue: str) -> tuple[PoolName, ...]:
+def held_by(fleet: Fleet, told: Announced) -> dict[PoolName, dict[int, int]]:
+    """How many partitions of each size a queue's claims hold, of those that can be had again at once.
+
+    So none that is being removed or lost, none with a device that goes out of service, none while its driver is away.
+    """
+    held: dict[PoolName, dict[int, int]] = {}
+    for partition in fleet.partitions.values():
+        claim, state = fleet.claims.get(partition.claim), fleet.pools.get(partition.pool)
+        if claim is None or claim.state not in _HOLDS or claim.partition != partition.id or not told.owns(claim.owner):
+            continue
+        if state is None or state.problem or any(index in state.out for index in partition.block):
+            continue
+        sizes = held.setdefault(partition.pool, {})
+        sizes[partition.size] = sizes.get(partition.size, 0) + 1
+    return {pool: dict(sorted(sizes.items())) for pool, sizes in sorted(held.items())}
+
+
+def others_wait(fleet: Fleet, told: Announced) -> tuple[PoolName, ...]:
     """The pools for whose devices somebody waits who is not of that queue, whether or not he comes first."""
-    own = f"{queue}/"
     waiting = [
-        next((claim for order in line if not (claim := fleet.claims[order[2]]).owner.startswith(own)), None)
+        next((claim for order in line if not told.owns((claim := fleet.claims[order[2]]).owner)), None)
         for line in fleet.lines.values()
     ]
-    waiting += [claim for told in fleet.announced.values() if told.queue != queue for claim in told.claims()]
+    waiting += [claim for other in fleet.announced.values() if other.queue != told.queue for claim in other.claims()]
     specs = [claim.spec for claim in waiting if claim is not None and claim.spec.size]
     return tuple(name for name, state in fleet.pools.items() if any(_is_for(spec, state) for spec in specs))
 

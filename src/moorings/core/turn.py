@@ -172,7 +172,7 @@ class Turn:
             case PoolAnswers():
                 self.health(given)
             case QueueTold():
-                self._elsewhere.take(given.told)
+                self._elsewhere.take(given.told, self._started(given.told))
             case StraySeen():
                 self._tell("partition.stray_found", given.pool, {"name": given.name})
             case DrainDevice():
@@ -209,6 +209,13 @@ class Turn:
         self._new.append(claim.id)
         self._tell("claim.created", claim, created_data(claim))
         return self._save_claim(claim, new=True)
+
+    def _started(self, told: Announced) -> Instant | None:
+        """Where the last of a queue's claims that wait stands; None: none of them waits."""
+        known = (self.fleet.claims[order[2]] for line in self.fleet.lines.values() for order in line)
+        own = [claim for claim in known if told.owns(claim.owner) and claim.id not in self.changes.claims]
+        own += [claim for claim, _ in self.changes.claims.values() if told.owns(claim.owner)]
+        return max((claim.arrival for claim in own if claim.state is ClaimState.PENDING), default=None)
 
     def release(self, given: ReleaseClaim) -> Claim | None:
         claim = self.claim(given.claim)

@@ -284,11 +284,13 @@ class QueuedJobBody:
 class QueueBody:
     """Another scheduler's queue, as it was told, and what that scheduler may start now.
 
-    ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have.
-    ``others_wait`` are the pools for whose devices somebody waits who is not of this queue, before or behind its jobs.
-    ``version`` changes whenever one of the two does. ``next_up`` holds, for each pool, the owner of the job that gets
-    what becomes free there next; a pool is left out where somebody else waits before all of them. ``contested_at`` is
-    when a list of another instance was refused last, to a minute.
+    ``offer`` holds, for each pool and each size (as text), how many partitions of that size it could have; ``held`` how
+    many its claims hold, of those that it could have again at once: none that is being removed, or has a device that
+    goes out of service. ``others_wait`` are the pools for whose devices somebody waits who is not of this queue, before
+    or behind its jobs. ``version`` changes whenever one of the three does.
+    ``next_up`` holds, for each pool, the owner of the job that gets what becomes free there next; a pool is left out
+    where somebody else waits before all of them. ``contested_at`` is when a list of another instance was refused last,
+    to a minute.
     """
 
     queue: str
@@ -298,6 +300,7 @@ class QueueBody:
     jobs: tuple[QueuedJobBody, ...]
     until: str
     next_up: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     others_wait: tuple[str, ...] = ()
     instance: str | None = None
     contested_at: str | None = None

@@ -203,8 +203,10 @@ class PretendController:
         claim = self._claim(ident)
         return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),))
 
-    async def claim_binding(self, caller: Caller, ident: str, *, wait_s: float = 0) -> Binding:
+    async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         self.seen.append(("binding", ident, wait_s))
+
+    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
         gcd = GcdBinding(0, (DeviceId("pod16:0"),), "p_gcd0_ipuof.conf", "{}", {"A": "b"})
         return Binding(self._claim(ident).name, {"IPUOF_VIPU_API_HOST": "vipu"}, (gcd,))
 

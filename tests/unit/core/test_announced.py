@@ -50,6 +50,19 @@ def test_a_queue_in_which_nothing_waits_is_offered_all_that_is_free() -> None:
     assert offer(world) == {1: 16, 2: 8, 4: 4, 8: 2, 16: 1}
 
 
+def test_what_is_told_stands_behind_what_was_started_before_it_was_told() -> None:
+    """A job that starts at once is claimed before those submitted with it are told, which came a moment earlier."""
+    world = World(POD)
+    others = world.ready(8)
+    world.step(told(world))
+    world.ready(8, owner=f"{HERE}/1/nonce")
+    started = world.create(8, owner=f"{HERE}/2/nonce")
+    world.step(told(world, 8, 8, ago_s=10, first=3))
+    world.end(others)
+    assert world.claim(started.id).state is ClaimState.GRANTED
+    assert offer(world) == {}, "and nothing is kept for the others"
+
+
 def test_a_job_that_waits_elsewhere_is_never_granted_and_never_loses_its_place() -> None:
     world = World(POD)
     holder = world.ready(16, gcds=2)

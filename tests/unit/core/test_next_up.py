@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, ReleaseClaim
+from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, QueueTold, ReleaseClaim
 from moorings.core.instants import Instant
 from moorings.core.placement import OUT_OF_SERVICE
-from moorings.core.queue import Policy, next_up, others_wait, soonest
+from moorings.core.queue import Policy, held_by, next_up, others_wait, soonest
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.test_announced import HERE, THERE, told
 from tests.unit.core.worlds import CROSS, POD, World
@@ -68,20 +68,57 @@ def test_who_has_only_to_be_started_is_first_until_then() -> None:
     assert first(world) == {POD.name: f"{HERE}/2/nonce"}
 
 
+def others(world: World, queue: str = HERE) -> set[PoolName]:
+    """The pools in which somebody waits who is not of that queue."""
+    return set(others_wait(world.fleet, world.fleet.announced[queue]))
+
+
 def test_others_wait_where_somebody_of_no_job_of_the_queue_does() -> None:
     world = full(POD, WIDE, CROSS)
-    world.step(told(world, 4, 4))
+    world.step(told(world, 4, 4), told(world, queue=THERE))
     world.create(16, gcds=2, owner=f"{HERE}/7/nonce")
     world.create(0, "gpu", resources={"memory": 100})
-    assert others_wait(world.fleet, HERE) == (), "its own jobs, and one that asks for no devices"
-    assert set(others_wait(world.fleet, THERE)) == {POD.name, WIDE.name}
+    assert others(world) == set(), "its own jobs, and one that asks for no devices"
+    assert others(world, THERE) == {POD.name, WIDE.name}
     world.step(told(world, 4, queue=THERE))
-    assert set(others_wait(world.fleet, HERE)) == {POD.name, WIDE.name}, "another scheduler's jobs count"
+    assert others(world) == {POD.name, WIDE.name}, "another scheduler's jobs count"
     world.step(told(world, queue=THERE))
     claim = world.create(16, gcds=2, pool=POD.name)
-    assert others_wait(world.fleet, HERE) == (POD.name,), "behind its own jobs, too"
+    assert others(world) == {POD.name}, "behind its own jobs, too"
     world.end(claim)
-    assert others_wait(world.fleet, HERE) == ()
+    assert others(world) == set()
+
+
+def test_of_another_instance_s_claims_none_is_the_queue_s() -> None:
+    ours, theirs = "0123456789abcdef", "fedcba9876543210"
+    world = World(POD)
+    list_told = told(world, 4).told
+    world.step(QueueTold(replace(list_told, instance=ours)))
+    world.ready(4, owner=f"{HERE}/5/nonce/0/{ours}")
+    world.ready(2, owner=f"{HERE}/5/nonce/0/{theirs}")
+    world.ready(1, owner="user/ann")
+    announced = world.fleet.announced[HERE]
+    assert held_by(world.fleet, announced) == {POD.name: {4: 1}}
+    assert held_by(world.fleet, replace(announced, instance="")) == {POD.name: {2: 1, 4: 1}}
+    world.create(16, gcds=2, owner=f"{HERE}/6/nonce/0/{ours}")
+    assert others(world) == set()
+    world.create(16, gcds=2, owner=f"{HERE}/7/nonce/0/{theirs}")
+    assert others(world) == {POD.name}
+
+
+def test_what_cannot_be_had_again_at_once_is_not_held() -> None:
+    world = World(POD)
+    world.step(told(world))
+    announced = world.fleet.announced[HERE]
+    first, second = (world.ready(4, owner=f"{HERE}/{number}/nonce") for number in (1, 2))
+    world.create(8, owner=f"{HERE}/3/nonce")
+    assert held_by(world.fleet, announced) == {POD.name: {4: 2, 8: 1}}, "what is being made is held"
+    world.step(ReleaseClaim(first.id, "over"))
+    assert held_by(world.fleet, announced) == {POD.name: {4: 1, 8: 1}}
+    world.step(DrainDevice(POD.name, next(iter(world.partition(second).block)), "a fan"))
+    assert held_by(world.fleet, announced) == {POD.name: {8: 1}}
+    world.step(PoolAnswers(POD.name, "it does not answer"))
+    assert held_by(world.fleet, announced) == {}
 
 
 def test_who_could_not_use_it_keeps_nobody_waiting() -> None:

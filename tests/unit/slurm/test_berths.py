@@ -181,21 +181,30 @@ async def test_a_start_that_waits_has_its_binding_from_one_call() -> None:
     assert (berths.claims[OWNER].state, berths.awaiting({OWNER})) == ("READY", [])
 
 
-async def test_what_jobs_that_are_over_had_returns_until_an_offer_has_it() -> None:
+async def test_devices_are_in_use_beside_the_licenses_until_the_job_is_over() -> None:
     controller = Controller("PENDING")
     berths, _ = make(controller, patience_s=0.05)
     with pytest.raises(RefusedError):
         await berths.serve(JOB)
-    began = asyncio.get_running_loop().time()
-    ident = berths.claims[OWNER].id
-    assert berths.returning({ident}, began) == [], "it had no devices"
+    assert berths.in_use_beside((), ()) == [], "it has no devices"
     berths.note(replace(berths.claims[OWNER], state="READY"))
-    assert berths.returning((), began) == [], "its job may be merely missing from a list"
-    assert berths.returning({ident}, began) == [4]
-    berths.drop(OWNER)
-    assert berths.returning((), began) == [4], "its claim is over, but the offer was asked for before"
-    assert berths.returning((), asyncio.get_running_loop().time() + 1) == []
-    assert berths.returning((), began) == [], "what an offer has never returns again"
+    assert berths.in_use_beside({OWNER}, ()) == [], "it has its licenses"
+    assert berths.in_use_beside((), ()) == [4], "it is completing, or merely missing from a list"
+    assert berths.in_use_beside((), {berths.claims[OWNER].id}) == []
+
+
+async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be_had() -> None:
+    """Else its job would be given up at the end of its patience."""
+    controller = Controller()
+    controller.keeps = MooringsError("partition.not_active", "it is being reset", retryable=True)
+    berths, told = make(controller, patience_s=0.02)
+    berths.claims[OWNER] = controller.create_claim(ClaimRequest(size=4, name="slurm_1"), "key")
+    berths.claims[OWNER] = replace(berths.claims[OWNER], state="PENDING")
+    work = berths.serve(JOB)
+    await asyncio.sleep(0.1)
+    assert (berths.claims[OWNER].state, work.done(), told) == ("READY", False, [])
+    controller.keeps = None
+    assert (await work).partition == "of-claim-0"
 
 
 async def test_of_jobs_that_are_over_nothing_is_kept() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +11,7 @@ from moorings.core.devices import PoolName
 from moorings.core.placement import free_map_of
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.slurm.formats import License
-from moorings.slurm.host.gate import Places, is_kept, stay_ours, to_reserve, twins, what_lacks
+from moorings.slurm.host.gate import is_kept, stay_ours, to_reserve, twins, what_lacks
 
 SIZES = (1, 2, 4, 8, 16, 32)
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 16, 32))
@@ -28,48 +30,45 @@ def test_the_twins_are_told_from_all_other_licenses() -> None:
 
 
 def test_without_an_offer_nothing_may_start_not_even_on_what_jobs_give_back() -> None:
-    held = to_reserve(licenses({1: 4, 2: 4, 4: 4}), None, Places([4]))
+    held = to_reserve(licenses({1: 4, 2: 4, 4: 4}), None, [4])
     assert held == {f"ipu_{size}": 32 for size in SIZES} | {"moorings_gate": 1}
 
 
 def test_more_in_use_than_there_is_reserves_nothing_rather_than_less() -> None:
     """An admin made the pool smaller while jobs run: a count below zero is none that Slurm takes."""
-    assert to_reserve({"ipu_1": License(4, 8, 0)}, {1: 2}, Places([8])) == {"ipu_1": 0}
+    assert to_reserve({"ipu_1": License(4, 8, 0)}, {1: 2}, [8]) == {"ipu_1": 0}
 
 
 def test_a_start_that_the_offer_does_not_know_of_takes_from_it() -> None:
     """Others hold 16 of 32, a job of 8 was claimed, and another has just been started where there is room."""
     now = licenses({1: 16, 2: 16, 4: 16, 8: 16})
     offer = {1: 8, 2: 4, 4: 2, 8: 1}
-    assert to_reserve(now, offer, Places([8]))["ipu_8"] == 16, "in use 16, held 16: nothing is left to start"
-    assert to_reserve(now, {}, Places([8, 8]))["ipu_8"] == 16, (
-        "nor when it was claimed: the offer has shrunk by as much"
-    )
-    assert to_reserve(now, offer, Places([8, 8]))["ipu_8"] == 8, (
-        "and if the offer stands beside both, one of 8 may start"
-    )
+    assert to_reserve(now, offer, [8])["ipu_8"] == 16, "in use 16, held 16: nothing is left to start"
+    assert to_reserve(now, {}, [8, 8])["ipu_8"] == 16, "nor when it was claimed: the offer has shrunk by as much"
+    assert to_reserve(now, offer, [8, 8])["ipu_8"] == 8, "and if the offer stands beside both, one of 8 may start"
 
 
 def test_at_the_end_of_a_job_the_next_may_start_if_what_returns_stays_ours() -> None:
-    """All 32 are held by four jobs of 8; of one Slurm knows that it is over, and its claim is not released yet."""
-    now = licenses(dict.fromkeys((1, 2, 4, 8), 24))
-    assert to_reserve(now, {}, Places([8, 8, 8]))["ipu_8"] == 8
-    assert to_reserve(now, {}, Places([8, 8, 8], returning=[8]))["ipu_8"] == 0
-    again = licenses(dict.fromkeys((1, 2, 4, 8), 32))
-    assert to_reserve(again, {}, Places([8, 8, 8, 8], awaiting=[8], returning=[8]))["ipu_8"] == 0, (
-        "nobody waits in vain"
-    )
-    another = licenses(dict.fromkeys((1, 2, 4, 8), 24))
-    kept = to_reserve(another, {}, Places([8, 8, 8], awaiting=[8], returning=[8]))
-    assert kept["ipu_8"] == 8, "it is for the one that waits"
+    """Others hold 8 of 32, three jobs of 8 the rest; one of them is over, and its claim is not released yet."""
+    small = dict.fromkeys((1, 2, 4, 8), 16)
+    kept = to_reserve(licenses(small), {}, [8, 8, 8])
+    assert (kept["ipu_8"], kept["ipu_16"]) == (16, 32), "its licenses, until the partition is gone"
+    kept = to_reserve(licenses(small), {}, held={8: 3})
+    assert (kept["ipu_8"], kept["ipu_16"]) == (8, 32), "nobody else could get it"
+    full = licenses(dict.fromkeys((1, 2, 4, 8), 24))
+    assert to_reserve(full, {}, held={8: 3})["ipu_8"] == 8, "the next has begun, without a claim or with one that waits"
+    assert to_reserve(full, {}, held={8: 2})["ipu_8"] == 16, "the partition is being removed"
+    assert to_reserve(full, {8: 1, 4: 2, 2: 4, 1: 8}, held={8: 2})["ipu_8"] == 8, "it was"
+    assert to_reserve(licenses({}), {}, held={8: 3})["ipu_8"] == 8
+    assert to_reserve(full, None, held={8: 3})["ipu_8"] == 32, "nothing is known"
 
 
 def test_what_returns_stays_ours_only_if_nobody_could_want_it_before() -> None:
-    places = Places([8, 4], returning=[4])
-    assert stay_ours(places, 4, alone=True)
-    assert stay_ours(places, 0, alone=True), "nobody waits"
-    assert not stay_ours(places, 4, alone=False)
-    assert not stay_ours(places, 8, alone=True), "a block is kept for it, which small jobs would take piece by piece"
+    assert stay_ours([8, 4, 4], 4, alone=True)
+    assert stay_ours([8, 4], 0, alone=True), "nobody waits"
+    assert stay_ours([], 16, alone=True), "nothing returns"
+    assert not stay_ours([8, 4], 4, alone=False)
+    assert not stay_ours([8, 4], 8, alone=True), "a block is kept for it, which small jobs would take piece by piece"
 
 
 def test_what_slurm_conf_lacks_is_told() -> None:
@@ -108,7 +107,7 @@ def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
                 used = {k: n + (size if k <= size else 0) for k, n in used.items()}
                 counted.append(size)
     now = licenses(used)
-    kept = to_reserve(now, {size: free.count(size) for size in SIZES}, Places(counted))
+    kept = to_reserve(now, {size: free.count(size) for size in SIZES}, counted)
     room = {size: now[f"ipu_{size}"].total - now[f"ipu_{size}"].used - kept[f"ipu_{size}"] for size in SIZES}
     started: list[Block] = []
     for size in wanted:
@@ -125,41 +124,31 @@ def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
 @given(
     live=st.lists(st.sampled_from(SIZES), max_size=6),
     over=st.lists(st.sampled_from(SIZES), max_size=6),
-    early=st.lists(st.sampled_from(SIZES), max_size=3),
-    wanted=st.lists(st.sampled_from(SIZES), max_size=10),
+    foreign=st.lists(st.sampled_from(SIZES), max_size=3),
+    wanted=st.lists(st.sampled_from(SIZES), max_size=14),
 )
 def test_who_starts_on_what_returns_gets_it_once_it_has_returned(
-    live: list[int], over: list[int], early: list[int], wanted: list[int]
+    live: list[int], over: list[int], foreign: list[int], wanted: list[int]
 ) -> None:
-    """``early`` were started before on the same grounds, and stand in the controller's queue before ``wanted``."""
+    """Slurm starts jobs one after the other beside strangers' partitions; what is ``over`` is gone only afterwards."""
     free = free_map_of(POD.topology)
-    holding: list[tuple[int, Block]] = []
-    for size in [*live, *over]:
-        block = free.find(size)
-        if block is not None:
-            free.take(block)
-            holding.append((size, block))
-    n_live = min(len(live), len(holding))
-    ended = holding[n_live:]
-    offer = {size: free.count(size) for size in SIZES}
-    counted, returning = [size for size, _ in holding[:n_live]], [size for size, _ in ended]
-    wanted = [size for size in wanted if stay_ours(Places(counted, returning=returning), size, alone=True)]
-
-    after = free_map_of(POD.topology)
-    for _, block in holding[:n_live]:
-        after.take(block)
-    awaiting: list[int] = []
-    for size in early:
-        block = after.find(size)
-        if block is not None and sum(awaiting) + size <= sum(returning):
-            after.take(block)
-            awaiting.append(size)
-    used = {k: sum(s for s in (*counted, *awaiting) if s >= k) for k in SIZES}
-    kept = to_reserve(licenses(used), offer, Places([*counted, *awaiting], awaiting, returning))
-    room = {size: 32 - used[size] - kept[f"ipu_{size}"] for size in SIZES}
+    blocks: dict[str, list[Block]] = {"live": [], "over": [], "foreign": []}
+    for what, sizes in (("foreign", foreign), ("live", live), ("over", over)):
+        for size in sizes:
+            block = free.find(size)
+            if block is not None:
+                free.take(block)
+                blocks[what].append(block)
+    held = Counter(len(block) for block in (*blocks["live"], *blocks["over"]))
+    used = {k: sum(len(block) for block in blocks["live"] if len(block) >= k) for k in SIZES}
+    kept = to_reserve(licenses(used), {size: free.count(size) for size in SIZES}, held=held)
+    for block in blocks["over"]:
+        free.release(block)
     for size in wanted:
-        if all(room[k] >= size for k in SIZES if k <= size):
-            block = after.find(size)
+        if not stay_ours(held, size, alone=True):
+            continue
+        if all(used[k] + size + kept[f"ipu_{k}"] <= 32 for k in SIZES if k <= size):
+            block = free.find(size)
             assert block is not None
-            after.take(block)
-            room = {k: n - (size if k <= size else 0) for k, n in room.items()}
+            free.take(block)
+            used = {k: n + (size if k <= size else 0) for k, n in used.items()}

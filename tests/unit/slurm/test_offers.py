@@ -66,6 +66,7 @@ class Controller:
             accelerator="ipu",
             version="v",
             offer={"pod": {"4": 2}},
+            held={"pod": {"4": 1, "8": 1}, "other": {"4": 2}},
             jobs=(),
             until="",
             instance=self.believed,
@@ -191,15 +192,19 @@ async def test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_fir
         assert controller.believed == OURS, "nobody else did"
 
 
-async def test_whether_somebody_else_waits_is_asked_of_the_own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_the_own_pool_alone_is_known_what_is_held_and_whether_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     controller = Controller(OURS)
     async with serving(controller) as (offers, _):
         await offers.accepted.wait()
         await until(lambda: offers.alone)
+        assert offers.held == {4: 3, 8: 1}
         controller.others_wait = ("other",)
         await until(lambda: not offers.alone)
         monkeypatch.setattr(offers, "_pool", "pod")
         await until(lambda: offers.alone)
+        assert offers.held == {4: 1, 8: 1}
         controller.others_wait = ("other", "pod")
         await until(lambda: not offers.alone)
 

@@ -99,8 +99,10 @@ async def get_binding(call: Call) -> Response:
     Only to its owner and to admins, and only while the partition is usable; with `wait` the answer is held until it is.
     """
     wait_s = call.query(WAIT)
-    work = call.controller.claim_binding(call.caller, call.path("id"), wait_s=wait_s)
-    return call.answer(binding_body(await call.hold(work, wait_s)))
+    ident = call.path("id")
+    if wait_s:  # without a desk; the driver is asked at one, like any work
+        await call.hold(call.controller.await_binding(call.caller, ident, wait_s), wait_s)
+    return call.answer(binding_body(await call.controller.claim_binding(call.caller, ident)))
 
 
 _CLAIM = one("Claim", ClaimBody)

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moorings.client.requests import ClaimFilter
 from moorings.core.bindings import Rendezvous
@@ -24,6 +25,7 @@ from moorings.slurm.formats import (
     RESERVATION,
     JobLists,
     JobRecord,
+    License,
     build_create_reservation,
     build_jobs,
     build_licenses,
@@ -35,7 +37,7 @@ from moorings.slurm.formats import (
 )
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import Places, is_kept, stay_ours, to_reserve, what_lacks
+from moorings.slurm.host.gate import is_kept, stay_ours, to_reserve, what_lacks
 from moorings.slurm.host.ledger import Home, Start, announce, judge, may_live, start_of, uses_licenses
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
@@ -241,7 +243,10 @@ class Agent:
         """
         assert job.order is not None
         claim = self._berths.claims.get(Start.of(job, job.order).owner(self._home))
+        # Its claim has no devices: on the licenses it gives back the next one would wait in vain, too.
+        self._berths.settled_at.pop(Start.of(job, job.order).owner(self._home), None)
         with self._troubles.told("job.give_up") as good:
+            await self._set_gate()
             if job.batch and job.requeue:
                 await self._slurm.ask(build_requeue(job.job_id))
             elif claim is not None:
@@ -297,7 +302,7 @@ class Agent:
     async def _set_gate(self) -> None:
         licenses = parse_licenses(await self._slurm.ask(build_licenses()))
         self._tell_lack(what_lacks(licenses, self._offers.counts))
-        wanted = to_reserve(licenses, self._offers.counts, self._places())
+        wanted = self._to_reserve(licenses)
         if is_kept(licenses, wanted):
             return
         log.debug("gate.set", extra={"kept": str(wanted)})
@@ -308,20 +313,24 @@ class Agent:
             log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
             self._gate.set()
 
-    def _places(self) -> Places:
-        """What the jobs that hold licenses have, as far as the offer knows of it, and what those that are over had."""
-        live, counted, asked_at = set(), [], self._offers.asked_at
+    def _to_reserve(self, licenses: Mapping[str, License]) -> dict[str, int]:
+        """What the reservation must hold, as far as offer and lists know."""
+        offers = self._offers
+        live, counted = set(), []
         for job in self._jobs.values():
             if job.order is not None and uses_licenses(job):
                 owner = Start.of(job, job.order).owner(self._home)
-                live.add(owner)
+                if LICENSE in job.licenses:  # an admin may have taken them
+                    live.add(owner)
                 settled_at = self._berths.settled_at.get(owner)
-                if settled_at is not None and settled_at <= asked_at:
+                if settled_at is not None and settled_at <= offers.asked_at:
                     counted.append(job.order.ipus)
-        places = Places(counted, self._berths.awaiting(live), self._berths.returning(self._releasing, asked_at))
-        if stay_ours(places, self._offers.largest, alone=self._offers.alone):
-            return places
-        return replace(places, returning=None)
+        largest = max([offers.largest, *self._berths.awaiting(live)])
+        young = self._listed_at is not None and _now() - self._listed_at <= FRESH_S
+        if not young or not stay_ours(offers.held, largest, alone=offers.alone):
+            return to_reserve(licenses, offers.counts, counted)
+        bare = Counter(self._berths.in_use_beside(live, self._releasing))
+        return to_reserve(licenses, offers.counts, held={size: n - bare[size] for size, n in offers.held.items()})
 
     async def _renew(self) -> None:
         if self._renewed_at is None or _now() - self._renewed_at > RENEW_S:

@@ -58,7 +58,6 @@ class Berths:
     known: dict[str, asyncio.Task[Binding]] = field(default_factory=dict)
     claims: dict[str, ClaimBody] = field(default_factory=dict)
     settled_at: dict[str, float] = field(default_factory=dict)
-    _gone: dict[str, tuple[int, float]] = field(default_factory=dict)  # claims that ended: their size, and when
 
     def serve(self, job: JobRecord) -> asyncio.Task[Binding]:
         """The binding of a start, when there is one; asked twice, it is worked for once.
@@ -100,22 +99,18 @@ class Berths:
 
     def drop(self, owner: str) -> None:
         """A claim has ended."""
-        claim = self.claims.pop(owner, None)
-        if claim is not None and claim.state in HAS_DEVICES:
-            self._gone[owner] = claim.size, _now()
+        self.claims.pop(owner, None)
         self._unbind(owner)
 
-    def returning(self, releasing: Collection[str], asked_at: float) -> list[int]:
-        """The sizes of what is given back, and what an offer that was asked for at ``asked_at`` does not have yet.
+    def in_use_beside(self, live: Collection[str], releasing: Collection[str]) -> list[int]:
+        """The sizes of the claims that hold devices for jobs without licenses: completing, or missing from a list.
 
         Args:
-            releasing: ids of the claims that are being released. Of one whose job is merely missing from a list, the
-                devices are in use for all we know.
-            asked_at: by the loop's clock.
+            live: owners of the jobs that have theirs.
+            releasing: ids of the claims whose jobs are over.
         """
-        self._gone = {owner: (size, at) for owner, (size, at) in self._gone.items() if at >= asked_at}
-        held = [c.size for c in self.claims.values() if c.id in releasing and c.state in HAS_DEVICES]
-        return held + [size for size, _ in self._gone.values()]
+        held = [claim for owner, claim in self.claims.items() if owner not in live and claim.state in HAS_DEVICES]
+        return [claim.size for claim in held if claim.id not in releasing]
 
     def awaiting(self, live: Collection[str]) -> list[int]:
         """The sizes of the live jobs whose claims have no devices yet."""
@@ -210,8 +205,8 @@ class Berths:
             try:
                 body = await self.calls(lambda client: client.binding(claim.id, wait_s=wait_s), waits=True)
             except MooringsError as error:
-                if error.code != NOT_READY:
-                    raise
+                if error.code == "controller.unreachable":
+                    raise  # else the claim is asked for, which may have come to hold its partition
         if body is not None:
             found = replace(claim, state="READY", position=None, reason=None)
         else:

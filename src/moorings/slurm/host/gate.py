@@ -8,8 +8,7 @@ would admit too much: of free blocks of 4, 1 and 1 both a job of 4 and one of 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from moorings.slurm.formats import GATE, LICENSE, License
 
@@ -21,68 +20,53 @@ def twins(licenses: Mapping[str, License]) -> dict[int, str]:
     return {int(found[1]): name for name in licenses if (found := _TWIN.fullmatch(name)) is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """What this cluster's jobs hold beside the offer, as sizes.
-
-    Attributes:
-        counted: of the live jobs whose claims the offer has taken into account.
-        awaiting: of those of them whose claims have no devices yet.
-        returning: of the claims whose jobs are over, and whose devices the offer does not have yet; None: what they
-            give back may become another's.
-    """
-
-    counted: Sequence[int] = ()
-    awaiting: Sequence[int] = ()
-    returning: Sequence[int] | None = None
-
-
-NOTHING = Places()
-
-
-def stay_ours(places: Places, largest: int, *, alone: bool) -> bool:
-    """Whether what jobs give back becomes the next jobs' of this cluster, whichever of them is over.
+def stay_ours(held: Iterable[int], largest: int, *, alone: bool) -> bool:
+    """Whether what jobs give back becomes the next jobs' of this cluster, whichever of them ends.
 
     Args:
-        places: with what returns.
-        largest: the size of the largest job that waits.
+        held: the sizes that its claims hold.
+        largest: the size of the largest job of it that has no devices yet, in the queue or started.
         alone: whether nobody else waits for devices.
     """
-    return alone and all(size >= largest for size in (*places.counted, *(places.returning or ())))
+    return alone and all(size >= largest for size in held)
 
 
 def to_reserve(
-    licenses: Mapping[str, License], offer: Mapping[int, int] | None, places: Places = NOTHING
+    licenses: Mapping[str, License],
+    offer: Mapping[int, int] | None,
+    counted: Sequence[int] = (),
+    held: Mapping[int, int] | None = None,
 ) -> dict[str, int]:
     """What the reservation must hold.
 
     What is in use beyond ``counted`` belongs to jobs that have just been started: the offer still has their blocks, so
     as much of it is held back. Without that, beside others' partitions, Slurm would start two jobs onto one block.
 
-    Where all that returns stays this cluster's, Slurm may start the next job at the end of one, as it does with all it
-    has, and need not wait until the partition is gone and the reservation smaller: that is a second, and half of the
-    throughput of short jobs (docs/benchmarks.md). The job waits on its node for what little remains.
+    With ``held`` Slurm may have in use what is held and what is offered together, whoever of its jobs it is. That sum
+    stays the same when a claim is made, and when a job ends: Slurm starts the next one at once, and need not wait until
+    the partition is gone and the reservation is smaller, which costs short jobs a quarter of their rate
+    (docs/adr/0006-offers-to-other-schedulers.md).
 
     Args:
         licenses: as Slurm has them now.
         offer: how many partitions of each size may be started; None: none, as nothing is known, and what running jobs
             give back is held as well.
-        places: what this cluster's jobs hold.
+        counted: sizes of the live jobs whose claims the offer has taken into account.
+        held: how many partitions of each size this cluster's claims held at the moment of the offer, but for those
+            whose jobs have given up their licenses and not yet their devices; None: what they give back may become
+            another's.
     """
-    held = {}
+    kept = {}
     for size, name in sorted(twins(licenses).items()):
         now = licenses[name]
-        offered = size * (offer or {}).get(size, 0)
-        settled = sum(one for one in places.counted if one >= size)
         if offer is None:
-            settled = 0
-        elif places.returning is None:
-            settled = min(settled, now.used)
+            ours = 0
+        elif held is None:
+            ours = min(sum(one for one in counted if one >= size), now.used)
         else:
-            returns = sum(one for one in places.returning if one >= size)
-            settled += max(returns - sum(max(one, size) for one in places.awaiting), 0)
-        held[name] = max(now.total - settled - offered, 0)
-    return held | ({GATE: 1} if GATE in licenses else {})  # one unknown name in it, and Slurm holds nothing at all
+            ours = sum(one * count for one, count in held.items() if one >= size)
+        kept[name] = max(now.total - ours - size * (offer or {}).get(size, 0), 0)
+    return kept | ({GATE: 1} if GATE in licenses else {})  # one unknown name in it, and Slurm holds nothing at all
 
 
 def is_kept(licenses: Mapping[str, License], wanted: Mapping[str, int]) -> bool:

@@ -39,6 +39,7 @@ class Offers:
     Attributes:
         counts: how many partitions of each size may be started; None: nothing is known, so nothing may.
         asked_at: the loop's time; every claim that was made before is counted.
+        held: how many partitions of each size its claims held when it was offered ``counts``.
         alone: whether nobody but this queue's jobs waits for what it is offered.
         accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
         refused: why it believes another Slurm of this name instead; empty: it does not.
@@ -65,6 +66,7 @@ class Offers:
     ) -> None:
         self.counts: Mapping[int, int] | None = None
         self.asked_at = 0.0
+        self.held: Mapping[int, int] = {}
         self.alone = False
         self.accepted = asyncio.Event()
         self.refused = ""
@@ -216,11 +218,7 @@ class Offers:
 
     def _take(self, body: QueueBody, asked_at: float) -> None:
         self._accept(body)
-        pools = [body.offer.get(self._pool, {})] if self._pool else list(body.offer.values())
-        counts: dict[int, int] = {}
-        for sizes in pools:
-            for size, count in sizes.items():
-                counts[int(size)] = counts.get(int(size), 0) + count
+        counts = self._in_our_pools(body.offer)
         if counts != self.counts:
             log.debug("offer.taken", extra={"offer": str(counts)})
         if body.version == self._version:
@@ -228,8 +226,16 @@ class Offers:
         self._lost_at = None
         self._version = body.version
         self.counts, self.asked_at = counts, asked_at
+        self.held = self._in_our_pools(body.held)
         self.alone = self._pool not in body.others_wait if self._pool else not body.others_wait
         self._changed()
+
+    def _in_our_pools(self, told: Mapping[str, Mapping[str, int]]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for sizes in [told.get(self._pool, {})] if self._pool else told.values():
+            for size, count in sizes.items():
+                counts[int(size)] = counts.get(int(size), 0) + count
+        return counts
 
 
 def _now() -> float:
