@@ -331,4 +331,12 @@ PRIVACY = (
         new='        seats, key = self.service.waits, f"{id(self)}"\n',
         tests=(f"{REQUESTS}test_too_many_waits_of_one_key_are_told_to_come_back",),
     ),
+    Guard(
+        law="10",
+        what="a binding that was waited for is given only to a key that still counts",
+        file="api/routes/claims.py",
+        old="        await call.controller.authenticate(call.secret)  # a key may have been revoked meanwhile\n",
+        new="",
+        tests=("tests/unit/api/test_claims.py::test_whose_key_was_revoked_while_he_waited_gets_no_binding",),
+    ),
 )

@@ -155,6 +155,20 @@ async def test_explanation_and_binding_have_their_wire_shapes(
     assert binding.api == {"IPUOF_VIPU_API_HOST": "vipu"}
 
 
+async def test_whose_key_was_revoked_while_he_waited_gets_no_binding(
+    api: httpx2.AsyncClient, controller: PretendController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ident = await create(api)
+
+    async def revoked(*_: object) -> None:
+        controller.keys.clear()
+
+    monkeypatch.setattr(controller, "await_binding", revoked)
+    answer = await api.get(f"/v1/claims/{ident}/binding?wait=5s")
+    assert answer.status_code == 401
+    assert answer.json()["code"] == "auth.invalid"
+
+
 async def test_a_claim_nobody_made_is_unknown(api: httpx2.AsyncClient) -> None:
     answer = await api.get("/v1/claims/claim-0")
     assert (answer.status_code, answer.json()["code"]) == (404, "claim.unknown")

@@ -102,6 +102,7 @@ async def get_binding(call: Call) -> Response:
     ident = call.path("id")
     if wait_s:  # without a desk; the driver is asked at one, like any work
         await call.hold(call.controller.await_binding(call.caller, ident, wait_s), wait_s)
+        await call.controller.authenticate(call.secret)  # a key may have been revoked meanwhile
     return call.answer(binding_body(await call.controller.claim_binding(call.caller, ident)))
 
 
