@@ -97,6 +97,7 @@ async def test_who_may_do_what(rig: Rig) -> None:
     for attempt in (
         rig.controller.release_claim(BOB, claim.id),
         rig.controller.claim_binding(BOB, claim.id),
+        rig.controller.await_binding(BOB, claim.id, 1),
         rig.controller.reset_partition(BOB, claim.name),
         rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/ann", key=None),
         rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/bobby", key=None),

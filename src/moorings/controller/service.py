@@ -252,9 +252,7 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``: who may not see the binding waits for nothing.
         """
-        claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "read a binding")
-        await self._claim_until(claim, UNTIL["READY"], wait_s)
+        await self._claim_until(await self._claim_to_bind(caller, ident), UNTIL["READY"], wait_s)
 
     async def claim_binding(self, caller: Caller, ident: str) -> Binding:
         """What the claim's job is given; only its owner and admins may see it.
@@ -263,8 +261,7 @@ class Controller:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``partition.not_active``,
                 ``driver.unavailable``.
         """
-        claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        claim = await self._claim_to_bind(caller, ident)
         partition = self._loop.fleet.partitions.get(_partition_of(claim))
         if claim.state is not ClaimState.READY or partition is None:
             raise MooringsError(
@@ -281,6 +278,11 @@ class Controller:
                 retryable=True,
             )
         return await self._hardware.drivers[partition.pool].binding(order_of(partition, self.installation))
+
+    async def _claim_to_bind(self, caller: Caller, ident: str) -> Claim:
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        return claim
 
     async def _find_again(self, claim: Claim) -> Claim:
         """A claim that a turn did not know, as the database has it: it has ended, or another controller made it.
