@@ -603,7 +603,7 @@ WIRE = (
 
 @pytest.mark.parametrize("name", [*WIRE, *HOSTILE])
 def test_nothing_runs_on_a_hostile_answer(hostile, name):
-    told = [line for line in hostile[name].splitlines() if "unblock task" not in line]  # Slurm's, of its haste
+    told = [line for line in hostile[name].splitlines() if "to unblock task" not in line]  # Slurm's, of its haste
     assert len(told) == 1, "what the job would print is another line"
     assert re.match(r"moorings: job \d+\b", told[0])
     assert not Path("/tmp/moorings-hostile").exists()

@@ -212,10 +212,10 @@ class Turn:
 
     def _started(self, told: Announced) -> Instant | None:
         """Where the last of a queue's claims that wait stands; None: none of them waits."""
-        known = (self.fleet.claims[order[2]] for line in self.fleet.lines.values() for order in line)
-        own = [claim for claim in known if told.owns(claim.owner) and claim.id not in self.changes.claims]
-        own += [claim for claim, _ in self.changes.claims.values() if told.owns(claim.owner)]
-        return max((claim.arrival for claim in own if claim.state is ClaimState.PENDING), default=None)
+        waited = [order[2] for line in self.fleet.lines.values() for order in line]
+        claims = filter(None, map(self.claim, (*waited, *self.changes.claims)))
+        own = (claim for claim in claims if claim.state is ClaimState.PENDING and told.owns(claim.owner))
+        return max((claim.arrival for claim in own), default=None)
 
     def release(self, given: ReleaseClaim) -> Claim | None:
         claim = self.claim(given.claim)

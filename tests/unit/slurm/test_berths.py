@@ -35,6 +35,7 @@ class Controller:
         self.lose = 0
         self.taken: set[str] = set()
         self.by_key: dict[str, ClaimBody] = {}
+        self.asked = 0  # for bindings
         self.keeps: MooringsError | None = None  # why there is no binding now
 
     async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
@@ -55,6 +56,7 @@ class Controller:
         return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
 
     def binding(self, ident: str, *, wait_s: float = 0) -> BindingBody:
+        self.asked += 1
         if self.keeps is not None:
             raise self.keeps
         if self.state not in HOLDS:
@@ -205,6 +207,17 @@ async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be
     assert (berths.claims[OWNER].state, work.done(), told) == ("READY", False, [])
     controller.keeps = None
     assert (await work).partition == "of-claim-0"
+
+
+async def test_a_controller_that_is_busy_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 1e6)
+    controller = Controller("PENDING")
+    controller.keeps = MooringsError("server.busy", "too many wait", retryable=True)
+    berths, _ = make(controller)
+    work = berths.serve(JOB)
+    await asyncio.sleep(0.05)
+    assert controller.asked == 1
+    work.cancel()
 
 
 async def test_of_jobs_that_are_over_nothing_is_kept() -> None:

@@ -242,9 +242,10 @@ class Agent:
         its node is told, and so does a step of srun or salloc: cancelled, it would end without a word to its user.
         """
         assert job.order is not None
-        claim = self._berths.claims.get(Start.of(job, job.order).owner(self._home))
+        owner = Start.of(job, job.order).owner(self._home)
+        claim = self._berths.claims.get(owner)
         # Its claim has no devices: on the licenses it gives back the next one would wait in vain, too.
-        self._berths.settled_at.pop(Start.of(job, job.order).owner(self._home), None)
+        self._berths.settled_at.pop(owner, None)
         with self._troubles.told("job.give_up") as good:
             await self._set_gate()
             if job.batch and job.requeue:

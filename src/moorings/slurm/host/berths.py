@@ -198,7 +198,7 @@ class Berths:
 
     async def _await(self, claim: ClaimBody, wait_s: float) -> tuple[BindingBody | None, ClaimBody]:
         """The binding of a claim that waits, in one call with that wait; none if it is over. And the claim by then."""
-        body = None
+        body, refusal = None, None
         if self.calls.full:
             await asyncio.sleep(PAUSE_S_MAX)
         else:
@@ -207,11 +207,14 @@ class Berths:
             except MooringsError as error:
                 if error.code == "controller.unreachable":
                     raise  # else the claim is asked for, which may have come to hold its partition
+                refusal = error
         if body is not None:
             found = replace(claim, state="READY", position=None, reason=None)
         else:
             found = await self.calls(lambda client: client.claim(claim.id))
         self._see(found)
+        if refusal is not None and refusal.code != NOT_READY:
+            raise refusal  # the next try must not come at once
         return body, found
 
     def _see(self, claim: ClaimBody) -> None:
