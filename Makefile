@@ -50,13 +50,19 @@ fix: setup ## let ruff format and mend what it can; shows what is left
 	$(RUN) ruff check --quiet .
 
 .PHONY: test
-test: setup postgresql docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
+test: setup postgresql kubernetes docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
 	$(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=ci
 
 # A server for the tests of the second database: this machine's, or Debian's packages unpacked in .tools.
 .PHONY: postgresql
 postgresql:
 	@scripts/find-postgresql.sh > /dev/null
+
+# A real Kubernetes for the tests: built once, from Debian's packages, and kept in a cache that all checkouts share.
+.PHONY: kubernetes
+kubernetes: setup
+	@scripts/kubernetes.sh > /dev/null
+	@scripts/kubernetes.sh --helm > /dev/null
 
 .PHONY: sim
 sim: setup ## a million steps of the simulator on all cores, with what they reached (SIM="--first 5000" takes other seeds)
@@ -88,6 +94,12 @@ docs-check: setup ## fail if a generated page is not what the source says (and w
 		diff <(echo "$$before") <(echo "$$after") | awk '/^[<>]/ { print "  " $$3 }' | sort -u >&2; \
 		exit 1; \
 	fi
+
+##@ Kubernetes
+
+.PHONY: dist
+dist: setup ## what a site installs on Kubernetes, as one file (DIST=--fresh: with today's packages, for a release)
+	@$(RUN) python scripts/dist.py $(DIST)
 
 ##@ House
 

@@ -25,10 +25,10 @@ MOVING = {"GRANTED", "RELEASING", "STARTING", "STOPPING"}
 
 # What differs from one time to the next, and what stands for it in a comparison.
 VARIES = (
-    (re.compile(r"\b(run|claim|part|key|req)-[a-z2-7]{8,}\b"), r"\1-ID"),
+    (re.compile(r"\b(run|claim|part|key|req|wsjob|wflow)-[a-z2-7]{8,}\b"), r"\1-ID"),
     (re.compile(r"\bmoor_[A-Za-z0-9_-]{8,}"), "moor_SECRET"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "TIME"),
-    (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
+    (re.compile(r"\b(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d\b"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)?( ?(ms|s|m|h|d|KB|MB|GB|bytes)\b)+"), "N"),
     (re.compile(r"\bprocess \d+"), "process N"),
     (re.compile(r"\brequest id: \w+"), "request id: ID"),

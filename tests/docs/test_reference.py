@@ -12,7 +12,7 @@ import pytest
 
 from moorings.api import openapi
 from moorings.api.routes import OPERATIONS
-from moorings.app.docs import pages
+from moorings.app.docs import deployed, pages
 from moorings.app.documents import files, tables
 from moorings.app.documents.api import WHO
 from moorings.app.documents.errors import REMEDIES
@@ -25,6 +25,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 from moorings.core.tables import Table
 from moorings.drivers.simulated.settings import SimulatedSettings
+from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.metrics import Metrics
 from moorings.wire.errors import ERRORS
 from moorings.workloads import jobs
 from moorings.workloads.jobs import parse_job
@@ -41,6 +44,11 @@ def test_the_committed_pages_are_what_the_code_says() -> None:
     assert manual == {name for name in made if name.startswith("man/")}
 
 
+def test_what_a_site_copies_is_what_the_code_says() -> None:
+    made = deployed()
+    assert [name for name, text in made.items() if (ROOT / name).read_text() != text] == [], "write it anew: make docs"
+
+
 def test_every_error_has_a_remedy_and_every_operation_says_who_may() -> None:
     assert set(REMEDIES) == set(ERRORS)
     assert set(WHO) == {operation.serve.__name__ for operation in OPERATIONS}
@@ -53,6 +61,18 @@ def test_every_field_of_a_request_is_told_and_no_other() -> None:
         (name, field) for name, each in schemas.items() if not name.endswith("Body") for field in each["properties"]
     }
     assert set(FIELDS) == sent
+
+
+def test_every_metric_of_operator_and_proxy_is_told() -> None:
+    texts = (
+        Measures(jobs=dict, partitions=list, waiting=int, leads=bool).text(),
+        Metrics(Keeper("lab", {}, "0", int)).text(),
+    )
+    for text in texts:
+        names = re.findall(r"^# TYPE (moorings_\w+) ", text.decode(), re.MULTILINE)
+        given = {name for name in names if not name.endswith("_created")}
+        assert len(given) > 5
+        assert [name for name in sorted(given) if f"| `{name}` " not in tables.metrics_page()] == []
 
 
 # -- the two files people write: the parsers are listened to ---------------------------------------------------------
@@ -155,7 +175,8 @@ def mentioned(path: Path) -> Iterator[str]:
 
 def test_every_variable_in_the_sources_is_on_the_page() -> None:
     paths = [path for path in SOURCE.rglob("*.py") if not path.is_relative_to(SOURCE / "testing")]
-    found = {name for path in paths for name in mentioned(path)} - {"TERM", "MOORINGS_"}  # a signal, too; a prefix
+    no_names = {"TERM", "MOORINGS_", "MOORINGS_PROXY_"}  # a signal, too; prefixes
+    found = {name for path in paths for name in mentioned(path)} - no_names
     told_of = {*tables.READ, *tables.SET, *(f"MOORINGS_{name.upper()}" for name in NAMES)}
     assert len(found) > 15
     assert found - told_of == set()

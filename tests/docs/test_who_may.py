@@ -28,6 +28,7 @@ MAY = {
     HOLDERS: {"admin", "bob", "agent"},
     AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
+    WHO["prioritise_run"][0]: {"admin", "bob"},
     WHO["create_claim"][0]: {"admin", "bob", "agent"},
     WHO["create_run"][0]: {"admin", "bob", "ann"},
     WHO["create_partition"][0]: {"admin", "bob", "ann"},
@@ -87,6 +88,8 @@ def body_of(operation: Operation) -> Any:
         "create_run": {"job": JOB},
         "drain_device": {"reason": "a test"},
         "tell_queue": {"queue": "slurm/alpha"},
+        "label_run": {"labels": {"a": "b"}},
+        "prioritise_run": {"priority": -200},
         "create_key": {"subject": f"s{next(NUMBERS)}", "role": "viewer"},
     }.get(operation.serve.__name__)
 

@@ -102,10 +102,10 @@ class Rig:
         """Names of the partitions the hardware really has."""
         return {sighting.name for sighting in await self.driver(pool).list_partitions()}
 
-    async def nothing_left(self) -> None:
+    async def nothing_left(self, pool: str = "pod16") -> None:
         """Law 2, at rest: no partition in the hardware, none in the records, every healthy device free."""
         await self.until(lambda: not self.fleet.partitions)
-        assert await self.hardware() == set()
+        assert await self.hardware(pool) == set()
         for state in self.fleet.pools.values():
             assert state.free.free == state.pool.topology.n_devices - len(state.out)
 

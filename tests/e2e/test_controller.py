@@ -70,6 +70,19 @@ async def test_the_same_key_gives_the_same_claim_and_another_body_is_a_conflict(
     assert (await ask(2, "k")).id == first.id, "for ever, also when it has ended"
 
 
+async def test_a_claim_is_withdrawn_only_while_it_waits(rig: Rig) -> None:
+    holder = await rig.claim(16)
+    waiting = await rig.claim(8, wait_s=0)
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.release_claim(ANN, holder.id, only_waiting=True)
+    assert refused.value.code == "claim.held"
+    assert (await rig.controller.get_claim(holder.id)).claim == holder
+    withdrawn = await rig.controller.release_claim(ANN, waiting.id, only_waiting=True)
+    assert withdrawn.claim.state is ClaimState.CANCELLED
+    again = await rig.controller.release_claim(ANN, waiting.id, only_waiting=True)
+    assert again.claim.state is ClaimState.CANCELLED, "its answer may have been lost"
+
+
 async def test_waiting_answers_when_it_is_ready_and_not_before(rig: Rig) -> None:
     holder = await rig.claim(16)
     waiting = asyncio.create_task(rig.claim(8, wait_s=20))
@@ -119,17 +132,17 @@ async def test_claims_of_local_runs_are_the_controller_s(rig: Rig) -> None:
 
 async def test_nobody_acts_on_leases_runs_or_output_of_another(rig: Rig) -> None:
     leased = await rig.claim(16, lease_s=600.0)
-    waiting = (await rig.controller.create_run(ANN, job("true"))).run
+    waiting = (await rig.controller.runs.create(ANN, job("true"))).run
     for attempt in (
         lambda: rig.controller.renew_claim(BOB, leased.id),
-        lambda: rig.controller.run_logs(BOB, waiting.id, task=None, follow=False),
-        lambda: rig.controller.cancel_run(BOB, waiting.id),
+        lambda: rig.controller.runs.logs(BOB, waiting.id, task=None, follow=False),
+        lambda: rig.controller.runs.cancel(BOB, waiting.id),
     ):
         with pytest.raises(MooringsError) as refused:
             await attempt()
         assert refused.value.code == "owner.denied"
     assert rig.assembly.loop.runs.by_id[waiting.id].state is RunState.WAITING
-    await rig.controller.cancel_run(ANN, waiting.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, waiting.id, wait_s=20)
 
 
 async def test_only_admins_have_to_do_with_keys(rig: Rig) -> None:
@@ -155,16 +168,16 @@ async def test_a_name_that_could_be_an_id_is_refused(rig: Rig) -> None:
 
 
 async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
-    mine = await rig.controller.create_run(ANN, job("sleep", "1000"))
-    theirs = await rig.controller.create_run(BOB, job("sleep", "1000"))
+    mine = await rig.controller.runs.create(ANN, job("sleep", "1000"))
+    theirs = await rig.controller.runs.create(BOB, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[mine.run.id].state is RunState.RUNNING)
-    gone = await rig.controller.cancel_run(ANN, "job", wait_s=20)
+    gone = await rig.controller.runs.cancel(ANN, "job", wait_s=20)
     assert gone.run.id == mine.run.id
-    await rig.controller.cancel_run(BOB, theirs.run.id, wait_s=20)
+    await rig.controller.runs.cancel(BOB, theirs.run.id, wait_s=20)
 
 
 async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> None:
-    view = await rig.controller.create_run(
+    view = await rig.controller.runs.create(
         ANN, replace(job("true"), environment={"PATH": "/usr/bin:/bin", "TOKEN": "hunter2"})
     )
     assert run_body(view, BOB).job.environment == {"PATH": "(hidden)", "TOKEN": "(hidden)"}
@@ -172,7 +185,7 @@ async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> No
     assert run_body(view, ADMIN).job.environment["TOKEN"] == "hunter2"
     rows = await rig.controller.list_events(Seq(0), 100)
     assert not any("hunter2" in row.event.data for row in rows)
-    await rig.controller.get_run(view.run.id, wait_s=20)
+    await rig.controller.runs.get(view.run.id, wait_s=20)
 
 
 async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
@@ -354,8 +367,8 @@ async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
 
 
 async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
-    view = await rig.controller.create_run(ANN, job("sh", "-c", "sleep 0.3"))
-    runs = [rig.controller.get_run(view.run.id, wait_s=20) for _ in range(5)]
+    view = await rig.controller.runs.create(ANN, job("sh", "-c", "sleep 0.3"))
+    runs = [rig.controller.runs.get(view.run.id, wait_s=20) for _ in range(5)]
     assert view.run.claim is not None
     claims = [rig.controller.get_claim(view.run.claim, wait_s=20, until="ENDED") for _ in range(5)]
     ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
@@ -409,11 +422,11 @@ async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_pat
     script = (
         'echo "$RANK of $WORLD_SIZE: $MOORINGS_DEVICES"; test -f "$IPUOF_CONFIG_PATH"; test -z "$IPUOF_VIPU_API_HOST"'
     )
-    view = await rig.controller.create_run(ANN, job("sh", "-ec", script, size=4, tasks=2))
+    view = await rig.controller.runs.create(ANN, job("sh", "-ec", script, size=4, tasks=2))
     assert view.run.state is RunState.WAITING
-    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
     assert (ended.run.state, ended.run.exit_code, ended.run.task_codes) == (RunState.SUCCEEDED, 0, (0, 0))
-    chunks = [chunk async for chunk in await rig.controller.run_logs(ANN, view.run.id, task=None, follow=False)]
+    chunks = [chunk async for chunk in await rig.controller.runs.logs(ANN, view.run.id, task=None, follow=False)]
     assert sorted(b"".join(chunks).decode().splitlines()) == [
         "[0] 0 of 2: pod16:0,pod16:1",
         "[1] 1 of 2: pod16:2,pod16:3",
@@ -429,47 +442,47 @@ async def test_no_process_starts_before_its_partition_is_active(rig: Rig, tmp_pa
     """Law 4, with hardware that stays unknown for a while."""
     rig.driver().faults.add(Fault(kind=FaultKind.LYING_UNKNOWN))
     flag = tmp_path / "started"
-    view = await rig.controller.create_run(ANN, job("touch", str(flag)))
+    view = await rig.controller.runs.create(ANN, job("touch", str(flag)))
     await rig.clock.sleep(5)
     assert not flag.exists()
     rig.driver().faults.clear()
-    await rig.controller.get_run(view.run.id, wait_s=20)
+    await rig.controller.runs.get(view.run.id, wait_s=20)
     assert flag.exists()
 
 
 async def test_a_failing_job_keeps_its_exit_code_and_leaves_nothing(rig: Rig) -> None:
-    view = await rig.controller.create_run(ANN, job("sh", "-c", "exit 7"))
-    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    view = await rig.controller.runs.create(ANN, job("sh", "-c", "exit 7"))
+    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
     assert (ended.run.state, ended.run.exit_code) == (RunState.FAILED, 7)
     await rig.nothing_left()
 
 
 async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     holder = await rig.claim(16)
-    waiting = await rig.controller.create_run(ANN, job("true"))
+    waiting = await rig.controller.runs.create(ANN, job("true"))
     assert waiting.reason is not None
-    gone = await rig.controller.cancel_run(ANN, waiting.run.id)
+    gone = await rig.controller.runs.cancel(ANN, waiting.run.id)
     assert gone.run.state is RunState.CANCELLED
     await rig.release(holder)
-    going = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    going = await rig.controller.runs.create(ANN, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[going.run.id].state is RunState.RUNNING)
     assert going.run.claim is not None
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, going.run.claim)
     assert refused.value.code == "claim.held_by_run"
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.cancel_run(BOB, going.run.id)
+        await rig.controller.runs.cancel(BOB, going.run.id)
     assert refused.value.code == "owner.denied"
-    ended = await rig.controller.cancel_run(ANN, going.run.id, wait_s=20)
+    ended = await rig.controller.runs.cancel(ANN, going.run.id, wait_s=20)
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
 
 async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
-    view = await rig.controller.create_run(ANN, job("true"))
+    view = await rig.controller.runs.create(ANN, job("true"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.STARTING)
-    ended = await rig.controller.cancel_run(ANN, view.run.id, wait_s=20)
+    ended = await rig.controller.runs.cancel(ANN, view.run.id, wait_s=20)
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
@@ -477,8 +490,8 @@ async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
 async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=0.5, times=1))
-    view = await rig.controller.create_run(ANN, job("true"))
-    ended = await rig.controller.get_run(view.run.id, wait_s=20)
+    view = await rig.controller.runs.create(ANN, job("true"))
+    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
     assert ended.run.state is RunState.FAILED
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -487,57 +500,57 @@ async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
 async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> None:
     """Law 3, while a cancelled job takes its time to end."""
     script = "trap 'sleep 1; exit 3' TERM; echo up; while :; do sleep 0.05; done"
-    view = await rig.controller.create_run(ANN, job("sh", "-c", script))
+    view = await rig.controller.runs.create(ANN, job("sh", "-c", script))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
-    await rig.controller.cancel_run(ANN, view.run.id)
+    await rig.controller.runs.cancel(ANN, view.run.id)
     await rig.clock.sleep(3)
     assert rig.fleet.claims[view.run.claim].state is ClaimState.READY
     assert len(await rig.hardware()) == 1
-    assert (await rig.controller.get_run(view.run.id, wait_s=20)).run.ended
+    assert (await rig.controller.runs.get(view.run.id, wait_s=20)).run.ended
     await rig.nothing_left()
 
 
 async def test_a_claim_that_a_run_holds_is_not_released_by_hand(rig: Rig) -> None:
     """Law 3: its partition would go from under its processes; whoever may release it may cancel the run."""
     await rig.claim(16)
-    run = (await rig.controller.create_run(ANN, job("true"))).run
+    run = (await rig.controller.runs.create(ANN, job("true"))).run
     assert run.claim is not None
     for caller in (ANN, ADMIN):
         with pytest.raises(MooringsError) as refused:
             await rig.controller.release_claim(caller, run.claim)
         assert refused.value.code == "claim.held_by_run"
-    await rig.controller.cancel_run(ANN, run.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, run.id, wait_s=20)
 
 
 async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
-    view = await rig.controller.create_run(ANN, job("sleep", "1000"))
+    view = await rig.controller.runs.create(ANN, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     with pytest.raises(MooringsError) as refused:
         await rig.controller.reset_partition(ANN, view.run.id)
     assert refused.value.code == "claim.held_by_run"
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.run_logs(BOB, view.run.id, task=None, follow=False)
+        await rig.controller.runs.logs(BOB, view.run.id, task=None, follow=False)
     assert refused.value.code == "owner.denied"
-    await rig.controller.cancel_run(ANN, view.run.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, view.run.id, wait_s=20)
 
 
 async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) -> None:
     flag = tmp_path / "go"
     async with running(tmp_path / "data") as rig:
         script = f"until test -e {flag}; do sleep 0.05; done; echo done"
-        view = await rig.controller.create_run(ANN, job("sh", "-c", script))
+        view = await rig.controller.runs.create(ANN, job("sh", "-c", script))
         await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     flag.touch()
     async with running(tmp_path / "data") as rig:
-        ended = await rig.controller.get_run(view.run.id, wait_s=20)
+        ended = await rig.controller.runs.get(view.run.id, wait_s=20)
         assert (ended.run.state, ended.run.exit_code) == (RunState.SUCCEEDED, 0)
         await rig.nothing_left()
 
 
 async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
-    view = await rig.controller.create_run(ANN, job("sleep", "1000"))
-    ended = await rig.controller.get_run(view.run.id, wait_s=40)
+    view = await rig.controller.runs.create(ANN, job("sleep", "1000"))
+    ended = await rig.controller.runs.get(view.run.id, wait_s=40)
     assert ended.run.state is RunState.FAILED, "nobody cancelled it"
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -546,14 +559,14 @@ async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -
 async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_exists(rig: Rig) -> None:
     for size, code in ((3, "claim.size_not_allowed"), (32, "claim.too_large")):
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.create_run(ANN, job("true", size=size))
+            await rig.controller.runs.create(ANN, job("true", size=size))
         assert refused.value.code == code
-    assert await rig.controller.list_runs(Page()) == []
+    assert await rig.controller.runs.list(Page()) == []
     told = [row.event.name for row in await rig.controller.list_events(Seq(0), 10)]
     assert told == ["controller.led"]
 
 
 async def test_the_same_key_starts_one_run(rig: Rig) -> None:
-    first, twin = await asyncio.gather(*(rig.controller.create_run(ANN, job("true"), key="once") for _ in range(2)))
+    first, twin = await asyncio.gather(*(rig.controller.runs.create(ANN, job("true"), key="once") for _ in range(2)))
     assert first.run.id == twin.run.id
-    assert len(await rig.controller.list_runs(Page())) == 1
+    assert len(await rig.controller.runs.list(Page())) == 1

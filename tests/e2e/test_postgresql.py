@@ -51,8 +51,8 @@ async def test_claims_and_runs_from_wish_to_release(tmp_path: Path, database_url
         claim = await rig.claim(4, gcds=2)
         assert claim.state is ClaimState.READY
         assert await rig.hardware() == {claim.name}
-        view = await rig.controller.create_run(ANN, job("true", size=2))
-        ended = await rig.controller.get_run(view.run.id, wait_s=60)
+        view = await rig.controller.runs.create(ANN, job("true", size=2))
+        ended = await rig.controller.runs.get(view.run.id, wait_s=60)
         assert ended.run.state is RunState.SUCCEEDED
         assert (await rig.release(claim)).state is ClaimState.RELEASED
         await rig.nothing_left()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.guards.appliance import APPLIANCE_JOBS
 from tests.guards.guard import Guard
+from tests.guards.ipujobs import IPUJOBS
 from tests.guards.jobs import JOBS
 from tests.guards.order import ORDER
 from tests.guards.privacy import PRIVACY
@@ -11,4 +13,4 @@ from tests.guards.secure import SECURE
 from tests.guards.sharing import SHARING
 from tests.guards.vendor import VENDOR
 
-GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY, *SECURE, *QUEUED, *VENDOR)
+GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY, *SECURE, *QUEUED, *VENDOR, *IPUJOBS, *APPLIANCE_JOBS)

@@ -24,6 +24,14 @@ JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
     Guard(
         law="3",
+        what="a claim that was granted meanwhile is not withdrawn",
+        file="core/turn.py",
+        old="        if claim.state not in claims.WAITING:\n",
+        new="        if False:\n",
+        tests=(f"{TURN}test_a_claim_that_was_granted_meanwhile_is_not_withdrawn",),
+    ),
+    Guard(
+        law="3",
         what="a partition is missed only after several listings",
         file="core/reconcile.py",
         old="        elif streak.is_proof(LISTINGS_NEEDED) and partition.state in",
@@ -276,7 +284,7 @@ JOBS = (
         law="3",
         what="no lease lapses in a turn before which nobody could be heard",
         file="core/turn.py",
-        old="        if since >= self.now:\n            self._shorten_leases()\n            return\n",
+        old="        if since >= self.now:\n            self._shorten_leases()\n            return []\n",
         new="",
         tests=(f"{TURN}test_no_lease_runs_longer_than_was_asked_for_when_the_clock_is_set_back",),
     ),

@@ -222,8 +222,8 @@ PRIVACY = (
         law="10",
         what="a local run's claim is its subject's",
         file="core/access.py",
-        old='        if owner.startswith("local/") and subject == caller.subject:\n',
-        new='        if owner.startswith("local/"):\n',
+        old="        if owner.startswith(RUN_OWNERS) and subject == caller.subject:\n",
+        new="        if owner.startswith(RUN_OWNERS):\n",
         tests=(f"{ACCESS}test_the_claim_of_a_run_belongs_to_who_started_it",),
     ),
     Guard(
@@ -254,7 +254,7 @@ PRIVACY = (
         law="10",
         what="nobody makes claims of local runs but the controller",
         file="controller/service.py",
-        old='        if owner.startswith("local/"):\n',
+        old="        if owner.startswith(RUN_OWNERS):\n",
         new="        if False:\n",
         tests=(f"{CONTROLLER}test_claims_of_local_runs_are_the_controller_s",),
     ),
@@ -293,7 +293,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="nobody cancels another's run",
-        file="controller/service.py",
+        file="controller/run_cases.py",
         old='        check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")\n',
         new="",
         tests=(f"{CONTROLLER}test_nobody_acts_on_leases_runs_or_output_of_another",),
@@ -301,7 +301,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="nobody reads the output of another's run",
-        file="controller/service.py",
+        file="controller/run_cases.py",
         old='        check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")\n',
         new="",
         tests=(f"{CONTROLLER}test_nobody_acts_on_leases_runs_or_output_of_another",),

@@ -100,10 +100,14 @@ def test_a_supervisor_that_a_failed_test_leaves_is_ended(tmp_path: Path) -> None
     """A guard without which a test fails before it has cancelled its run."""
     guard = next(guard for guard in GUARDS if guard.what == "a partition that a run uses is not reset by hand")
     copy = Copy(tmp_path)
+    left: list[str] = []
     with copy.without(guard):
-        outcome = copy.test(*guard.tests)
-    assert outcome.misses(guard.tests[0])
-    left = [line for line in outcome.ended if "moorings.local.supervisor" in line]
+        for _ in range(5):  # on a busy machine it may fail before its run has a supervisor
+            outcome = copy.test(*guard.tests)
+            assert outcome.misses(guard.tests[0])
+            left = [line for line in outcome.ended if "moorings.local.supervisor" in line]
+            if left:
+                break
     assert left, "it leaves none any more: name another guard here, or take this test away"
     for line in left:
         assert is_over(int(line.removeprefix(keeper.ENDED).split()[0]))

@@ -214,6 +214,20 @@ class SlurmCluster:
         """A power cut that slurmctld has noticed: the node is DOWN, its jobs are requeued or NODE_FAIL."""
         self.kill_node(number)
         self.check("scontrol", "update", f"nodename=n{number}", "state=down", "reason=power cut")
+        self.until_told()
+
+    def until_told(self) -> None:
+        """Wait until slurmctld has no message on its way to a node.
+
+        It tries again to tell a node that is away to end a job, and a node that is back by then would end the job's
+        next run.
+        """
+
+        def idle() -> bool:
+            counts = re.findall(r"^Agent (?:queue size|count):\s*(\d+)", self.check("sdiag"), re.MULTILINE)
+            return counts == ["0", "0"]
+
+        until(idle, START_S, what=lambda: self.run("sdiag").stdout)
 
     def start_node(self, number: int) -> None:
         """Start a node; return when slurmctld has it back."""

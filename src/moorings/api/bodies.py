@@ -23,7 +23,9 @@ from moorings.core.access import Role
 from moorings.core.claims import QueueMode
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import camel
+from moorings.workloads.appliance import ApplianceKind
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
+from moorings.workloads.labels import LABELS_MAX
 
 T = TypeVar("T")
 
@@ -36,12 +38,16 @@ _NO_NUL = r"^[^\x00]*$"
 _Short = Annotated[str, Field(max_length=200, pattern=_NO_NUL)]
 _Path = Annotated[str, Field(max_length=4096, pattern=_NO_NUL)]
 _Whole = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+_Labels = Annotated[Mapping[_Short, _Short], Field(max_length=LABELS_MAX)]
+_Amounts = Annotated[Mapping[_Short, _Whole], Field(max_length=64)]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
 # Fields whose name does not tell their bound. core and workloads check these too, where a limit is theirs.
 _BOUNDS: Mapping[tuple[str, str], object] = {
+    ("AcceleratorsShape", "resources"): _Amounts | None,
+    ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceKind)],
     ("ClaimRequest", "queue"): Literal[tuple(mode.value for mode in QueueMode)],
-    ("ClaimRequest", "resources"): Annotated[Mapping[_Short, _Whole], Field(max_length=64)],
+    ("ClaimRequest", "resources"): _Amounts,
     ("DrainRequest", "reason"): Annotated[str, Field(min_length=1, max_length=500, pattern=_NO_NUL)],
     ("JobShape", "command"): Annotated[
         tuple[Annotated[str, Field(max_length=COMMAND_CHARS_MAX)], ...],
@@ -50,10 +56,13 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("JobShape", "environment"): Annotated[
         Mapping[_Path, Annotated[str, Field(max_length=ENVIRONMENT_CHARS_MAX)]], Field(max_length=ENTRIES_MAX)
     ],
+    ("JobShape", "labels"): _Labels | None,
     ("JobShape", "workdir"): _Path,
     ("JobShape", "checkpoint_directory"): _Path | None,
     ("JobShape", "image"): _Path | None,
     ("KeyRequest", "role"): Literal[tuple(role.value for role in Role)],
+    ("LabelsRequest", "labels"): _Labels,
+    ("LabelsRequest", "remove"): Annotated[tuple[_Short, ...], Field(max_length=LABELS_MAX)],
     ("TopologyShape", "blocks"): Annotated[tuple[_Path, ...], Field(max_length=ENTRIES_MAX)],
 }
 _NO_NULL: Any = Annotated[None, SkipJsonSchema()]  # type: ignore[type-arg] # generic for checkers only
@@ -105,7 +114,8 @@ def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type ex
         kind = _wrapped(get_args(hint)[0])
         return Annotated[tuple[kind, ...], Field(max_length=ENTRIES_MAX)]  # type: ignore[valid-type] # computed
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(_SCALARS.get(option, option) for option in get_args(hint))]  # noqa: UP007 - computed
+        options = (option if option is NoneType else _bounded(shape, name, option) for option in get_args(hint))
+        return Union[tuple(options)]  # noqa: UP007 - computed
     assert hint in _SCALARS or hint is bool, f"{shape}.{name} needs a bound"
     return _SCALARS.get(hint, hint)
 
@@ -191,5 +201,6 @@ def _inner(shape: type, where: Sequence[int | str]) -> type:
             continue
         hints = get_type_hints(shape)
         shape = next(hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if camel(item.name) == part)
-        shape = get_args(shape)[0] if get_origin(shape) is tuple else shape
+        inside = (one for one in get_args(shape) if isinstance(one, type) and dataclasses.is_dataclass(one))
+        shape = next(inside, shape)  # of a list, or of what may be null
     return shape

@@ -15,6 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest, QueueRequest
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
 _LATEST = Instant(1 << 62)  # whoever takes the list knows what time it is
@@ -52,14 +53,14 @@ def partition_spec(request: PartitionRequest) -> ClaimSpec:
 
 def job_spec(shape: JobShape) -> JobSpec:
     """The job ``POST /v1/runs`` wants started."""
-    wanted, resources = shape.accelerators, shape.resources
+    wanted, resources, part = shape.accelerators, shape.resources, shape.appliance
     return JobSpec(
         name=shape.name,
         command=tuple(shape.command),
         workdir=shape.workdir,
         environment=dict(shape.environment),
         tasks=shape.tasks,
-        accelerators=Accelerators(wanted.kind, wanted.size, wanted.replicas, wanted.pool),
+        accelerators=Accelerators(wanted.kind, wanted.size, wanted.replicas, wanted.pool, dict(wanted.resources or {})),
         resources=Resources(resources.cpus, resources.memory_bytes, resources.nodes),
         project=shape.project,
         priority=shape.priority,
@@ -67,6 +68,9 @@ def job_spec(shape: JobShape) -> JobSpec:
         checkpoint=_contract(shape.checkpoint),
         checkpoint_directory=shape.checkpoint_directory,
         image=shape.image,
+        labels=dict(shape.labels or {}),
+        lease_s=shape.lease_s,
+        appliance=ApplianceJob(ApplianceKind(part.kind), part.workflow) if part is not None else None,
     )
 
 

@@ -33,6 +33,7 @@ it is about stands in `accelerator`.
 _TAGS = {
     "claims": "Somebody's wish for a partition, and then their lease on it.",
     "runs": "Jobs that were started here, and what is tracked of them.",
+    "appliance": "Jobs of wafer-scale appliances, in short; each is a run, too.",
     "partitions": "Blocks of devices that are configured and isolated.",
     "events": "Everything that happened, in order.",
     "queues": "What waits in other schedulers, and what these may start now.",

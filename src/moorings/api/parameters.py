@@ -20,6 +20,7 @@ from moorings.core.claims import SIZE_MAX, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_duration_s
 from moorings.ports.store import Seq
+from moorings.workloads.appliance import ApplianceKind
 from moorings.workloads.jobs import TASKS_MAX
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
@@ -178,6 +179,14 @@ def parse_wait_s(text: str) -> float:
     return seconds
 
 
+def _labels(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    pairs = [tuple(value.partition("=")) for value in values]
+    for value, (key, equals, _) in zip(values, pairs, strict=True):
+        if not equals or not key or not value.isascii():
+            _refuse("label", "be KEY=VALUE", value)
+    return tuple((key, value) for key, _, value in pairs)
+
+
 def _event_names(values: Sequence[str]) -> tuple[str, ...]:
     for value in values:
         if not _EVENT_NAME.fullmatch(value):
@@ -212,7 +221,24 @@ CLAIMS_UNENDED = frozenset(ClaimState) - CLAIM_ENDED
 RUN_STATES = _states(RunState, "runs")
 RUNS_UNENDED = frozenset(RunState) - RUN_ENDED
 ALL = _flag("all", "Also those that have ended.")
+APPLIANCE_KIND = Parameter(
+    "kind",
+    "Only jobs that compile, or only jobs that execute.",
+    {"type": "string", "enum": list(ApplianceKind)},
+    _one(lambda text: ApplianceKind(_choice("kind", tuple(ApplianceKind))(text)), None),
+)
+WORKFLOW = _text("workflow", "Only jobs of this workflow.")
+LABELS = Parameter(
+    "label",
+    "Only jobs with this label, `KEY=VALUE`; with all of them, if several are given.",
+    {"type": "string", "pattern": "^[^=]+=.*$"},
+    _labels,
+    repeated=True,
+)
 OWNER_PREFIX = _text("ownerPrefix", "Only of owners that begin with this.")
+ONLY_WAITING = _flag(
+    "onlyWaiting", "Release it only if it holds nothing yet; else nothing changes, and the answer is `claim.held`."
+)
 SUBJECT = _text("subject", "Only those this subject made.")
 POOL = _text("pool", "Only of this pool.")
 

@@ -19,6 +19,7 @@ from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.ports.store import AccessKey, Row
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import (
+    ApplianceJobBody,
     BindingBody,
     CapacityBody,
     CheckpointShape,
@@ -161,6 +162,7 @@ def pool_body(view: PoolView) -> PoolBody:
         topology=topology_shape(view.pool.topology),
         available={str(size): count for size, count in view.available.items()},
         resources=dict(view.pool.resources),
+        resources_used=dict(view.used) if view.pool.resources else None,
         problem=view.problem,
     )
 
@@ -268,6 +270,34 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         task_codes=run.task_codes,
         detail=run.detail,
         notes=view.notes or None,
+        labels=run.labels,
+        priority=view.claim.spec.priority if view.claim else run.job.priority,
+        scheduled_at=_time(view.claim.granted_at) if view.claim else None,
+        devices=str(partition.block) if partition else "",
+    )
+
+
+def appliance_job_body(view: RunView) -> ApplianceJobBody:
+    """A job of an appliance, as a list has it."""
+    run, part = view.run, view.run.job.appliance
+    assert part is not None
+    return ApplianceJobBody(
+        id=run.id,
+        kind=part.kind,
+        workflow=part.workflow,
+        subject=run.subject,
+        state=run.state,
+        priority=view.claim.spec.priority if view.claim else run.job.priority,
+        systems=run.job.accelerators.size,
+        project=run.job.project,
+        pool=(view.claim.pool if view.claim else None) or run.job.accelerators.pool,
+        devices=str(view.partition.block) if view.partition else "",
+        labels=run.labels,
+        created_at=time_text(run.created_at),
+        scheduled_at=_time(view.claim.granted_at) if view.claim else None,
+        started_at=_time(run.started_at),
+        ended_at=_time(run.ended_at),
+        detail=run.detail or None,
     )
 
 

@@ -7,10 +7,11 @@ import secrets
 import time
 
 from moorings.core.instants import Instant
+from moorings.workloads.appliance import NAME_CHARS
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-_PREFIXES = {"claim": "claim", "run": "run"}
 ID_CHARS = 12  # 60 bits: a billion ids before a collision is worth a thought; the database refuses one anyway
+_CHARS = {"claim": ID_CHARS, "run": ID_CHARS, "wsjob": NAME_CHARS}
 
 
 class SystemClock:
@@ -29,6 +30,7 @@ class RandomIds:
     """Identifiers from the operating system's randomness."""
 
     def new(self, kind: str) -> str:
-        """``<kind>-`` and twelve characters of a-z2-7."""
-        bits = secrets.randbits(5 * ID_CHARS)
-        return f"{_PREFIXES[kind]}-" + "".join(_ALPHABET[bits >> 5 * place & 31] for place in range(ID_CHARS))
+        """``<kind>-`` and twelve characters of a-z2-7; 22 of a ``wsjob``."""
+        chars = _CHARS[kind]
+        bits = secrets.randbits(5 * chars)
+        return f"{kind}-" + "".join(_ALPHABET[bits >> 5 * place & 31] for place in range(chars))

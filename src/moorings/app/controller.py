@@ -114,6 +114,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
                     slurm=settings.slurm,
+                    kubernetes=settings.kubernetes,
                 ),
                 limits=_limits(),
                 authenticate=keys.authenticate,

@@ -13,6 +13,7 @@ from moorings.api import openapi
 from moorings.app.documents.api import api_page
 from moorings.app.documents.errors import errors_page
 from moorings.app.documents.files import job_page, pools_page
+from moorings.app.documents.ipujob import definitions, ipujob_page
 from moorings.app.documents.manual import manual_pages
 from moorings.app.documents.settings import events_page, settings_page
 from moorings.app.documents.states import states_page
@@ -31,6 +32,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment_page(),
         "errors.md": errors_page(),
         "events.md": events_page(),
+        "ipujob.md": ipujob_page(),
         "job-file.md": job_page(),
         "limits.md": limits_page(),
         "metrics.md": metrics_page(),
@@ -46,11 +48,19 @@ def pages() -> dict[str, str]:
     }
 
 
+def deployed() -> dict[str, str]:
+    """The text of every generated file that a site copies, by its path in the project."""
+    return definitions()
+
+
 def main() -> int:
-    """Write every page, below the current folder; manual pages of commands that are gone go, too."""
+    """Write every file, below the current folder; manual pages of commands that are gone go, too."""
     made = pages()
-    for name, text in made.items():
-        path = FOLDER / name
+    texts = {
+        **{FOLDER / name: text for name, text in made.items()},
+        **{Path(name): text for name, text in deployed().items()},
+    }
+    for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for path in (FOLDER / "man").glob("man*/*"):

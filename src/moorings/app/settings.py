@@ -12,9 +12,11 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypedDict
 
 from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
+from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.slurm.engine.settings import SlurmEngineSettings
 
 DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
@@ -121,6 +123,14 @@ class Settings:
     in ``[slurm.projects.NAME]`` where those of a project go. A project that is not named has the account of its name.
     Default: there is no engine ``slurm``."""
 
+    kubernetes: KubernetesEngineSettings | None = field(default=None, metadata={})
+    """Table ``[kubernetes]``, only in the file: a Kubernetes cluster with IPUs that runs may go to (``moor run --engine
+    kubernetes``), as IPUJobs. ``namespace``: of these, and in ``[kubernetes.projects.NAME]`` of those of a project;
+    ``kubeconfig`` and ``context``: as whom, where it is not as ``kubectl`` finds it; ``[[kubernetes.volumes]]``: with
+    ``path`` and ``claim`` or ``host_path`` (and ``read_only``) what tasks find under which path; ``user`` and
+    ``group``: numbers that tasks run as (the image's); ``request_cpus``: whether a task's CPUs are asked of
+    Kubernetes' scheduler (true). Default: there is no engine ``kubernetes``."""
+
 
 def default_data(environment: Mapping[str, str]) -> Path:
     """The data folder if none is set."""
@@ -155,10 +165,10 @@ def read_settings(
     flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
     flag_of = {item.name: item.metadata.get("flag", "") for item in fields(Settings)}
     values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
-    slurm = None
+    engines: Engines = {}
     config = flags.pop("config", None)
     if config is not None or DEFAULT_CONFIG.exists():
-        said, slurm = _read_file(at / config if config is not None else DEFAULT_CONFIG)
+        said, engines = _read_file(at / config if config is not None else DEFAULT_CONFIG)
         values |= said
     for item in fields(Settings):
         variable = str(item.metadata.get("environment", ""))
@@ -166,10 +176,17 @@ def read_settings(
             values[item.name] = _checked(item.name, environment[variable], variable)
     for name, value in flags.items():
         values[name] = value if isinstance(value, bool) else _checked(name, value, flag_of[name])
-    return replace(_settings(values, at), slurm=slurm)
+    return replace(_settings(values, at), **engines)
 
 
-def _read_file(path: Path) -> tuple[dict[str, str | int | bool], SlurmEngineSettings | None]:
+class Engines(TypedDict, total=False):
+    """Tables of engines, where the file has them."""
+
+    slurm: SlurmEngineSettings
+    kubernetes: KubernetesEngineSettings
+
+
+def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -177,7 +194,7 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], SlurmEngineSett
     table = Table.parse(text, source=str(path), code="config.invalid")
     found: dict[str, str | int | bool] = {}
     for item in fields(Settings):
-        if not table.has(item.name) or item.name == "slurm":
+        if not table.has(item.name) or item.name in Engines.__annotations__:
             continue
         if item.name == "port" or item.name in _NUMBERS:
             found[item.name] = table.integer(item.name)
@@ -186,9 +203,13 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], SlurmEngineSett
         else:
             found[item.name] = table.text(item.name)
         _checked(item.name, str(found[item.name]), table.where(item.name))
-    slurm = SlurmEngineSettings.read(table.table("slurm")) if table.has("slurm") else None
+    engines: Engines = {}
+    if table.has("slurm"):
+        engines["slurm"] = SlurmEngineSettings.read(table.table("slurm"))
+    if table.has("kubernetes"):
+        engines["kubernetes"] = KubernetesEngineSettings.read(table.table("kubernetes"))
     table.finish()
-    return found, slurm
+    return found, engines
 
 
 def _checked(name: str, value: str, origin: str) -> str:

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 
 from moorings.api.tls import Renewable, make_client_context, make_server_context
-from moorings.app.settings import Settings
+from moorings.app.settings import DEFAULT_CONFIG, Settings
 from moorings.client.keyfiles import check_private_key
 from moorings.core.errors import MooringsError
 
@@ -105,7 +105,8 @@ def make_tls(settings: Settings) -> Tls | None:
         raise MooringsError(
             "config.invalid",
             f"without TLS, access keys would travel to {settings.host} in the clear",
-            hint="set tls_cert and tls_key ('moor pki init' makes them), or say plain_http = true",
+            hint="'moor pki init' makes certificates: name them with 'moor up --pki DIR', or tls_cert and tls_key; if "
+            f"everybody there may read the keys: --plain-http, or plain_http = true in {DEFAULT_CONFIG}",
         )
     return None
 

@@ -27,10 +27,11 @@ from moorings.app.pruning import prune
 from moorings.app.settings import Settings, read_settings
 from moorings.app.state import tell_state
 from moorings.app.tls import Tls, watch_certificates
-from moorings.app.wiring import Assembly
+from moorings.app.wiring import KUBERNETES_RUNS, Assembly
 from moorings.core.errors import MooringsError
 from moorings.core.instants import after
 from moorings.core.pools import parse_pools
+from moorings.kubernetes.engine import pruning as kubernetes_pruning
 from moorings.local import pruning as local_pruning
 from moorings.ports.clock import Clock
 from moorings.slurm.engine import pruning as slurm_pruning
@@ -178,6 +179,8 @@ async def _prune_runs(kept: Kept) -> None:
             places = [(kept.runs, local_pruning.hold_ended)]
             if kept.settings.slurm is not None:
                 places.append((kept.settings.slurm.folder, slurm_pruning.hold_ended))
+            if kept.settings.kubernetes is not None:
+                places.append((kept.runs.parent / KUBERNETES_RUNS, kubernetes_pruning.hold_ended))
             removed = [
                 run for runs, hold in places for run in await asyncio.to_thread(prune, runs, before, spared, hold)
             ]

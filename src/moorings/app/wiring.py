@@ -25,6 +25,7 @@ from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
+from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.local.engine import LocalEngine
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
@@ -38,6 +39,8 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.sqlite import open_sqlite
+
+KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
 
 
 def read_pools(path: Path) -> tuple[PoolEntry, ...]:
@@ -126,6 +129,39 @@ def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: 
     return SlurmEngine(settings, Commands({**environment, **conf}), clock, Fence(settings.folder), read)
 
 
+def make_kubernetes_engine(
+    settings: KubernetesEngineSettings, folder: Path, installation: str, clock: Clock, environment: Mapping[str, str]
+) -> Engine:
+    """The engine for that cluster.
+
+    Args:
+        settings: the cluster.
+        folder: of the runs; made if it is not there.
+        installation: whose IPUJobs are ours.
+        clock: the time.
+        environment: in which a kubeconfig may be named.
+
+    Raises:
+        MooringsError: ``kubernetes.not_configured``, ``config.invalid``.
+    """
+    try:  # they are an extra
+        from moorings.kubernetes.connection import connect
+        from moorings.kubernetes.credentials import load_credentials
+        from moorings.kubernetes.engine.calls import Calls
+        from moorings.kubernetes.engine.engine import KubernetesEngine
+    except ImportError as error:
+        hint = "install moorings[kubernetes], or leave [kubernetes] out"
+        raise MooringsError("config.invalid", f"[kubernetes]: {error}", hint=hint) from error
+
+    def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
+        return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
+
+    folder.mkdir(mode=0o700, exist_ok=True)
+    kube = connect(environment, path=settings.kubeconfig, context=settings.context)
+    calls = Calls(load_credentials(environment, path=settings.kubeconfig, context=settings.context))
+    return KubernetesEngine(settings, folder, installation, kube, calls, clock, read)
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """The parts of one controller, joined."""
@@ -165,6 +201,7 @@ async def assemble(
     url: str = "",
     local_runs: bool = True,
     slurm: SlurmEngineSettings | None = None,
+    kubernetes: KubernetesEngineSettings | None = None,
 ) -> Assembly:
     """One controller over these pools, leading from now on, its memory loaded.
 
@@ -179,6 +216,7 @@ async def assemble(
         url: where the others reach it.
         local_runs: whether jobs run as processes of this machine.
         slurm: the cluster that jobs may be submitted to; None: there is none.
+        kubernetes: the same of a Kubernetes.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
@@ -195,6 +233,9 @@ async def assemble(
         engines: dict[str, Engine] = {"local": LocalEngine(data / "runs", clock)} if local_runs else {}
         if slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
+        if kubernetes is not None:
+            folder = data / KUBERNETES_RUNS
+            engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
         running = Running(loop, engines, hardware, clock, installation)
         keys = Keys(store, clock, pepper)
         controller = Controller(

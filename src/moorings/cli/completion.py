@@ -18,6 +18,7 @@ from pathlib import Path
 from moorings.cli.configuration import context_servers, home
 from moorings.cli.session import Session
 from moorings.client.client import Client
+from moorings.client.requests import ApplianceFilter
 from moorings.core.errors import MooringsError
 
 BUDGET_S = 0.2  # for asking the controller, whatever it does
@@ -30,6 +31,7 @@ _NAMES: dict[str, Callable[[Client], list[str]]] = {
     "partition": lambda client: [partition.name for partition in client.partitions()],
     "claim": lambda client: [claim.name for claim in client.claims()],
     "run": lambda client: [name for run in client.runs() for name in dict.fromkeys((run.id, run.name))],
+    "job": lambda client: [job.id for job in client.appliance_jobs(ApplianceFilter())],
     "key": lambda client: [key.id for key in client.keys()],
 }
 

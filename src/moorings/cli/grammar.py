@@ -25,7 +25,7 @@ NOUNS: dict[str, tuple[str, ...]] = {
     "device": ("devices", "dev", "devs"),
     "partition": ("partitions", "part", "parts"),
     "claim": ("claims", "cl"),
-    "run": ("runs",),
+    "run": ("runs", "job", "jobs"),
     "key": ("keys",),
     "event": ("events", "ev"),
 }
@@ -122,7 +122,7 @@ class NounGroup(click.Group):
             _, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
             known = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"'moor {self.name}' does not know {args[0]!r}; it takes: {known}", ctx) from error
+            raise click.UsageError(f"'{ctx.command_path}' does not know {args[0]!r}; it takes: {known}", ctx) from error
         return (command.name if command else None), command, rest
 
 

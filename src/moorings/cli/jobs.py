@@ -36,6 +36,7 @@ class JobFlags:
     project: str | None = None
     environment: tuple[str, ...] = ()
     workdir: str | None = None
+    image: str | None = None
 
 
 def build_job(
@@ -123,6 +124,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
         project=flags.project if flags.project is not None else job.project,
         environment={**job.environment, **_variables(flags.environment, environment)},
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
+        image=flags.image if flags.image is not None else job.image,
     )
 
 

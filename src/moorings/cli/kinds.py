@@ -255,7 +255,7 @@ CLAIMS: Kind[ClaimBody] = Kind(
 RUNS: Kind[RunBody] = Kind(
     "run",
     "runs",
-    (),
+    ("job", "jobs"),
     "Run",
     RunBody,
     (

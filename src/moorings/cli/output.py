@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar, get_origin
 
 from moorings.cli.kinds import NOTHING, Column, Kind, age
-from moorings.cli.text import harmless, plain
+from moorings.cli.text import all_harmless, harmless, plain
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.core.quantities import duration_text
@@ -206,14 +206,14 @@ def _yaml(data: dict[str, object], *, unicode: bool) -> str:
     import yaml  # costs 40 ms: only who asks for it pays
 
     text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=unicode, width=1000)).rstrip("\n")
-    if unicode and not all(map(harmless, text)):  # YAML escapes only what it must, and all of it or nothing
+    if unicode and not all_harmless(text):  # YAML escapes only what it must, and all of it or nothing
         return _yaml(data, unicode=False)
     return text
 
 
 def _escaped(document: str) -> str:
     """JSON in which no character can move the cursor or turn the direction of reading: ``json`` leaves some as is."""
-    if all(map(harmless, document)):
+    if all_harmless(document):
         return document
     return "".join(char if harmless(char) else json.dumps(char)[1:-1] for char in document)
 

@@ -70,6 +70,7 @@ class Launch:
         context: under which name.
         pki: the folder of certificates, to serve over TLS; None: it serves without.
         secure: whether clients must show certificates.
+        plain_http: whether it may serve other machines without TLS.
     """
 
     data: Path
@@ -80,6 +81,7 @@ class Launch:
     context: str = DEFAULT_CONTEXT
     pki: Path | None = None
     secure: bool = False
+    plain_http: bool = False
 
     @property
     def scheme(self) -> str:
@@ -93,6 +95,7 @@ def build_argv(launch: Launch) -> list[str]:
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
     argv += ["--log-file", str(launch.data / LOG_NAME)]  # who rotates it is the controller itself
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
+    argv += ["--plain-http"] if launch.plain_http else []
     if launch.pki is not None:
         argv += ["--tls-cert", str(launch.pki / "server.pem"), "--tls-key", str(launch.pki / "server.key")]
         argv += ["--tls-client-ca", str(launch.pki / "ca.pem")] if launch.secure else []

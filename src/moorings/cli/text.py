@@ -8,6 +8,13 @@ def harmless(char: str) -> bool:
     return char == "\n" or char.isprintable()
 
 
+def all_harmless(text: str) -> bool:
+    """Whether every character of ``text`` is harmless; of a listing of megabytes in no time."""
+    return text.replace("\n", "").isprintable()
+
+
 def plain(text: str) -> str:
     """``text`` with control characters made visible, on one line: no answer can move the cursor or break a row."""
+    if text.isprintable():  # most are, and a listing has a hundred thousand
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

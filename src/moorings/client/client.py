@@ -12,6 +12,7 @@ from moorings.client.requests import (
     ALL_EVENTS,
     UNENDED_CLAIMS,
     UNENDED_RUNS,
+    ApplianceFilter,
     Call,
     ClaimFilter,
     EventFilter,
@@ -23,6 +24,7 @@ from moorings.client.transport import STREAM_SILENCE_S_MAX, Patience, Retries, T
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode
 from moorings.wire.shapes import (
+    ApplianceJobBody,
     BindingBody,
     CapacityBody,
     ClaimBody,
@@ -33,6 +35,7 @@ from moorings.wire.shapes import (
     FindingsBody,
     KeyBody,
     KeyRequest,
+    LabelsRequest,
     PartitionBody,
     PartitionRequest,
     PoolBody,
@@ -74,6 +77,11 @@ class Client:
     @patience.setter
     def patience(self, patience: Patience) -> None:
         self._transport.patience = patience
+
+    @property
+    def sent(self) -> int:
+        """How many requests may have reached the controller so far: those whose connection was not refused."""
+        return self._transport.sent
 
     @property
     def losses(self) -> int:
@@ -166,9 +174,12 @@ class Client:
         """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) when that came, or ``wait_s`` are over."""
         return self._transport.send(requests.get_claim(ident, wait_s=wait_s, until=until))
 
-    def delete_claim(self, ident: str, *, wait_s: float = 0.0) -> ClaimBody:
-        """Release a claim; its partition is removed. With ``wait_s`` the claim as it has ended, or after that time."""
-        return self._transport.send(requests.delete_claim(ident, wait_s=wait_s))
+    def delete_claim(self, ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> ClaimBody:
+        """Release a claim; its partition is removed. With ``wait_s`` the claim as it has ended, or after that time.
+
+        With ``only_waiting`` one that holds a partition by now is left alone, and refused (``claim.held``).
+        """
+        return self._transport.send(requests.delete_claim(ident, wait_s=wait_s, only_waiting=only_waiting))
 
     def renew_claim(self, ident: str) -> ClaimBody:
         """Let its lease run anew from now."""
@@ -215,6 +226,18 @@ class Client:
     def run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """One run, by id or name; with ``wait_s`` when it has ended, or after that time."""
         return self._transport.send(requests.get_run(ident, wait_s=wait_s))
+
+    def label_run(self, ident: str, request: LabelsRequest) -> RunBody:
+        """Change labels of a run that has not ended."""
+        return self._transport.send(requests.label_run(ident, request))
+
+    def prioritise_run(self, ident: str, priority: int) -> RunBody:
+        """Have a run served earlier (a higher number) or later."""
+        return self._transport.send(requests.prioritise_run(ident, priority))
+
+    def appliance_jobs(self, where: ApplianceFilter) -> tuple[ApplianceJobBody, ...]:
+        """The jobs of appliances of a filter, by creation."""
+        return self._all(lambda after: requests.list_appliance_jobs(where, after))
 
     def cancel_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """Stop a run: TERM, its grace period, KILL."""

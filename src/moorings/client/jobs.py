@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from moorings.wire.shapes import AcceleratorsShape, CheckpointShape, JobShape, ResourcesShape
+from moorings.wire.shapes import AcceleratorsShape, ApplianceShape, CheckpointShape, JobShape, ResourcesShape
 from moorings.workloads.jobs import JobSpec
 
 
 def job_shape(job: JobSpec) -> JobShape:
     """``job`` as it is sent: complete, nothing left to look up."""
-    wanted, needs, contract = job.accelerators, job.resources, job.checkpoint
+    wanted, needs, contract, part = job.accelerators, job.resources, job.checkpoint, job.appliance
     return JobShape(
         name=job.name,
         command=job.command,
         workdir=job.workdir,
         environment=job.environment,
         tasks=job.tasks,
-        accelerators=AcceleratorsShape(kind=wanted.kind, size=wanted.size, replicas=wanted.replicas, pool=wanted.pool),
+        accelerators=AcceleratorsShape(
+            kind=wanted.kind,
+            size=wanted.size,
+            replicas=wanted.replicas,
+            pool=wanted.pool,
+            resources=wanted.resources or None,  # what an earlier release does not know is left out
+        ),
         resources=ResourcesShape(cpus=needs.cpus, memory_bytes=needs.memory_bytes, nodes=needs.nodes),
         project=job.project,
         priority=job.priority,
@@ -28,4 +34,7 @@ def job_shape(job: JobSpec) -> JobShape:
         ),
         checkpoint_directory=job.checkpoint_directory,
         image=job.image,
+        labels=job.labels or None,
+        lease_s=job.lease_s,
+        appliance=ApplianceShape(kind=part.kind, workflow=part.workflow) if part is not None else None,
     )

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode, encode
 from moorings.wire.shapes import (
+    ApplianceJobBody,
     BindingBody,
     CapacityBody,
     ClaimBody,
@@ -28,9 +29,11 @@ from moorings.wire.shapes import (
     FindingsBody,
     KeyBody,
     KeyRequest,
+    LabelsRequest,
     PartitionBody,
     PartitionRequest,
     PoolBody,
+    PriorityRequest,
     ProblemBody,
     QueueBody,
     QueueRequest,
@@ -109,6 +112,18 @@ class RunFilter:
 
     state: str | None = None
     subject: str | None = None
+    all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceFilter:
+    """Which jobs of appliances a list holds: those that have not ended, unless a state or ``all`` is given."""
+
+    state: str | None = None
+    subject: str | None = None
+    kind: str | None = None
+    workflow: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
     all: bool = False
 
 
@@ -311,9 +326,9 @@ def get_claim(ident: str, *, wait_s: float = 0.0, until: str | None = None) -> C
     return Call("GET", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
-def delete_claim(ident: str, *, wait_s: float = 0.0) -> Call[ClaimBody]:
+def delete_claim(ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> Call[ClaimBody]:
     """``DELETE /v1/claims/{id}``: its partition is removed, the claim ends; the answer waits for that."""
-    target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s))
+    target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s), onlyWaiting=only_waiting)
     return Call("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
@@ -385,6 +400,33 @@ def cancel_run(ident: str, *, wait_s: float = 0.0) -> Call[RunBody]:
     """``POST /v1/runs/{id}/cancel``; idempotent."""
     target = build_target("/v1/runs/{}/cancel", ident, wait=wait_text(wait_s))
     return Call("POST", target, parse_body(RunBody), wait_s=wait_s)
+
+
+def label_run(ident: str, request: LabelsRequest) -> Call[RunBody]:
+    """``POST /v1/runs/{id}/labels``; idempotent."""
+    return Call("POST", build_target("/v1/runs/{}/labels", ident), parse_body(RunBody), build_body(request))
+
+
+def prioritise_run(ident: str, priority: int) -> Call[RunBody]:
+    """``POST /v1/runs/{id}/priority``; idempotent."""
+    body = build_body(PriorityRequest(priority=priority))
+    return Call("POST", build_target("/v1/runs/{}/priority", ident), parse_body(RunBody), body)
+
+
+def list_appliance_jobs(where: ApplianceFilter, after: str | None = None) -> Call[Listing[ApplianceJobBody]]:
+    """``GET /v1/appliance/jobs``."""
+    target = build_target(
+        "/v1/appliance/jobs",
+        state=where.state,
+        subject=where.subject,
+        kind=where.kind,
+        workflow=where.workflow,
+        label=tuple(f"{key}={value}" for key, value in where.labels),
+        all=where.all,
+        limit=PAGE_ITEMS,
+        continue_=after,
+    )
+    return Call("GET", target, parse_listing(ApplianceJobBody))
 
 
 def get_logs(ident: str, *, task: int | None = None, follow: bool = False) -> Call[None]:

@@ -116,6 +116,7 @@ class Transport:
         self.endpoint = endpoint
         self.patience = patience
         self.losses = 0
+        self.sent = 0  # requests of which at least a part may have reached the server
         self._trace = trace
         self._kept: http.client.HTTPConnection | None = None
         self._address = parse_server(endpoint.server)
@@ -213,6 +214,7 @@ class Transport:
                 connection.connect()
             assert connection.sock is not None
             connection.sock.settimeout(self.endpoint.timeout_s + call.wait_s)
+            self.sent += 1
             connection.request(call.method, call.target, body=call.body, headers={**self._headers(call), **extra})
             answer = connection.getresponse()
             if self._trace is not None:

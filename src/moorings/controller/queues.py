@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.controller.loop import Change, Loop
-from moorings.core.access import Caller, check_may_act
+from moorings.core.access import RUN_OWNERS, Caller, check_may_act
 from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob, TakenError, check_instance
 from moorings.core.claims import check_owner, check_spec
 from moorings.core.devices import PoolName
@@ -192,5 +192,5 @@ def _check_queue(queue: str, instance: str | None) -> None:
     if instance is not None:
         check_instance(instance)
     check_owner(queue)
-    if queue.count("/") != 1 or queue.startswith(("local/", "user/")):
+    if queue.count("/") != 1 or queue.startswith(("user/", *RUN_OWNERS)):
         raise MooringsError("queue.invalid", f"{queue[:80]!r} is no queue", hint="a queue is slurm/CLUSTER, say")

@@ -20,10 +20,10 @@ from moorings.core.fleet import Fleet, FleetChanges, Reservation
 from moorings.core.instants import Instant
 from moorings.core.queue import Plan, Policy
 from moorings.core.records import plain, revive
+from moorings.core.told import decided_data
 from moorings.core.topology import Block
-from moorings.core.turn import decided_data
 from moorings.workloads.runs import RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, RunInput, StartRefused
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, StartRefused
 
 AnyInput = inputs.Input | RunInput
 
@@ -31,7 +31,9 @@ AnyInput = inputs.Input | RunInput
 INPUTS: Final[dict[str, type[AnyInput]]] = {
     "create_claim": inputs.CreateClaim,
     "release_claim": inputs.ReleaseClaim,
+    "withdraw_claim": inputs.WithdrawClaim,
     "renew_claim": inputs.RenewClaim,
+    "set_priority": inputs.SetPriority,
     "reset_partition": inputs.ResetPartition,
     "driver_answered": inputs.DriverAnswered,
     "retry_removal": inputs.RetryRemoval,
@@ -43,6 +45,7 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "queue_told": inputs.QueueTold,
     "create_run": CreateRun,
     "cancel_run": CancelRun,
+    "label_run": LabelRun,
     "start_refused": StartRefused,
     "run_seen": RunSighting,
 }

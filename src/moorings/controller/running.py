@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
-from moorings.core.bindings import NO_BINDING, Binding
+from moorings.core.access import RUN_OWNERS
+from moorings.core.bindings import NO_BINDING, NO_DEVICES, Binding
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
@@ -22,7 +23,7 @@ from moorings.core.reconcile import orphans
 from moorings.ports.clock import Clock
 from moorings.ports.engine import Engine, StartOrder
 from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
-from moorings.workloads.turn import StartRefused
+from moorings.workloads.turn import StartRefused, owner_of
 
 log = logging.getLogger("moorings.controller")
 
@@ -118,6 +119,9 @@ class Running:
         await self._fenced[engine.name].wait()
         if run.claim is None:
             return await self._submit(engine, run, NO_BINDING)
+        claim = self._loop.fleet.claims.get(run.claim)
+        if claim is not None and claim.state is ClaimState.READY and not claim.spec.size:  # it needs no devices
+            return await self._submit(engine, run, NO_DEVICES)
         partition = self._partition(run)
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)
@@ -190,9 +194,9 @@ class Running:
         alive: list[frozenset[str]] = []
         while True:
             await self._clock.sleep(ORPHANS_S)
-            alive = [*alive[-4:], frozenset(f"local/{run}" for run in self._loop.runs.by_id)]
-            unreleased = (c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING)
-            for claim in orphans(unreleased, "local/", alive):
+            alive = [*alive[-4:], frozenset(owner_of(run.id, run.job) for run in self._loop.runs.by_id.values())]
+            unreleased = [c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING]
+            for claim in (claim for kind in RUN_OWNERS for claim in orphans(unreleased, kind, alive)):
                 log.warning("claim.orphaned", extra={"claim": claim})
                 self._loop.tell(ReleaseClaim(claim, "no run holds it"))
 

@@ -7,23 +7,24 @@ view. Nothing is decided here and nothing is written but through the loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.findings import Doctor
 from moorings.controller.hardware import Hardware, order_of
+from moorings.controller.idempotency import check_key, digest_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
 from moorings.controller.measures import Measures, measure
 from moorings.controller.queues import Queues
+from moorings.controller.reasons import NO_PARTITION, Reasons, partition_of
+from moorings.controller.run_cases import RunCases
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
     Explanation,
     PartitionView,
     PoolView,
-    RunView,
     device_view,
     holders,
     partition_view,
@@ -31,11 +32,10 @@ from moorings.controller.views import (
     summary,
 )
 from moorings.controller.waiting import Waiters
-from moorings.core.access import Caller, Role, check_admin, check_may_act
+from moorings.core.access import RUN_OWNERS, Caller, Role, check_admin, check_may_act
 from moorings.core.bindings import Binding
 from moorings.core.claims import (
     ENDED,
-    KEY_CHARS_MAX,
     Claim,
     ClaimId,
     ClaimSpec,
@@ -47,11 +47,18 @@ from moorings.core.claims import (
 )
 from moorings.core.devices import PoolName, parse_device_id
 from moorings.core.errors import MooringsError
-from moorings.core.events import canonical
 from moorings.core.fleet import PoolState
-from moorings.core.inputs import CreateClaim, DrainDevice, ReleaseClaim, RenewClaim, ResetPartition, ResumeDevice
+from moorings.core.inputs import (
+    CreateClaim,
+    DrainDevice,
+    ReleaseClaim,
+    RenewClaim,
+    ResetPartition,
+    ResumeDevice,
+    WithdrawClaim,
+)
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.queue import Wait, explain, unreachable
+from moorings.core.queue import explain
 from moorings.core.reasons import Reason
 from moorings.core.records import said
 from moorings.ports.clock import Clock, Ids
@@ -59,9 +66,7 @@ from moorings.ports.engine import Engine
 from moorings.ports.store import AccessKey, KeyUse, Page, Row, Seq, Store
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import FindingsBody
-from moorings.workloads.jobs import JobSpec, check_job
-from moorings.workloads.runs import Run, RunId, RunState
-from moorings.workloads.turn import CancelRun, CreateRun
+from moorings.workloads.appliance import priority_there
 
 UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
@@ -89,15 +94,15 @@ class Controller:
         self._loop = loop
         self._store = store
         self._hardware = hardware
-        self._engines = engines
         self._keys = keys
         self._clock = clock
         self._ids = ids
         self.installation = installation
         self.queues = Queues(loop, clock)
+        self._reasons = Reasons(loop, hardware, clock)
+        self.runs = RunCases(loop, store, engines, ids, self._reasons)
         self._doctor = Doctor(loop, store, clock, hardware.strays)
         self._claim_waits: Waiters[ClaimId] = Waiters()
-        self._run_waits: Waiters[RunId] = Waiters()
         loop.listen(self._tell_waiting)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
@@ -105,7 +110,6 @@ class Controller:
     def _tell_waiting(self, change: Change) -> None:
         """Wake those who wait for what has changed; after a reload everybody, for some of it may have ended unseen."""
         self._claim_waits.wake(None if change.reloaded else [claim.id for claim in change.claims])
-        self._run_waits.wake(None if change.reloaded else [run.id for run in change.runs])
 
     async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
         """The claim once it is in one of ``states``, or as it is when the time is up."""
@@ -151,10 +155,11 @@ class Controller:
         Raises:
             MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``.
         """
-        check_spec(spec)
+        admin = caller.role is Role.ADMIN
+        spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
         check_may_act(caller, owner, "", "claim devices")
-        if owner.startswith("local/"):
+        if owner.startswith(RUN_OWNERS):
             raise MooringsError("owner.denied", "claims of local runs are made by the controller", hint="moor run …")
         ident = ClaimId(self._ids.new("claim"))
         given = CreateClaim(
@@ -166,17 +171,21 @@ class Controller:
         )
         use = None
         if key is not None:
-            digest = _digest({"name": name, "owner": owner, "claim": said(spec)})
-            use = KeyUse(caller.subject, _check_key(key), digest, claim=ident)
+            digest = digest_of({"name": name, "owner": owner, "claim": said(spec)})
+            use = KeyUse(caller.subject, check_key(key), digest, claim=ident)
         claim = await self._loop.post(given, use)
         assert isinstance(claim, Claim)
         return self._claim_view(await self._claim_until(claim, UNTIL[until], wait_s))
 
-    async def release_claim(self, caller: Caller, ident: str, *, wait_s: float = 0) -> ClaimView:
+    async def release_claim(
+        self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
+    ) -> ClaimView:
         """The claim once its release is durable; waits up to ``wait_s`` until nothing is left of it.
 
+        With ``only_waiting`` it is released only if it holds nothing; the turn that may grant it decides that, too.
+
         Raises:
-            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``.
+            MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``, ``claim.held``.
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "release a claim")
@@ -186,7 +195,9 @@ class Controller:
                 "claim.held_by_run", f"claim {claim.id} belongs to run {run}", hint=f"moor cancel {run}"
             )
         if not claim.ended:
-            released = await self._loop.post(ReleaseClaim(claim.id, f"released by {caller.subject}"))
+            why = f"released by {caller.subject}"
+            given = WithdrawClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
+            released = await self._loop.post(given)
             claim = released if isinstance(released, Claim) else await self._find_again(claim)
         return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
 
@@ -242,9 +253,9 @@ class Controller:
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))
-        reason = self._delay(claim) or claim.reason
+        reason = self._reasons.delay(claim) or claim.reason
         reasons = (reason,) if reason is not None else ()
-        return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(_partition_of(claim))), None, reasons)
+        return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(partition_of(claim))), None, reasons)
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         """Returns when there may be a binding of the claim, or never will be, or after ``wait_s``.
@@ -262,7 +273,7 @@ class Controller:
                 ``driver.unavailable``.
         """
         claim = await self._claim_to_bind(caller, ident)
-        partition = self._loop.fleet.partitions.get(_partition_of(claim))
+        partition = self._loop.fleet.partitions.get(partition_of(claim))
         if claim.state is not ClaimState.READY or partition is None:
             raise MooringsError(
                 "claim.not_ready",
@@ -308,31 +319,14 @@ class Controller:
         return held if held is not None and held.version > claim.version else claim
 
     def _claim_view(self, claim: Claim) -> ClaimView:
-        wait = self._wait(claim)
-        reason = wait.reasons[0] if wait is not None else self._delay(claim) or claim.reason
+        wait = self._reasons.wait(claim)
+        reason = wait.reasons[0] if wait is not None else self._reasons.delay(claim) or claim.reason
         return ClaimView(
             claim,
-            self._loop.fleet.partitions.get(_partition_of(claim)),
+            self._loop.fleet.partitions.get(partition_of(claim)),
             wait.position if wait is not None else None,
             reason,
         )
-
-    def _delay(self, claim: Claim) -> Reason | None:
-        """Why a granted claim's partition takes long, where that is known."""
-        state = self._loop.fleet.pools.get(claim.pool) if claim.pool is not None else None
-        if claim.state is not ClaimState.GRANTED or state is None:
-            return None
-        if state.problem:
-            return unreachable(state)
-        delay = self._hardware.delays.get(_partition_of(claim))
-        return (
-            Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
-        )
-
-    def _wait(self, claim: Claim) -> Wait | None:
-        if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
-            return None
-        return explain(self._loop.fleet, claim, self._clock.now())
 
     # -- partitions, pools, devices ----------------------------------------------------------------------------------
 
@@ -373,7 +367,7 @@ class Controller:
     def _find_partition(self, ident: str) -> Partition:
         fleet = self._loop.fleet
         partition = fleet.partitions.get(PartitionId(ident)) or fleet.partitions.get(
-            fleet.partition_names.get(ident, _NO_PARTITION)
+            fleet.partition_names.get(ident, NO_PARTITION)
         )
         if partition is None:
             raise MooringsError(
@@ -478,129 +472,6 @@ class Controller:
             raise MooringsError("device.unknown", f"there is no device {ident!r}", hint="moor get devices")
         return state, index
 
-    # -- runs --------------------------------------------------------------------------------------------------------
-
-    async def create_run(
-        self, caller: Caller, job: JobSpec, *, engine: str = "local", key: str | None = None
-    ) -> RunView:
-        """A new run, or the one this caller's ``key`` made before.
-
-        Raises:
-            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and what else an engine
-                says of a job that it can never run, ``auth.denied``, ``key.*``.
-        """
-        if caller.role not in (Role.ADMIN, Role.USER):
-            raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not start jobs")
-        if engine not in self._engines:
-            hint = f"engines here: {', '.join(self._engines) or 'none'}"
-            if engine == "slurm":
-                hint += "; a table [slurm] in the controller's settings adds this one"
-            raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
-        notes = tuple(self._engines[engine].check(check_job(job)))
-        ident = RunId(self._ids.new("run"))
-        claim = None if self._engines[engine].schedules else ClaimId(self._ids.new("claim"))
-        use = None
-        if key is not None:
-            use = KeyUse(caller.subject, _check_key(key), _digest({"job": said(job), "engine": engine}), run=ident)
-        given = CreateRun(id=ident, claim=claim, job=job, engine=engine, subject=caller.subject)
-        run = await self._loop.post(given, use)
-        assert isinstance(run, Run)
-        return replace(await self._run_view(run), notes=notes)
-
-    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
-        """The run with that id or job name; waits up to ``wait_s`` for its end.
-
-        Raises:
-            MooringsError: ``run.unknown``.
-        """
-        return await self._run_view(await self._run_until_ended(await self._find_run(ident), wait_s))
-
-    async def list_runs(
-        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
-    ) -> Sequence[RunView]:
-        """Runs by creation."""
-        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject)
-        return [await self._run_view(run) for run in found]
-
-    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
-        """The run, asked to stop; waits up to ``wait_s`` for its end. A run that has ended stays as it is.
-
-        Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``.
-        """
-        run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
-        if not run.ended:
-            changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
-            if not isinstance(changed, Run):
-                await self._loop.confirm()  # it has ended, or another controller leads and knows it
-            run = changed if isinstance(changed, Run) else await self._find_run(run.id)
-        return await self._run_view(await self._run_until_ended(run, wait_s))
-
-    async def run_logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's tasks, in chunks.
-
-        Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``, ``engine.unknown``, ``page.invalid`` (no such task).
-        """
-        run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
-        if run.engine not in self._engines:
-            raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
-        if task is not None and not 0 <= task < run.job.tasks:
-            raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
-        return self._logs(run, task, follow)
-
-    async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        waiting = (RunState.WAITING, RunState.STARTING)
-        while follow and run.state in waiting and run.started_at is None:  # one that was requeued has output
-            run = await self._run_change(run)
-        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follow and not run.ended):
-            yield chunk
-
-    async def _run_change(self, run: Run) -> Run:
-        """The run once it has moved on since ``run`` was read."""
-        while True:
-            held = self._loop.runs.by_id.get(run.id)
-            if held is None:  # it has ended
-                held = await asyncio.to_thread(self._store.run, run.id)
-            if held is not None and held.version > run.version:
-                return held
-            await self._run_waits.next(run.id)
-
-    async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
-        try:
-            async with asyncio.timeout(max(wait_s, 0)):
-                while not run.ended:
-                    run = await self._run_change(run)
-        except TimeoutError:
-            return self._loop.runs.by_id.get(run.id, run)
-        return run
-
-    async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
-        """The run with that id, or the newest with that job name: of the caller's own, where something is to be done.
-
-        Job names are not unique; what changes or shows a run must not reach a namesake of somebody else.
-        """
-        run = self._loop.runs.by_id.get(RunId(ident))
-        if run is None:
-            subject = caller.subject if caller is not None else None
-            run = await asyncio.to_thread(self._store.run, ident[:200], subject)
-        if run is None:
-            raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
-        return self._loop.runs.by_id.get(run.id, run)
-
-    async def _run_view(self, run: Run) -> RunView:
-        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        wait = self._wait(claim) if claim is not None and run.state is RunState.WAITING else None
-        reason = wait.reasons[0] if wait is not None else self._loop.runs.reason_of(run)
-        if run.engine not in self._engines and not run.ended:
-            reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
-        if reason is None and claim is not None:
-            reason = self._delay(claim) or claim.reason
-        partition = self._loop.fleet.partitions.get(_partition_of(claim)) if claim is not None else None
-        return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
-
     # -- events ------------------------------------------------------------------------------------------------------
 
     async def list_events(
@@ -676,24 +547,3 @@ class Controller:
         loop, strays = self._loop, sum(map(len, self._hardware.strays()))
         ready = not loop.problem
         return measure(loop.fleet, loop.runs, loop.meters, self._clock.now(), strays=strays, ready=ready, seq=loop.seq)
-
-
-_NO_PARTITION = PartitionId("")  # never an id
-
-
-def _partition_of(claim: Claim) -> PartitionId:
-    return claim.partition or _NO_PARTITION
-
-
-def _check_key(key: str) -> str:
-    if not 1 <= len(key) <= KEY_CHARS_MAX or not key.isprintable() or not key.isascii():
-        raise MooringsError(
-            "key.invalid",
-            "the idempotency key is not allowed",
-            hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters",
-        )
-    return key
-
-
-def _digest(asked: Mapping[str, object]) -> str:
-    return hashlib.sha256(canonical(asked).encode()).hexdigest()

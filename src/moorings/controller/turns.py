@@ -20,7 +20,7 @@ from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
 from moorings.ports.store import Changes, KeyUse, Save
 from moorings.workloads.runs import Run, RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
 
 AnyReply = Reply | Run
 
@@ -59,7 +59,8 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
             claim = _claim_made(demanded.given)
             if claim is not None:
                 created[claim] = position
-        turn.lapse(occasion.since)
+        for demand in run_turn.lapse(turn.lapse(occasion.since, run_turn.holds)):
+            turn.take(demand)
         for claim, refusal in turn.schedule():
             replies[created[claim]] = refusal
         for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
@@ -78,9 +79,13 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
 
 
 def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
-    if not isinstance(given, CreateRun | CancelRun | StartRefused | RunSighting):
+    if not isinstance(given, CreateRun | CancelRun | LabelRun | StartRefused | RunSighting):
         return turn.take(given)
-    for demand in run_turn.take(given):
+    try:
+        demands = run_turn.take(given)
+    except MooringsError as error:
+        return error
+    for demand in demands:
         reply = turn.take(demand)
         if isinstance(reply, MooringsError) and isinstance(given, CreateRun):
             run_turn.forget(given.id)
@@ -91,7 +96,7 @@ def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
 def _claim_made(given: AnyInput) -> ClaimId | None:
     if isinstance(given, CreateClaim):
         return given.id
-    return given.claim if isinstance(given, CreateRun) else None
+    return given.claim if isinstance(given, CreateRun) and not given.within else None
 
 
 def _latest(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moorings.core.claims import Claim
 from moorings.core.devices import Device, DeviceState
@@ -53,6 +53,7 @@ class PoolView:
     available: Mapping[int, int]
     reachable: bool
     problem: str
+    used: Mapping[str, int] = field(default_factory=dict)  # of its secondary resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,14 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
         largest=state.free.largest(),
         waiting=sum(
             len(claims)
-            for (kind, named, *_), claims in fleet.lines.items()
+            for ((kind, named, *_), _), claims in fleet.lines.items()
             if named == pool.name or (named is None and kind == pool.kind)
         ),
         partitions=len(state.holds),
         available={size: state.free.count(size) for size in sizes},
         reachable=not state.problem,
         problem=state.problem,
+        used={name: state.used.get(name, 0) for name, _ in pool.resources},
     )
 
 

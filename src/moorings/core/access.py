@@ -9,6 +9,8 @@ from moorings.core.errors import MooringsError
 
 SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
 CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
+# What the owners of runs' claims begin with: of this controller's engines, and of an appliance's jobs.
+RUN_OWNERS = (LOCAL_OWNER, APPLIANCE_OWNER) = ("local/", "appliance/")
 SUBJECT_CHARS_MAX = 64
 _SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")
 
@@ -119,7 +121,7 @@ def check_may_act(caller: Caller, owner: str, subject: str, what: str) -> None:
         prefix = caller.owner_prefix.rstrip("/")
         if prefix and (owner == prefix or owner.startswith(prefix + "/")):
             return
-        if owner.startswith("local/") and subject == caller.subject:
+        if owner.startswith(RUN_OWNERS) and subject == caller.subject:
             return
     raise MooringsError(
         "owner.denied",

@@ -31,7 +31,7 @@ OWNER_CHARS_MAX = 200
 KEY_CHARS_MAX = 200
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,34}[a-z0-9])?")
-_ID = re.compile(r"(claim|run)-[a-z2-7]{12}(-[0-9]+)?")
+_ID = re.compile(r"((claim|run)-[a-z2-7]{12}|wsjob-[a-z2-7]{22})(-[0-9]+)?")
 _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")
 _OWNER = re.compile(r"[a-z]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._@+-]{1,120}){1,6}")
 WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")

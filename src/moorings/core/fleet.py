@@ -20,16 +20,16 @@ from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, Trial,
 from moorings.core.topology import Block, Pool
 
 Order = tuple[int, Instant, ClaimId]
-Line = tuple[str, PoolName | None, int, int, bool, QueueMode]
+Devices = tuple[str, PoolName | None, int, int, QueueMode]
+Line = tuple[Devices, tuple[tuple[str, int], ...]]
 
 
 def line_of(spec: ClaimSpec) -> Line:
     """The line of the queue a claim stands in: where the first gets nothing, those behind it get nothing either.
 
-    That is so of claims that ask for the same devices. Amounts of secondary resources are as many as claims, so those
-    who ask for some share one line, apart from those who ask for none.
+    That is so of claims that ask for the same devices and the same amounts of secondary resources.
     """
-    return spec.kind, spec.pool, spec.size, spec.gcds, bool(spec.resources), spec.queue
+    return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), tuple(sorted(spec.resources.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,29 @@ class ReleaseClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawClaim:
+    """Its owner needs it no more, unless it holds something by now; ``why`` is for the log.
+
+    An input of its own, not a flag of ``ReleaseClaim``: that would change the bytes of every log written before.
+    """
+
+    claim: ClaimId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class RenewClaim:
     """Its owner is alive."""
 
     claim: ClaimId
+
+
+@dataclass(frozen=True, slots=True)
+class SetPriority:
+    """Somebody who may has it served earlier or later; higher is first."""
+
+    claim: ClaimId
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +135,9 @@ class QueueTold:
 Input = (
     CreateClaim
     | ReleaseClaim
+    | WithdrawClaim
     | RenewClaim
+    | SetPriority
     | ResetPartition
     | DriverAnswered
     | RetryRemoval

@@ -81,3 +81,11 @@ def parse_bytes(text: str) -> int:
         raise MooringsError("size.invalid", f"{text[:40]!r} is not a size", hint="write 512M, 4G or 1.5T")
     power = " kmgtp".index(match[2].lower() or " ")
     return round(float(match[1]) * float(1024**power))
+
+
+def amount_text(amount: int) -> str:
+    """An amount of a resource for people: counts as they are, what only bytes can be with a unit (``64 GiB``)."""
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if amount >= 1 << power:
+            return f"{round(amount / (1 << power), 1):g} {unit}"
+    return str(amount)

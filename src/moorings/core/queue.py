@@ -22,9 +22,10 @@ from moorings.core.announced import Announced, Offer
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, Order, PoolState, Reservation, Soonest, enough, holds
+from moorings.core.fleet import Devices, Fleet, PoolState, Reservation, Soonest, enough, holds, line_of
 from moorings.core.instants import Instant, after
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
+from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 
@@ -99,7 +100,8 @@ def why_never(spec: ClaimSpec, state: PoolState) -> Reason | None:
     offered = dict(state.pool.resources)
     for name, amount in sorted(spec.resources.items()):
         if offered.get(name, 0) < amount:
-            return Reason("claim.too_large", f"{amount} of {name!r} is more than the {offered.get(name, 0)} it has")
+            has = amount_text(offered.get(name, 0))
+            return Reason("claim.too_large", f"{amount_text(amount)} of {name!r} is more than the {has} it has")
     return None
 
 
@@ -135,13 +137,18 @@ class _Turn:
         """
         heads = [(claim.order, claim, rest) for rest in lines if (claim := next(rest, None)) is not None]
         heapify(heads)
+        none_left: set[Devices] = set()  # whatever else is asked for with them
         while heads:
             _, claim, rest = heads[0]
-            following = next(rest, None) if self._visit(claim) or self._others_may(claim.spec) else None
-            if following is None:
-                heappop(heads)
-            else:
+            devices, resources = line_of(claim.spec)
+            served = devices not in none_left and self._visit(claim)
+            following = next(rest, None) if served else None
+            if following is not None:
                 heapreplace(heads, (following.order, following, rest))
+                continue
+            heappop(heads)
+            if resources and not served and not self._may_be_had(claim.spec):
+                none_left.add(devices)
 
     def _visit(self, claim: Claim) -> bool:
         """Grant it a block, or keep one for it; whether it got either."""
@@ -156,10 +163,8 @@ class _Turn:
                 return True
         return self.policy.reserve and claim.spec.queue is QueueMode.WAIT and self._reserve(claim, able)
 
-    def _others_may(self, spec: ClaimSpec) -> bool:
-        """Whether claims of the same line may get what one of them did not: they ask for other resources."""
-        if not spec.resources:
-            return False
+    def _may_be_had(self, spec: ClaimSpec) -> bool:
+        """Whether who asks for the same devices and other resources may get what this one did not."""
         reserves = self.policy.reserve and spec.queue is QueueMode.WAIT
         return not spec.size or any(
             not state.problem
@@ -287,7 +292,7 @@ def next_up(fleet: Fleet, now: Instant) -> dict[PoolName, Claim]:
     Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
     is not. Who waits for devices of which some are out of service, whatever the block, could use nothing.
     """
-    waiting = [fleet.claims[order[2]] for line in fleet.lines.values() for order in _foremost(fleet, line)]
+    waiting = [fleet.claims[line[0][2]] for line in fleet.lines.values()]  # those behind them ask for the same
     waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
     first: dict[PoolName, Claim] = {}
     for claim in sorted(waiting, key=lambda one: one.order):
@@ -330,11 +335,6 @@ def _is_for(spec: ClaimSpec, state: PoolState) -> bool:
     if spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name):
         return False
     return why_never(spec, state) is None
-
-
-def _foremost(fleet: Fleet, line: Sequence[Order]) -> Sequence[Order]:
-    """Who may be first in a line: those behind the first ask for the same, unless it is for other resources."""
-    return line if fleet.claims[line[0][2]].spec.resources else line[:1]
 
 
 def _could_use(spec: ClaimSpec, state: PoolState, now: Instant) -> bool:
@@ -405,11 +405,8 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
         return unreachable(state)
     rivals = [r for r in fleet.reservations if r.pool == name and r.claim != claim.id]
     ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
-    short = next((r for r in spec.resources if not state.room({r: spec.resources[r]})), None)
-    if short is not None:
-        asked, offered = spec.resources[short], dict(state.pool.resources)[short]
-        left = offered - state.used.get(short, 0)
-        return Reason("pool.resource_short", f"{wants}: {asked} of {short} asked, {left} of {offered} left")
+    if (short := _short(state, spec)) is not None:
+        return Reason("pool.resource_short", f"{wants}: {short}")
     if spec.size and state.free.find(spec.size) is None:
         return _no_room(fleet, state, spec, wants, ahead)
     if ahead is not None:
@@ -419,10 +416,20 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
+def _short(state: PoolState, spec: ClaimSpec) -> str | None:
+    """Which secondary resource a pool has too little left of, in words; None: of none."""
+    name = next((name for name, amount in spec.resources.items() if not state.room({name: amount})), None)
+    if name is None:
+        return None
+    offered = dict(state.pool.resources)[name]
+    left = amount_text(offered - state.used.get(name, 0))
+    return f"{amount_text(spec.resources[name])} of {name} asked, {left} of {amount_text(offered)} left"
+
+
 def _first(fleet: Fleet, ahead: Reservation) -> str:
     keeper = fleet.claims.get(ahead.claim)
     return _called(fleet, ahead.claim) + (
-        f", which came first and needs {_devices(keeper.spec.size)}" if keeper else ""
+        f", which comes first and needs {_devices(keeper.spec.size)}" if keeper else ""
     )
 
 
@@ -468,11 +475,13 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
 
 def _unheld(fleet: Fleet, mine: Reservation) -> str:
     """What is kept and held by no claim: devices that wait for other resources, or that the hardware still frees."""
+    claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
+    short = _short(pool, claim.spec) if claim is not None else None
     if not len(mine.block):
-        return "it is next"
-    free = sum(len(part) for part in fleet.pools[mine.pool].free.free_within(mine.block))
+        return f"it is next: {short}" if short is not None else "it is next"
+    free = sum(len(part) for part in pool.free.free_within(mine.block))
     state = "free and kept for it" if free == len(mine.block) else "being freed for it"
-    return f"devices {mine.block} of {mine.pool} are {state}"
+    return f"devices {mine.block} of {mine.pool} are {state}" + (f"; {short}" if short is not None else "")
 
 
 def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:

@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Final, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from moorings.core.errors import MooringsError
 from moorings.core.topology import Block
 
 RecordT = TypeVar("RecordT")
+
+LATER: Final = {"later": True}
+"""Marks a field that came after the first release: it is not written while it has its default, so that what was written
+before it came is the same bytes when it is written again (law 9)."""
 
 
 def plain(value: object) -> object:
@@ -30,8 +34,13 @@ def plain(value: object) -> object:
         return str(value)
     names = _names(kind)
     if names:
+        later = _later(kind)
         given = ((name, getattr(value, name)) for name in names)
-        return {name: one if type(one) in _ATOMS else plain(one) for name, one in given}
+        return {
+            name: one if type(one) in _ATOMS else plain(one)
+            for name, one in given
+            if name not in later or not _is_default(value, later[name])
+        }
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,6 +76,11 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 def _names(kind: type) -> tuple[str, ...]:
     """The fields of a dataclass; none of anything else."""
     return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else ()
+
+
+@cache
+def _later(kind: type) -> dict[str, Field[object]]:
+    return {item.name: item for item in fields(kind) if item.metadata.get("later")} if is_dataclass(kind) else {}
 
 
 @cache

@@ -124,6 +124,13 @@ class Table:
             self.complain(key, f"{key} must be a string, not {_kind(value)}")
         return value
 
+    def matched(self, key: str, form: re.Pattern[str], what: str) -> str:
+        """A string of that form, which ``what`` says in words."""
+        text = self.text(key)
+        if not form.fullmatch(text):
+            self.complain(key, f"{key} {text[:80]!r} is not {what}")
+        return text
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number."""
         value = self._take(key, default)

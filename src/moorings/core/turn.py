@@ -8,7 +8,7 @@ its error and changes nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from heapq import merge
@@ -22,7 +22,6 @@ from moorings.core.claims import (
     Claim,
     ClaimEvent,
     ClaimId,
-    ClaimSpec,
     ClaimState,
     PartitionId,
     QueueMode,
@@ -56,13 +55,16 @@ from moorings.core.inputs import (
     ResetPartition,
     ResumeDevice,
     RetryRemoval,
+    SetPriority,
     StraySeen,
+    WithdrawClaim,
 )
 from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.placement import Hold, Trial, trial
 from moorings.core.queue import Grant, Plan, Policy, explain, plan, pools_for
 from moorings.core.reasons import Reason
+from moorings.core.told import created_data
 from moorings.core.topology import Block
 
 _DEVICE_EVENTS = {
@@ -159,10 +161,14 @@ class Turn:
                 return self.create(given)
             case ReleaseClaim():
                 return self.release(given)
+            case WithdrawClaim():
+                return self.withdraw(given)
             case DriverAnswered():
                 return self.answered(given)
             case RenewClaim():
                 return self.renew(given)
+            case SetPriority():
+                return self.prioritise(given)
             case ResetPartition():
                 return self.reset(given)
             case RetryRemoval():
@@ -233,6 +239,18 @@ class Turn:
             self._step_partition(partition, PartitionEvent.REMOVE, given.why)
         return claim
 
+    def withdraw(self, given: WithdrawClaim) -> Claim | None:
+        claim = self.claim(given.claim)
+        if claim is None or claim.ended or claim.state is ClaimState.RELEASING:
+            return claim
+        if claim.state not in claims.WAITING:
+            raise MooringsError(
+                "claim.held",
+                f"claim {claim.id} is {claim.state}: it does not wait any more",
+                hint="release it without onlyWaiting, if its partition is to be removed",
+            )
+        return self.release(ReleaseClaim(claim.id, given.why))
+
     def renew(self, given: RenewClaim) -> Claim:
         claim = self.claim(given.claim)
         if claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING:
@@ -240,6 +258,17 @@ class Turn:
         renewed = replace(claim, lease_until=after(self.now, claim.spec.lease_s), version=claim.version + 1)
         self._tell("claim.renewed", renewed)
         return self._save_claim(renewed)
+
+    def prioritise(self, given: SetPriority) -> Claim:
+        claim = self.claim(given.claim)
+        if claim is None or claim.ended:
+            raise MooringsError("claim.ended", f"claim {given.claim} has ended; nothing of it waits")
+        if claim.spec.priority == given.priority:
+            return claim
+        spec = replace(claim.spec, priority=given.priority)
+        changed = replace(claim, spec=spec, version=claim.version + 1)
+        self._tell("claim.prioritised", changed, {"from": claim.spec.priority, "to": given.priority})
+        return self._save_claim(changed)
 
     def reset(self, given: ResetPartition) -> Partition:
         partition = self.partition(given.partition)
@@ -454,17 +483,19 @@ class Turn:
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
-    def lapse(self, since: Instant) -> None:
-        """Release every claim whose lease has run out.
+    def lapse(self, since: Instant, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
+        """Release every claim whose lease has run out, but those that are in use; these.
 
         Args:
             since: from when on owners could renew: while the controller was down, or its database away, no lease runs.
                 From ``now`` on, where the time before is in doubt; then leases that run longer than their owners asked
                 for, because the clock was set back, are begun anew.
+            in_use: whether a job still runs on a claim's partition: it is stopped first (law 3).
         """
         if since >= self.now:
             self._shorten_leases()
-            return
+            return []
+        spared = []
         due = self.fleet.leases[: bisect_left(self.fleet.leases, (Instant(self.now + 1), ClaimId("")))]
         for ident in sorted(ident for _, ident in due):
             claim = self.claim(ident)
@@ -472,9 +503,12 @@ class Turn:
                 continue
             if max(claim.lease_until, after(since, claim.spec.lease_s)) > self.now:
                 continue
-            if claim.state is not ClaimState.RELEASING:
+            if in_use(ident):
+                spared.append(claim)
+            elif claim.state is not ClaimState.RELEASING:
                 self._tell("claim.lapsed", claim)
                 self.release(ReleaseClaim(ident, "its lease ran out"))
+        return spared
 
     def _shorten_leases(self) -> None:
         for ident in sorted(ident for _, ident in self.fleet.leases):
@@ -652,37 +686,3 @@ def _of_another_order(state: PartitionState, order: str) -> bool:
         PartitionState.REMOVING: ("remove", "list"),
     }
     return order not in wanted.get(state, ())
-
-
-def created_data(claim: Claim) -> dict[str, object]:
-    """The whole request, as ``claim.created`` holds it."""
-    told = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
-    return told | spec_data(claim.spec)
-
-
-def spec_data(spec: ClaimSpec) -> dict[str, object]:
-    """What is asked for, as data that canonical JSON can hold."""
-    contract = spec.checkpoint
-    return {
-        "kind": spec.kind,
-        "size": spec.size,
-        "gcds": spec.gcds,
-        "replicas_per_gcd": spec.replicas_per_gcd,
-        "pool": spec.pool,
-        "resources": dict(spec.resources),
-        "project": spec.project,
-        "priority": spec.priority,
-        "time_limit_s": spec.time_limit_s,
-        "preemptible": spec.preemptible,
-        "checkpoint": [contract.resumable, contract.warn_signal, contract.warn_s, contract.grace_s],
-        "lease_s": spec.lease_s,
-        "queue": spec.queue,
-    }
-
-
-def decided_data(decided: Plan) -> dict[str, object]:
-    """A decision, as ``turn.decided`` holds it."""
-    return {
-        "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
-        "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
-    }

@@ -100,26 +100,3 @@ def choose(now: Situation, limits: Limits) -> Move:
         left_s = limits.warn_at_s - now.elapsed_s
         return Move(Act.WARN) if left_s <= 0 else Move(Act.WAIT, left_s)
     return Move(Act.WAIT, limits.time_limit_s - now.elapsed_s)
-
-
-TERMINATED = 128 + 15  # what a shell makes of TERM
-KILLED = 128 + 9
-TIME_OVER = 124  # what timeout(1) ends with
-
-_CODE_IF_ALL_ENDED_WELL = {
-    Ending.EXITED: 0,
-    Ending.CANCELLED: TERMINATED,
-    Ending.TIMED_OUT: TIME_OVER,
-    Ending.NOT_STARTED: 126,
-    Ending.LOST: KILLED,
-    Ending.NO_PARTITION: TERMINATED,
-}
-
-
-def exit_code(ending: Ending, first_failure: int | None) -> int:
-    """The run's exit code: that of the task that failed first; without one, 0 only if it was not stopped.
-
-    A job that saved its checkpoint and left with 0 when it was stopped is not done, and ``moor run a && moor run b``
-    must not go on as if it were.
-    """
-    return first_failure if first_failure is not None else _CODE_IF_ALL_ENDED_WELL[ending]

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.engines.looks import wait_for_news
+from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.local.processes import boot_id, everyone, open_pidfd, send
@@ -130,14 +132,12 @@ class LocalEngine:
         try:
             await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
         except OSError as error:
-            raise MooringsError(
-                "engine.unavailable", f"{self._folder} cannot be written: {error}", retryable=True
-            ) from error
+            raise unavailable(f"{self._folder} cannot be written: {error}") from error
 
     async def submit(self, order: StartOrder) -> str:
         folder = RunFolder.of(self._folder, order.run)
         if folder is None:
-            raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a local run")
+            raise rejected(f"{order.run[:120]!r} cannot be the id of a local run")
         check_order(order)
         self._absences.pop(order.run, None)
         try:
@@ -178,7 +178,7 @@ class LocalEngine:
             ) from error
 
     async def signal(self, run: RunId, signal_name: str) -> None:
-        signum = parse_signal(signal_name)
+        signum = parse_signal(signal_name, RELAY_MAX).value
         self._see(run)
         watch = self._watches.get(run)
         running = watch is not None and watch.end is None and watch.status is not None
@@ -188,7 +188,7 @@ class LocalEngine:
             if not _signal(watch.status, relay(signum)):
                 raise MooringsError("run.not_running", f"run {run} is ending")
         except OSError as error:
-            raise MooringsError("engine.unavailable", f"run {run}: {error}", retryable=True) from error
+            raise unavailable(f"run {run}: {error}") from error
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
@@ -201,15 +201,11 @@ class LocalEngine:
         if phase is Phase.ABSENT:
             return
         if run not in self._watches:
-            raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
+            raise unavailable(f"run {run} cannot be looked at now")
         watch = self._watches[run]
         attempt, tasks = watch.extent.attempt, watch.extent.tasks
-        if task is not None and not 0 <= task < tasks:
-            raise MooringsError("engine.rejected", f"run {run} has no task {task}", hint=f"it has 0 to {tasks - 1}")
-        ranks = range(tasks) if task is None else (task,)
-        logs = [
-            TaskLog(watch.folder.log(attempt, rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks
-        ]
+        files = choose_logs(run, tasks, task, lambda rank: watch.folder.log(attempt, rank))
+        logs = [TaskLog(path, prefix) for path, prefix in files]
 
         async def ended() -> bool:
             phase = self._see(run).phase
@@ -223,23 +219,14 @@ class LocalEngine:
         except OSError as error:
             self._see(run)  # the folder may have gone between a look and a read
             self._refuse_if_gone(run)
-            raise MooringsError(
-                "engine.unavailable", f"the output of run {run} cannot be read: {error}", retryable=True
-            ) from error
+            raise unavailable(f"the output of run {run} cannot be read: {error}") from error
 
     async def changed(self) -> None:
         # Of a run that another controller has just started there is no supervisor yet to wait for.
         starting = any(
             w.status is None and w.end is None and not w.never_started and not w.damage for w in self._watches.values()
         )
-        pause = self._clock.sleep(STARTING_S if starting else CHANGED_S)
-        waits = {asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(pause)}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        self._news.clear()
+        await wait_for_news(self._news, self._clock, STARTING_S if starting else CHANGED_S)
 
     async def close(self) -> None:
         settling = [watch.settling for watch in self._watches.values() if watch.settling is not None]
@@ -254,11 +241,11 @@ class LocalEngine:
 
     def _submit(self, folder: RunFolder, order: StartOrder) -> None:
         if folder.survey() is None and remains(folder, order.run) and folder.survey() is None:
-            raise _busy(order, "its folder is gone, but processes of it are left")
+            raise not_now(order, "its folder is gone, but processes of it are left")
         folder.make()
         with folder.at_door(wait_s=DOOR_WAIT_S) as ours:
             if not ours:
-                raise _busy(order, "another controller is at it")
+                raise not_now(order, "another controller is at it")
             held = folder.survey()
             if held is not None and held.extent.attempt >= order.attempt and held.status is not None:
                 return  # it was started: what became of it is for ``observe`` to say
@@ -266,7 +253,7 @@ class LocalEngine:
             life = folder.take_life(wait_s=LEAVE_WAIT_S if leaving else 0)
             if life is None:
                 if held is None or held.extent.attempt < order.attempt:
-                    raise _busy(order, "an earlier attempt has not ended")
+                    raise not_now(order, "an earlier attempt has not ended")
                 return
             try:
                 if self._may_start(folder, held, order):
@@ -283,7 +270,7 @@ class LocalEngine:
         verdict = settle_dead(folder, order.run, held, self._clock.now())
         attempt = held.extent.attempt
         if verdict is Verdict.LEFT:
-            raise _busy(order, f"processes of attempt {attempt} are left")
+            raise not_now(order, f"processes of attempt {attempt} are left")
         return attempt < order.attempt or (attempt == order.attempt and verdict is Verdict.NEVER_STARTED)
 
     # -- observing
@@ -494,20 +481,6 @@ def check_order(order: StartOrder) -> None:
         )
 
 
-def parse_signal(name: str) -> int:
-    """The number of a signal (``USR1`` or ``SIGUSR1``).
-
-    Raises:
-        MooringsError: ``engine.rejected``.
-    """
-    found = signal.Signals.__members__.get(f"SIG{name.upper().removeprefix('SIG')}")
-    if found is None or not 1 <= found <= min(RELAY_MAX, signal.SIGRTMIN - 1):
-        raise MooringsError(
-            "engine.rejected", f"no signal {name[:20]!r} can be sent to a run", hint="use USR1, USR2, TERM, INT, ..."
-        )
-    return found.value
-
-
 def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
     return None if watch.status is None else (watch.extent.attempt, watch.status.supervisor)
 
@@ -519,12 +492,6 @@ def _place(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
-
-
-def _busy(order: StartOrder, why: str) -> MooringsError:
-    return MooringsError(
-        "engine.unavailable", f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}", retryable=True
-    )
 
 
 def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:

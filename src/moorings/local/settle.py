@@ -22,7 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings.core.instants import Instant
-from moorings.local.course import exit_code
 from moorings.local.processes import (
     Process,
     Table,
@@ -37,7 +36,7 @@ from moorings.local.processes import (
 )
 from moorings.local.records import End, Status
 from moorings.local.rundir import Extent, RunFolder, Survey
-from moorings.workloads.runs import Ending, EndRecord, RunId
+from moorings.workloads.runs import Ending, EndRecord, RunId, exit_code
 
 PATIENCE_S = 5.0
 EMPTY_LOOKS = 2  # a process may fork past one look at /proc

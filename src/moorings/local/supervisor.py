@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.core.instants import Instant
-from moorings.local.course import Act, Limits, Move, Situation, choose, exit_code
+from moorings.local.course import Act, Limits, Move, Situation, choose
 from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
 from moorings.local.records import End, Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environment, choose_meeting, start_task
 from moorings.ports.engine import StartOrder
-from moorings.workloads.runs import Ending, EndRecord, Phase
+from moorings.workloads.runs import Ending, EndRecord, Phase, exit_code
 
 LOOK_S = (
     1.0  # how often the cancel file is looked at even if nobody nudges: a nudge needs a process id, a file does not

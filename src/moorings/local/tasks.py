@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorings.core.bindings import Rendezvous, task_environment
+from moorings.engines.orders import checkpoint_variables
 from moorings.local.processes import die_with_parent
 from moorings.ports.engine import StartOrder
 
@@ -56,11 +57,7 @@ def build_environment(order: StartOrder, rank: int, meeting: Rendezvous, binding
     variables |= task_environment(
         order.binding, rank, meeting, run=order.run, folder=str(bindings) if bindings is not None else None
     )
-    if order.job.checkpoint_directory is not None:
-        variables["MOORINGS_CHECKPOINT_DIR"] = order.job.checkpoint_directory
-    if order.resume_from is not None:
-        variables["MOORINGS_RESUME_FROM"] = order.resume_from
-    return variables
+    return variables | checkpoint_variables(order)
 
 
 def start_task(

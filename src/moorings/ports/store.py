@@ -16,6 +16,7 @@ from moorings.core.devices import Device
 from moorings.core.events import Event
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.runs import Run, RunId, RunState
 
 Epoch = NewType("Epoch", int)
@@ -132,6 +133,24 @@ class AccessKey:
     revoked_at: Instant | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AppliancePart:
+    """Which of an appliance's jobs: of a kind, of a workflow, with all these labels; nothing given: all."""
+
+    kind: ApplianceKind | None = None
+    workflow: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def takes(self, part: ApplianceJob | None, labels: Mapping[str, str]) -> bool:
+        """Whether a run with that part in a workflow (None: it has none) and these labels is one of them."""
+        return (
+            part is not None
+            and self.kind in (None, part.kind)
+            and self.workflow in (None, part.workflow)
+            and self.labels.items() <= labels.items()
+        )
+
+
 class Store(Protocol):
     """A database that holds one installation."""
 
@@ -191,9 +210,14 @@ class Store(Protocol):
         ...
 
     def runs(
-        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
     ) -> Sequence[Run]:
-        """Runs by creation, then id."""
+        """Runs by creation, then id; with ``part`` only jobs of an appliance, and of these as it says."""
         ...
 
     def events(

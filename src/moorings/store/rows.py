@@ -22,6 +22,7 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -238,6 +239,9 @@ def run_row(run: Run) -> Row:
         run.engine,
         run.subject,
         run.created_at,
+        int(run.within),
+        run.job.appliance.kind.value if run.job.appliance is not None else None,
+        run.job.appliance.workflow if run.job.appliance is not None else None,
         _job_text(run.job),
         run.claim,
         run.state.value,
@@ -250,7 +254,13 @@ def run_row(run: Run) -> Row:
         _encode(run.task_codes),
         _text(run.stop_reason),
         _text(run.detail),
+        labels_text(run.labels),
     )
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Labels as the database has them; what it says of one label is a part of it, whatever others there are."""
+    return _encode(labels)
 
 
 def run_of(
@@ -259,6 +269,9 @@ def run_of(
     engine: str,
     subject: str,
     created_at: int,
+    within: int,
+    kind: str | None,  # the job has these two, too
+    workflow: str | None,
     job: str,
     claim: str | None,
     state: str,
@@ -271,6 +284,7 @@ def run_of(
     task_codes: str,
     stop_reason: str,
     detail: str,
+    labels: str,
 ) -> Run:
     """The run of a row of ``runs``."""
     return Run(
@@ -281,6 +295,8 @@ def run_of(
         claim=ClaimId(claim) if claim is not None else None,
         state=RunState(state),
         created_at=Instant(created_at),
+        within=bool(within),
+        labels=json.loads(labels),
         version=version,
         attempt=attempt,
         reference=reference,
@@ -295,6 +311,12 @@ def run_of(
 
 def _job_text(job: JobSpec) -> str:
     wanted, resources = job.accelerators, job.resources
+    part = job.appliance
+    later = {
+        "labels": dict(job.labels) or None,
+        "lease_s": job.lease_s,
+        "appliance": {"kind": part.kind.value, "workflow": part.workflow} if part is not None else None,
+    }
     return _encode(
         {
             "accelerators": {
@@ -302,6 +324,7 @@ def _job_text(job: JobSpec) -> str:
                 "pool": wanted.pool,
                 "replicas": wanted.replicas,
                 "size": wanted.size,
+                **({"resources": dict(wanted.resources)} if wanted.resources else {}),
             },
             "checkpoint": _contract(job.checkpoint),
             "checkpoint_directory": job.checkpoint_directory,
@@ -315,6 +338,7 @@ def _job_text(job: JobSpec) -> str:
             "tasks": job.tasks,
             "time_limit_s": job.time_limit_s,
             "workdir": job.workdir,
+            **{name: value for name, value in later.items() if value is not None},
         }
     )
 
@@ -325,6 +349,8 @@ def _job_of(text: str) -> JobSpec:
     values["checkpoint"] = CheckpointContract(**values["checkpoint"])
     values["command"] = tuple(values["command"])
     values["resources"] = Resources(**values["resources"])
+    if (part := values.get("appliance")) is not None:
+        values["appliance"] = ApplianceJob(ApplianceKind(part["kind"]), part["workflow"])
     return JobSpec(**values)
 
 

@@ -6,7 +6,7 @@ order of an index and a page at a time, so their cost is the page's, not the his
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -33,7 +33,7 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import Instant
-from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Leader, Page, Saved, Seq
+from moorings.ports.store import AccessKey, AppliancePart, Changes, Epoch, KeyUse, Leader, Page, Saved, Seq
 from moorings.ports.store import Row as Numbered
 from moorings.store import rows
 from moorings.store.conflicts import RefusedError
@@ -197,11 +197,18 @@ class SqlStore:
         return None if row is None else rows.run_of(*row)
 
     def runs(
-        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
     ) -> Sequence[Run]:
         chosen = select(runs)
         if subject is not None:
             chosen = chosen.where(runs.c.subject == subject)
+        if part is not None:
+            chosen = chosen.where(*_of_part(part))
         return [rows.run_of(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
 
     def events(
@@ -318,6 +325,14 @@ def _number(connection: Connection, n_events: int, epoch: Epoch | None = None) -
             hint="this controller must not decide any more: stop it, or let it lead again",
         )
     return _last_seq(connection)
+
+
+def _of_part(part: AppliancePart) -> Iterator[ColumnElement[bool]]:
+    yield runs.c.kind == part.kind.value if part.kind is not None else runs.c.kind.is_not(None)
+    if part.workflow is not None:
+        yield runs.c.workflow == part.workflow
+    for key, value in part.labels.items():  # canonical: one label is written in one way, and no value holds a quote
+        yield runs.c.labels.contains(rows.labels_text({key: value})[1:-1], autoescape=True)
 
 
 def _last_seq(connection: Connection) -> Seq:

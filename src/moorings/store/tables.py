@@ -140,6 +140,9 @@ runs = Table(
     Column("engine", Word, nullable=False, info=FIXED),
     Column("subject", Word, nullable=False, info=FIXED),
     Column("created_at", Moment, nullable=False, info=FIXED),
+    Column("within", SmallInteger, nullable=False, server_default="0", info=FIXED),  # 1: in a claim of somebody else
+    Column("kind", Word, info=ONCE),  # of its part in a workflow of an appliance; these two only to be searched
+    Column("workflow", Word, info=ONCE),
     Column("job", Json, nullable=False, info=ONCE),
     Column("claim", Word, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
     Column("state", Word, nullable=False),
@@ -152,7 +155,9 @@ runs = Table(
     Column("task_codes", Json, nullable=False),
     Column("stop_reason", Json, nullable=False),
     Column("detail", Json, nullable=False),
+    Column("labels", Json, nullable=False, server_default="{}"),
 )
+Index("ix_runs_workflow", runs.c.workflow, runs.c.created_at, runs.c.id)
 Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
 Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
 Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)

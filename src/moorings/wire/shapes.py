@@ -62,6 +62,15 @@ class AcceleratorsShape:
     size: int = 1
     replicas: int | None = None
     pool: str | None = None
+    resources: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplianceShape:
+    """A job's part in a workflow of an appliance: ``compile`` or ``execute``."""
+
+    kind: str
+    workflow: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +99,33 @@ class JobShape:
     checkpoint: CheckpointShape = CheckpointShape()
     checkpoint_directory: str | None = None
     image: str | None = None
+    labels: Mapping[str, str] | None = None
+    lease_s: float | None = None
+    appliance: ApplianceShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """``POST /v1/runs``: start a job."""
+    """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named."""
 
     job: JobShape
     engine: str = "local"
+    claim: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsRequest:
+    """``POST /v1/runs/{id}/labels``: labels to set; those of ``remove`` go."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityRequest:
+    """``POST /v1/runs/{id}/priority``: higher is first; of an appliance's jobs it is less than 0 (-299 is P2)."""
+
+    priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +252,7 @@ class PoolBody:
     """A pool: ``free`` devices could be given out now, ``largest`` is the largest partition that fits now.
 
     ``available`` holds, for each allowed size (as text), how many partitions of that size could be formed now.
+    ``resources_used``: what claims hold of its secondary ``resources``; left out where it has none.
     """
 
     name: str
@@ -239,6 +268,7 @@ class PoolBody:
     topology: TopologyShape
     available: Mapping[str, int]
     resources: Mapping[str, int] = field(default_factory=dict)
+    resources_used: Mapping[str, int] | None = None
     problem: str = ""
 
 
@@ -334,6 +364,35 @@ class RunBody:
     task_codes: tuple[int | None, ...] = ()
     detail: str = ""
     notes: tuple[str, ...] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    scheduled_at: str | None = None
+    devices: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplianceJobBody:
+    """A job of an appliance, in short: a list may hold thousands. Its run tells all of it, under the same id.
+
+    ``systems`` is how many it needs, ``devices`` those of ``pool`` that it holds now. ``detail`` says how it ended.
+    """
+
+    id: str
+    kind: str
+    workflow: str
+    subject: str
+    state: str
+    priority: int
+    systems: int
+    project: str = "default"
+    pool: str | None = None
+    devices: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created_at: str
+    scheduled_at: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,10 @@ from moorings.core.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes, parse_duration_s
+from moorings.core.records import LATER
 from moorings.core.tables import Table
+from moorings.workloads.appliance import ApplianceJob, check_appliance
+from moorings.workloads.labels import check_labels
 
 JOB_NAME_CHARS_MAX = 63
 COMMAND_ARGS_MAX = 4096
@@ -63,12 +66,17 @@ RESERVED_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "
 
 @dataclass(frozen=True, slots=True)
 class Accelerators:
-    """What the job needs of a pool: devices in all, and model replicas in all (None: one a task)."""
+    """What the job needs of a pool: devices in all, and model replicas in all (None: one a task).
+
+    ``resources`` are what else the pool has, in base units: ``memory`` of an appliance's management node, in bytes.
+    Without devices (``size`` 0) a job asks for these alone.
+    """
 
     kind: str = "ipu"
     size: int = 1
     replicas: int | None = None
     pool: str | None = None
+    resources: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,9 @@ class JobSpec:
         tasks: processes, one a GCD.
         time_limit_s: wall-clock limit of the run, or None.
         checkpoint_directory: absolute folder, or None.
+        labels: as its owner likes; they may be changed.
+        lease_s: whoever started it renews its claim's lease within this time, or it is cancelled; None: no lease.
+        appliance: its part in a workflow of an appliance.
     """
 
     name: str
@@ -106,6 +117,9 @@ class JobSpec:
     checkpoint: CheckpointContract = CheckpointContract()
     checkpoint_directory: str | None = None
     image: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
+    lease_s: float | None = field(default=None, metadata=LATER)
+    appliance: ApplianceJob | None = field(default=None, metadata=LATER)
 
     @property
     def command_line(self) -> str:
@@ -143,6 +157,9 @@ def check_job(job: JobSpec) -> JobSpec:
         if not 0 <= length_s <= TIME_LIMIT_S_MAX:  # nor NaN
             raise MooringsError("job.invalid", f"{name} {length_s:g} s is out of range", hint="use 0 s to 366 days")
     _check_environment(job.environment)
+    check_labels(job.labels)
+    if job.appliance is not None:
+        check_appliance(job.appliance)
     claim_of(job)
     return job
 
@@ -183,6 +200,8 @@ def claim_of(job: JobSpec) -> ClaimSpec:
             priority=job.priority,
             time_limit_s=job.time_limit_s,
             checkpoint=job.checkpoint,
+            resources=job.accelerators.resources,
+            lease_s=job.lease_s,
         )
     )
 

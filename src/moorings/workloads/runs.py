@@ -7,8 +7,8 @@ to the partition. This file holds the record, its states, and what the engine ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -108,6 +108,29 @@ class EndRecord:
     detail: str = ""
 
 
+TERMINATED, KILLED = 128 + 15, 128 + 9  # what a shell makes of TERM and KILL
+TIME_OVER = 124  # what timeout(1) ends with
+CANNOT_START, NOT_FOUND = 126, 127  # what a shell ends with
+
+_CODE_IF_NO_TASK_FAILED = {
+    Ending.EXITED: 0,
+    Ending.CANCELLED: TERMINATED,
+    Ending.TIMED_OUT: TIME_OVER,
+    Ending.NOT_STARTED: CANNOT_START,
+    Ending.LOST: KILLED,
+    Ending.NO_PARTITION: TERMINATED,
+}
+
+
+def exit_code(ending: Ending, first_failure: int | None) -> int:
+    """The run's exit code: that of the task that failed first; without one, 0 only if it was not stopped.
+
+    A job that saved its checkpoint and left with 0 when it was stopped is not done, and ``moor run a && moor run b``
+    must not go on as if it were.
+    """
+    return first_failure if first_failure is not None else _CODE_IF_NO_TASK_FAILED[ending]
+
+
 class Phase(StrEnum):
     """What an engine sees of a run."""
 
@@ -141,7 +164,9 @@ class Run:
 
     Attributes:
         claim: what it waits for, then holds; None: its engine schedules, and the claim is that scheduler's.
+        within: the claim is somebody else's (a workflow keeps it between its jobs), and stays when the run has ended.
         reference: what its engine's scheduler calls it.
+        labels: as they are now.
     """
 
     id: RunId
@@ -151,6 +176,8 @@ class Run:
     claim: ClaimId | None
     state: RunState
     created_at: Instant
+    within: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     version: int = 1
     attempt: int = 0
     reference: str | None = None
@@ -219,6 +246,11 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
 def queued(run: Run, reference: str) -> Run:
     """The run with what its engine's scheduler calls it."""
     return replace(run, reference=reference, version=run.version + 1)
+
+
+def labelled(run: Run, labels: Mapping[str, str]) -> Run:
+    """The run with other labels."""
+    return replace(run, labels=labels, version=run.version + 1)
 
 
 def started(run: Run, now: Instant) -> Run:

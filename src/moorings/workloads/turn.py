@@ -7,16 +7,20 @@ on an engine that schedules has no claim, and follows what that engine sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER
 from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.inputs import CreateClaim, ReleaseClaim
 from moorings.core.instants import Instant
 from moorings.core.reasons import Reason
+from moorings.core.records import LATER
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, claim_of
+from moorings.workloads.labels import check_labels, relabelled
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
 
 COMMAND_TOLD_CHARS_MAX = 2000
@@ -26,7 +30,8 @@ COMMAND_TOLD_CHARS_MAX = 2000
 class CreateRun:
     """Somebody starts a job; the ids are fresh, the job was checked.
 
-    ``claim`` is None for an engine that schedules: the run waits in that scheduler's queue.
+    ``claim`` is None for an engine that schedules: the run waits in that scheduler's queue. ``within``: the claim is
+    there already, and stays when the run has ended.
     """
 
     id: RunId
@@ -34,6 +39,15 @@ class CreateRun:
     job: JobSpec
     engine: str
     subject: str
+    within: bool = field(default=False, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRun:
+    """Its owner changes labels of it; None takes one away."""
+
+    run: RunId
+    changes: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class StartRefused:
     why: str
 
 
-RunInput = CreateRun | CancelRun | StartRefused | RunSighting
+RunInput = CreateRun | CancelRun | LabelRun | StartRefused | RunSighting
 Demand = CreateClaim | ReleaseClaim
 
 
@@ -114,11 +128,18 @@ class RunTurn:
         return changed[0] if changed is not None else self._known.by_id.get(ident)
 
     def take(self, given: RunInput) -> list[Demand]:
-        """Work one input in; what it demands of core. Inputs about runs that have ended change nothing."""
+        """Work one input in; what it demands of core. Inputs about runs that have ended change nothing.
+
+        Raises:
+            MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be made within a
+                claim; ``run.ended``, ``label.invalid``: its labels cannot be changed so.
+        """
         if isinstance(given, CreateRun):
             return self._create(given)
         ident = given.run
         run = self.run(ident)
+        if isinstance(given, LabelRun):
+            return self._label(given, run)
         if run is None or run.ended:
             return []
         if isinstance(given, CancelRun):
@@ -144,6 +165,21 @@ class RunTurn:
                 demands += self._follow(run, claim)
         return demands
 
+    def holds(self, claim: ClaimId) -> bool:
+        """Whether a run that has not ended is on that claim."""
+        ident = self._claims.get(claim) or self._known.by_claim.get(claim)
+        run = self.run(ident) if ident is not None else None
+        return run is not None and not run.ended
+
+    def lapse(self, claims: Iterable[Claim]) -> list[Demand]:
+        """Stop the runs of claims whose lease has run out; what that demands of core."""
+        demands: list[Demand] = []
+        for claim in claims:
+            run = self.run(self._claims.get(claim.id) or self._known.by_claim[claim.id])
+            if run is not None and not run.ended:
+                demands += self._cancel(run, f"nobody renewed its lease of {claim.spec.lease_s:g} s")
+        return demands
+
     def _follow(self, run: Run, claim: Claim) -> list[Demand]:
         waiting = run.state is RunState.WAITING
         if claim.state is ClaimState.READY and waiting:
@@ -163,22 +199,57 @@ class RunTurn:
             claim=given.claim,
             state=RunState.WAITING,
             created_at=self.now,
+            within=given.within,
+            labels=dict(sorted(given.job.labels.items())),
         )
+        held = self._check_within(given) if given.within else None
         self.changed[run.id] = (run, None)
         command = _shortened(run.job.command_line)
         self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
         if given.claim is None:
             return []
         self._claims[given.claim] = run.id
+        if held is not None:
+            return self._follow(run, held)
         return [
             CreateClaim(
                 id=given.claim,
                 name=given.id,
-                owner=f"local/{given.id}",
+                owner=owner_of(given.id, given.job),
                 subject=given.subject,
                 spec=claim_of(given.job),
             )
         ]
+
+    def _check_within(self, given: CreateRun) -> Claim:
+        claim = self._claim_of(given.claim) if given.claim is not None else None
+        if claim is None or claim.ended or claim.state is ClaimState.RELEASING:
+            raise MooringsError("claim.ended", f"claim {given.claim} has ended; no run can be within it")
+        if self.holds(claim.id):
+            raise MooringsError(
+                "claim.held_by_run", f"a run is within claim {claim.id}", hint="wait until that run has ended"
+            )
+        wanted = claim_of(given.job)
+        shape = (claim.spec.kind, claim.spec.size, claim.spec.gcds)
+        if shape != (wanted.kind, wanted.size, wanted.gcds):
+            raise MooringsError(
+                "claim.other_shape",
+                f"claim {claim.id} is of {claim.spec.size} {claim.spec.kind} in {claim.spec.gcds} parts, and the run "
+                f"needs {wanted.size} {wanted.kind} in {wanted.gcds}",
+                hint="reserve what the run needs",
+            )
+        return claim
+
+    def _label(self, given: LabelRun, run: Run | None) -> list[Demand]:
+        if run is None or run.ended:
+            raise MooringsError("run.ended", f"run {given.run} has ended; its labels stay as they are")
+        labels = relabelled(run.labels, given.changes)
+        check_labels(labels)
+        if labels != run.labels:
+            changed = runs.labelled(run, labels)
+            self._save(changed, run)
+            self._tell("run.labelled", changed, {"labels": labels})
+        return []
 
     def _cancel(self, run: Run, why: str) -> list[Demand]:
         if run.is_queued:  # whether it is over, or runs by now, is for the engine to say
@@ -227,7 +298,7 @@ class RunTurn:
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
         self._tell("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
-        if run.claim is None:
+        if run.claim is None or run.within:
             return []
         return [ReleaseClaim(run.claim, f"run {run.id} {ended.state}")]
 
@@ -247,6 +318,11 @@ class RunTurn:
     def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
         text = canonical(data) if data else "{}"
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
+
+
+def owner_of(run: RunId, job: JobSpec) -> str:
+    """Whose claim a run's own is."""
+    return f"{LOCAL_OWNER if job.appliance is None else APPLIANCE_OWNER}{run}"
 
 
 def _shortened(command: str) -> str:

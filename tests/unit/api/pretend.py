@@ -3,8 +3,10 @@
 It lets these tests look at HTTP alone. What the real one answers is tested with the real one.
 """
 
+from __future__ import annotations
+
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +24,9 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.ports.store import AccessKey, Page, Row, Seq
+from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
 from moorings.workloads.jobs import JobSpec
+from moorings.workloads.labels import relabelled
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import Runs
 
@@ -42,7 +45,7 @@ class PretendController:
         self.keys = dict(KEYS)
         self.claims: dict[str, Claim] = {}
         self.used: dict[tuple[str, str], str] = {}
-        self.runs: dict[str, Run] = {}
+        self.runs = PretendRuns(self)
         self.out: dict[str, Device] = {}
         self.rows: list[Row] = []
         self.unready: Reason | None = None
@@ -165,8 +168,12 @@ class PretendController:
                 return claim
         raise MooringsError("claim.unknown", f"there is no claim {ident!r}")
 
-    async def release_claim(self, caller: Caller, ident: str, *, wait_s: float = 0) -> ClaimView:
+    async def release_claim(
+        self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
+    ) -> ClaimView:
         claim = self._claim(ident)
+        if only_waiting and claim.state is not ClaimState.PENDING:
+            raise MooringsError("claim.held", f"claim {ident} is {claim.state}")
         self.claims[claim.id] = replace(claim, state=ClaimState.RELEASED, partition=None, ended_at=START)
         return self._view(self.claims[claim.id])
 
@@ -260,46 +267,6 @@ class PretendController:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    async def create_run(
-        self, caller: Caller, job: JobSpec, *, engine: str = "local", key: str | None = None
-    ) -> RunView:
-        self.seen.append((job, engine, key))
-        ident = RunId(f"run-{len(self.runs) + 1:012}")
-        self.runs[ident] = Run(
-            id=ident,
-            job=job,
-            engine=engine,
-            subject=caller.subject,
-            claim=ClaimId("claim-1"),
-            state=RunState.WAITING,
-            created_at=START,
-        )
-        return RunView(self.runs[ident], None, None, 1, Reason("claim.no_room", "there is no room"))
-
-    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
-        if ident not in self.runs:
-            raise MooringsError("run.unknown", f"there is no run {ident!r}")
-        if wait_s:
-            await self._wait(wait_s)
-        return RunView(self.runs[ident], None, None, None, None)
-
-    async def list_runs(
-        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
-    ) -> Sequence[RunView]:
-        found = [run for run in self.runs.values() if states is None or run.state in states]
-        return [RunView(run, None, None, None, None) for run in found if run.id > (page.after or "")][: page.limit]
-
-    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
-        view = await self.get_run(ident)
-        self.runs[ident] = replace(
-            view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
-        )
-        return RunView(self.runs[ident], None, None, None, None)
-
-    async def run_logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        await self.get_run(ident)
-        return self._chunks(task, follow)
-
     async def _chunks(self, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         for rank, chunk in enumerate(self.output):
             if task in (None, rank):
@@ -366,3 +333,83 @@ class PretendController:
 
     def measures(self) -> Measures:
         return measure(Fleet([self.pool]), Runs(), self.meters, START, strays=0, ready=not self.unready, seq=7)
+
+
+class PretendRuns:
+    def __init__(self, whole: PretendController) -> None:
+        self._whole = whole
+        self.by_id: dict[str, Run] = {}
+
+    async def create(
+        self,
+        caller: Caller,
+        job: JobSpec,
+        *,
+        engine: str = "local",
+        within: str | None = None,
+        key: str | None = None,
+    ) -> RunView:
+        self._whole.seen.append((job, engine, key) if within is None else (job, engine, key, within))
+        ident = RunId(f"run-{len(self.by_id) + 1:012}")
+        self.by_id[ident] = Run(
+            id=ident,
+            job=job,
+            engine=engine,
+            subject=caller.subject,
+            claim=ClaimId("claim-1"),
+            state=RunState.WAITING,
+            created_at=START,
+            labels=job.labels,
+        )
+        return RunView(self.by_id[ident], None, None, 1, Reason("claim.no_room", "there is no room"))
+
+    async def get(self, ident: str, *, wait_s: float = 0) -> RunView:
+        if ident not in self.by_id:
+            raise MooringsError("run.unknown", f"there is no run {ident!r}")
+        if wait_s:
+            await self._whole._wait(wait_s)
+        return RunView(self.by_id[ident], None, None, None, None)
+
+    async def list(
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
+    ) -> Sequence[RunView]:
+        if part is not None:
+            self._whole.seen.append(part)  # type: ignore[arg-type]
+        found = [run for run in self.by_id.values() if states is None or run.state in states]
+        return [RunView(run, None, None, None, None) for run in found if run.id > (page.after or "")][: page.limit]
+
+    async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+        view = await self.get(ident)
+        self.by_id[ident] = replace(
+            view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
+        )
+        return RunView(self.by_id[ident], None, None, None, None)
+
+    async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        await self.get(ident)
+        return self._whole._chunks(task, follow)
+
+    async def list_briefly(
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
+    ) -> Sequence[RunView]:
+        return await self.list(page, states=states, subject=subject, part=part)
+
+    async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
+        run = (await self.get(ident)).run
+        self.by_id[ident] = replace(run, labels=relabelled(run.labels, changes))
+        return await self.get(ident)
+
+    async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:
+        run = (await self.get(ident)).run
+        self.by_id[ident] = replace(run, job=replace(run.job, priority=priority))
+        return await self.get(ident)

@@ -76,6 +76,17 @@ async def test_a_claim_that_is_not_one(api: httpx2.AsyncClient, body: bytes, cod
 async def test_an_unknown_field_is_answered_with_those_there_are(api: httpx2.AsyncClient) -> None:
     problem = told(await api.post("/v1/claims", json={"size": 4, "checkpoint": {"warn": 1}}), "body.invalid")
     assert problem.hint == "allowed: graceS, resumable, warnS, warnSignal"
+    part = {"kind": "compile", "workflow": "wflow-" + "a" * 22, "system": 1}
+    job = {"name": "x", "command": ["true"], "workdir": "/", "appliance": part}
+    problem = told(await api.post("/v1/runs", json={"job": job}), "body.invalid")
+    assert problem.hint == "allowed: kind, workflow"
+
+
+async def test_a_part_that_may_be_left_out_is_checked_where_it_is_not(api: httpx2.AsyncClient) -> None:
+    for part in ({"kind": "", "workflow": "x"}, {"kind": "compile", "workflow": "x" * 10_000}):
+        job = {"name": "x", "command": ["true"], "workdir": "/", "appliance": part}
+        problem = told(await api.post("/v1/runs", json={"job": job}), "body.invalid")
+        assert "body.job.appliance" in problem.detail
 
 
 async def test_several_faults_are_told_at_once_but_not_all_of_a_thousand(api: httpx2.AsyncClient) -> None:

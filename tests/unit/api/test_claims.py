@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -172,3 +173,14 @@ async def test_whose_key_was_revoked_while_he_waited_gets_no_binding(
 async def test_a_claim_nobody_made_is_unknown(api: httpx2.AsyncClient) -> None:
     answer = await api.get("/v1/claims/claim-0")
     assert (answer.status_code, answer.json()["code"]) == (404, "claim.unknown")
+
+
+async def test_a_claim_that_holds_a_partition_is_not_released_if_only_waiting_is_said(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
+    ident = await create(api)
+    controller.claims = {known: replace(claim, state=ClaimState.READY) for known, claim in controller.claims.items()}
+    answer = await api.delete(f"/v1/claims/{ident}?onlyWaiting=true")
+    assert (answer.status_code, answer.json()["code"]) == (409, "claim.held")
+    assert (await api.delete(f"/v1/claims/{ident}?onlyWaiting=false")).json()["state"] == "RELEASED"
+    assert (await api.delete(f"/v1/claims/{ident}?onlyWaiting=perhaps")).json()["code"] == "page.invalid"

@@ -3,12 +3,13 @@ import inspect
 import httpx2
 import pytest
 
+from moorings.controller.run_cases import RunCases
 from moorings.controller.service import Controller
 from moorings.core.reasons import Reason
 from moorings.wire.codec import decode
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec
-from tests.unit.api.pretend import ADMIN, PretendController
+from tests.unit.api.pretend import ADMIN, PretendController, PretendRuns
 
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 JOB = {"name": "digits", "command": ["python3", "train.py"], "workdir": "/home/ann"}
@@ -178,11 +179,17 @@ async def test_health_readiness_and_version_are_open(app: object, controller: Pr
 # -- these tests themselves
 
 
-@pytest.mark.parametrize("name", [name for name in vars(PretendController) if not name.startswith("_")])
-def test_the_pretend_controller_has_the_real_ones_signatures(name: str) -> None:
-    if name in ("tell", "grant", "installation"):
-        return
-    real, pretend = (inspect.signature(getattr(each, name)) for each in (Controller, PretendController))
+@pytest.mark.parametrize(
+    ("real_one", "pretender", "name"),
+    [
+        (real, pretender, name)
+        for real, pretender in ((Controller, PretendController), (RunCases, PretendRuns))
+        for name in vars(pretender)
+        if not name.startswith("_") and name not in ("tell", "grant", "installation")
+    ],
+)
+def test_the_pretend_controller_has_the_real_ones_signatures(real_one: type, pretender: type, name: str) -> None:
+    real, pretend = (inspect.signature(getattr(each, name)) for each in (real_one, pretender))
     assert {key: (value.kind, value.default) for key, value in pretend.parameters.items()} == {
         key: (value.kind, value.default) for key, value in real.parameters.items()
     }

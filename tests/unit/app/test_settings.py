@@ -116,6 +116,22 @@ def test_a_wrong_slurm_cluster_is_told_with_its_line(config, text):
     assert "controller.toml:" in caught.value.detail
 
 
+def test_a_kubernetes_stands_in_the_file_and_nowhere_else(config):
+    text = '[kubernetes]\nnamespace = "runs"\n[kubernetes.projects.vision]\nnamespace = "lab-vision"'
+    settings = read_settings(config(text), {}).kubernetes
+    assert settings is not None
+    assert settings.namespaces == ("runs", "lab-vision")
+    assert read_settings(config("port = 1"), {}).kubernetes is None
+
+
+@pytest.mark.parametrize("text", ["[kubernetes]", 'kubernetes = "here"', "[kubernetes]\nnamespace = 1"])
+def test_a_wrong_kubernetes_is_told_with_its_line(config, text):
+    with pytest.raises(MooringsError) as caught:
+        read_settings(config(text), {})
+    assert caught.value.code == "config.invalid"
+    assert "controller.toml:" in caught.value.detail
+
+
 def test_everything_but_the_reservation_is_a_flag_too():
     flags = {
         "--data": "/srv",

@@ -45,7 +45,8 @@ def test_other_addresses_do_unless_it_is_said(host: str) -> None:
     with pytest.raises(MooringsError) as caught:
         make_tls(settings("--host", host))
     assert caught.value.code == "config.invalid"
-    assert "plain_http = true" in caught.value.hint
+    assert "--plain-http, or plain_http = true in /etc/moorings/controller.toml" in caught.value.hint
+    assert "moor up --pki DIR" in caught.value.hint
     assert make_tls(settings("--host", host, "--plain-http")) is None
 
 

@@ -403,6 +403,19 @@ def test_explain_a_run_explains_its_claim(server, moor):
     assert json.loads(moor("explain", "run/digits", "-o", "json")[1])["reasons"][0]["code"] == "pool.full"
 
 
+@pytest.mark.parametrize(
+    ("state", "summary"),
+    [
+        ("READY", "claim p64 is READY: partition p64 (ACTIVE), devices 0-63 of pod64"),
+        ("RELEASED", "claim p64 is RELEASED"),
+    ],
+)
+def test_explain_says_it_once(server, moor, state, summary):
+    told = {"claim": "claim-p64", "state": state, "summary": summary}
+    server.on("GET", "/v1/claims/p64/explain", Reply(told))
+    assert moor("explain", "claim", "p64")[:2] == (0, summary + "\n")
+
+
 def test_describe_shows_the_story(server, moor):
     server.on("GET", "/v1/claims/p64", body(samples.CLAIMS[0]))
     server.on("GET", "/v1/events", listing("Event", [event(3, "claim.granted", claim="claim-p64")]))

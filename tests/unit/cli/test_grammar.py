@@ -22,9 +22,14 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
         for name in COMMANDS:
             command = root.get_command(ctx, name)
             assert command is not None
-            yield name, command
-            if isinstance(command, click.Group):
-                yield from ((f"{name} {noun}", child) for noun, child in command.commands.items())
+            yield from tree(name, command)
+
+
+def tree(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for noun, child in command.commands.items():
+            yield from tree(f"{name} {noun}", child)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -41,7 +46,10 @@ def test_a_short_flag_means_one_thing():
                 if len(flag) == 2:
                     meanings.setdefault(flag, set()).add(max(option.opts, key=len))
     assert meanings == {
+        "-a": {"--all-states"},
+        "-l": {"--selector"},
         "-o": {"--output"},
+        "-p": {"--path"},
         "-w": {"--watch"},
         "-A": {"--all"},
         "-f": {"--follow"},

@@ -238,11 +238,44 @@ def test_what_ends_soon_is_renewed_and_no_more(moor):
     assert {name for name in before if before[name] != after[name]} == {"bert"}
     assert "Nothing ends within 30 days" in moor("rotate")[2]
     assert moor("rotate", "ann")[1].startswith("the certificate of ann is new")
-    assert moor("rotate", "--controllers", "--name", "new.example.org")[0] == 0
-    items = json.loads(moor("show", "-o", "json")[1])["items"]
-    assert next(item["hosts"] for item in items if item["kind"] == "server") == ["new.example.org"]
     assert len(moor("rotate", "--all")[1].splitlines()) == 3
     assert moor("rotate", "carl")[0] == 2
+
+
+def hosts_of(moor):
+    items = json.loads(moor("show", "-o", "json")[1])["items"]
+    return next(item["hosts"] for item in items if item["kind"] == "server")
+
+
+def test_a_name_more_is_beside_those_that_were_there(moor):
+    moor("init", "--name", "pod1.example.org", "--name", "10.0.0.5")
+    code, out, _ = moor("rotate", "--name", "new.example.org", "--name", "10.0.0.5")
+    hosts = ["pod1.example.org", "localhost", "new.example.org", "10.0.0.5", "127.0.0.1", "::1"]
+    assert (code, out) == (0, f"the controllers' certificate is new, for {', '.join(hosts)}\n")
+    assert hosts_of(moor) == hosts
+    assert moor("rotate", "--controllers")[1] == out
+    assert hosts_of(moor) == hosts
+
+
+def test_a_name_is_taken_out_and_loopback_stays(moor):
+    moor("init", "--name", "pod1.example.org", "--name", "old.example.org")
+    code, out, _ = moor("rotate", "--only", "--name", "pod1.example.org")
+    hosts = ["pod1.example.org", "localhost", "127.0.0.1", "::1"]
+    assert (code, out) == (0, f"the controllers' certificate is new, for {', '.join(hosts)}\n")
+    assert hosts_of(moor) == hosts
+
+
+def test_a_certificate_that_has_lost_its_loopback_names_gets_them_back(pki):
+    names = pki.renew_server([], NOW, 365)
+    assert names == ("pod1.example.org", "localhost", "127.0.0.1", "::1")
+
+
+def test_a_lost_certificate_is_made_anew_for_the_names_that_are_said(moor, tmp_path):
+    moor("init", "--name", "pod1.example.org")
+    (tmp_path / "moorings" / "pki" / "server.pem").unlink()
+    assert moor("rotate", "--controllers")[0] == 2
+    assert moor("rotate", "--name", "pod2.example.org")[0] == 0
+    assert hosts_of(moor) == ["pod2.example.org", "localhost", "127.0.0.1", "::1"]
 
 
 def test_a_key_that_does_not_fit_is_shown_and_mended(moor, tmp_path):
@@ -259,6 +292,7 @@ def test_what_cannot_be_asked_together(moor):
     moor("init")
     assert moor("rotate", "--ca", "--drop-old")[0] == 2
     assert moor("rotate", "--ca", "ann")[0] == 2
+    assert moor("rotate", "--only")[0] == 2
     assert moor("init", "/a", "--dir", "/b")[0] == 2
     assert moor("issue", "ann", "--days", "0")[0] == 2
 

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from moorings.cli import processes
+from moorings.cli.pki.folder import Pki
 
 
 def moor(*words):
@@ -44,9 +47,50 @@ def test_a_controller_comes_up_once_and_goes_down(data):
 
     code, out, err = moor("down")
     assert (code, out) == (0, f"controller stopped (process {running.pid})\n")
-    assert "Runs go on" in err
+    assert "go on" not in err, "there are none"
     assert processes.find_running(data) is None
     assert moor("down") == (0, f"no controller runs on {data}\n", "")
+
+
+def test_runs_go_on_and_are_told_of(data, tmp_path):
+    assert moor("up", "--port", "0")[0] == 0
+    assert moor("run", "--detach", "--name", "long", "--", "sleep", "600")[0] == 0
+    code, _, err = moor("down")
+    assert (code, "\nRuns go on; 'moor up'" in err) == (0, True)
+    assert moor("up", "--port", "0")[0] == 0
+    assert moor("cancel", "long", "--wait")[0] == 0
+    assert "go on" not in moor("down")[2]
+
+
+def test_who_may_not_ask_is_told_of_runs_all_the_same(data):
+    assert moor("up", "--port", "0")[0] == 0
+    (Path.home() / ".config" / "moorings" / "credentials.toml").unlink()
+    code, _, err = moor("down")
+    assert (code, "\nRuns, if there are any, go on; 'moor up'" in err) == (0, True)
+
+
+@pytest.mark.parametrize(("names", "code"), [(["pod1.example.org"], 7), (["pod1.example.org", "127.0.0.1"], 0)])
+def test_a_certificate_for_another_name_is_told_at_once(data, tmp_path, names, code):
+    made = Pki(tmp_path / "pki")
+    made.create(names, datetime.now(UTC), 9)
+    begun_s = time.monotonic()
+    found, _, err = moor("up", "--port", "0", "--pki", str(made.folder))
+    assert found == code, err
+    running = processes.find_running(data)
+    assert running is not None
+    if code:
+        assert time.monotonic() - begun_s < 40, "not before the limit of a minute"
+        assert f"the controller (process {running.pid}) runs, and cannot be asked whether it is ready" in err
+        assert f"the certificate of {running.url} is for another name" in err
+        assert "moor pki rotate --name HOST" in err
+
+
+def test_a_controller_for_other_machines_must_be_asked_for(data, tmp_path):
+    code, _, err = moor("up", "--port", "0", "--host", "0.0.0.0")
+    assert (code, "without TLS, access keys would travel" in err, "--plain-http" in err) == (2, True, True)
+    assert moor("up", "--port", "0", "--plain-http", "--pki", str(tmp_path))[0] == 2
+    code, out, _ = moor("up", "--port", "0", "--host", "0.0.0.0", "--plain-http")
+    assert (code, out.startswith("controller started: http://")) == (0, True)
 
 
 @pytest.mark.parametrize("record", ["junk", None])

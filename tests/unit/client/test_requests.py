@@ -32,6 +32,7 @@ def test_targets_are_quoted_and_empty_values_left_out():
         (requests.get_claim("c", wait_s=30, until="READY"), "GET", "/v1/claims/c?wait=30s&for=READY"),
         (requests.get_claim("c"), "GET", "/v1/claims/c"),
         (requests.delete_claim("c", wait_s=2.5), "DELETE", "/v1/claims/c?wait=2.5s"),
+        (requests.delete_claim("c", only_waiting=True), "DELETE", "/v1/claims/c?onlyWaiting=true"),
         (requests.explain_claim("c"), "GET", "/v1/claims/c/explain"),
         (requests.get_binding("c"), "GET", "/v1/claims/c/binding"),
         (requests.get_binding("c", wait_s=5), "GET", "/v1/claims/c/binding?wait=5s"),

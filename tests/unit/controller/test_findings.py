@@ -178,12 +178,12 @@ async def look(rig) -> dict[str, str]:
 async def test_a_healthy_controller_passes_everything(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await rig.claim(4)
-        await rig.controller.create_run(ANN, job("sleep", "60"))
+        await rig.controller.runs.create(ANN, job("sleep", "60"))
         found = await look(rig)
         assert set(found.values()) == {"PASS"}, found
         assert {"laws", "database", "memory", "events", "queue", "drivers.pod16"} <= found.keys()
-        for view in await rig.controller.list_runs(findings_page()):
-            await rig.controller.cancel_run(ADMIN, view.run.id, wait_s=15)
+        for view in await rig.controller.runs.list(findings_page()):
+            await rig.controller.runs.cancel(ADMIN, view.run.id, wait_s=15)
 
 
 def findings_page():

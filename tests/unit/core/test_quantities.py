@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import age_text, duration_text, parse_bytes, parse_duration_s
+from moorings.core.quantities import age_text, amount_text, duration_text, parse_bytes, parse_duration_s
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 UNITS = {"ms": 0.001, "s": 1, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
@@ -158,3 +158,11 @@ def test_a_bare_number_counts_what_the_caller_says_and_nothing_else_changes(text
 def test_any_text_is_a_size_or_refused(text):
     with contextlib.suppress(MooringsError):
         assert parse_bytes(text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (6, "6"), (1 << 20, "1 MiB"), (1536 << 20, "1.5 GiB"), (64 << 30, "64 GiB"), (503 << 30, "503 GiB")],
+)
+def test_amounts_are_written_as_people_count_them(amount, text):
+    assert amount_text(amount) == text

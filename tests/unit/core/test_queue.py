@@ -36,8 +36,9 @@ from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
 from moorings.core.queue import Grant, Plan, Policy, explain, plan, pools_for, soonest
+from moorings.core.told import decided_data
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
-from moorings.core.turn import Turn, decided_data
+from moorings.core.turn import Turn
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 4, 8), (("memory", 9),))
 POD2 = Pool(PoolName("pod2"), "ipu", "simulated", PowerOfTwo(1, 4, 4))
@@ -407,6 +408,6 @@ def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> No
         turn.schedule()
     fleet.apply(turn.changes)
     assert [(reason.code, reason.message) for reason in explain(fleet, waiting, NOW).reasons] == [
-        ("queue.reserved", "devices 2-3 of pod are free and kept for it"),
+        ("queue.reserved", "devices 2-3 of pod are free and kept for it; 6 of memory asked, 3 of 9 left"),
         ("pool.resource_short", "waits for 2 devices in pod: 6 of memory asked, 3 of 9 left"),
     ]

@@ -24,6 +24,7 @@ from moorings.core.inputs import (
     ResetPartition,
     ResumeDevice,
     RetryRemoval,
+    WithdrawClaim,
 )
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import PartitionState
@@ -68,6 +69,51 @@ def test_a_pending_claim_that_is_cancelled_never_held_anything() -> None:
     assert waiting.state is ClaimState.PENDING
     world.step(ReleaseClaim(waiting.id, "changed my mind"))
     assert world.claim(waiting.id).state is ClaimState.CANCELLED
+
+
+def test_a_claim_that_waits_can_be_withdrawn() -> None:
+    world = World(POD)
+    world.ready(16, gcds=2)
+    waiting = world.create(1)
+    world.step(WithdrawClaim(waiting.id, "another one was served"))
+    assert world.claim(waiting.id).state is ClaimState.CANCELLED
+    (again,) = world.step(WithdrawClaim(waiting.id, "another one was served"))
+    assert again is None, "it has ended, and the fleet knows it no more"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_claim_that_was_granted_meanwhile_is_not_withdrawn(ready: bool) -> None:
+    """Law 3: who withdraws does not know yet that it holds a partition."""
+    world = World(POD)
+    claim = world.ready(4) if ready else world.create(4)
+    before = world.claim(claim.id)
+    (refused,) = world.step(WithdrawClaim(claim.id, "another one was served"))
+    assert isinstance(refused, MooringsError)
+    assert refused.code == "claim.held"
+    assert world.claim(claim.id) == before
+    assert world.partition(claim).state is not PartitionState.REMOVING
+
+
+def test_of_a_grant_and_a_withdrawal_in_one_turn_the_withdrawal_comes_first() -> None:
+    world = World(POD)
+    held = world.ready(16, gcds=2)
+    waiting = world.create(16, gcds=2)
+    world.step(ReleaseClaim(held.id, "done"))
+    gone = DriverAnswered(
+        world.partition(held).id, world.partition(held).version, "remove", Answer(Verdict.OK, Seen.ABSENT)
+    )
+    world.step(gone, WithdrawClaim(waiting.id, "another one was served"))
+    assert world.claim(waiting.id).state is ClaimState.CANCELLED
+    assert world.fleet.pools[POD.name].free.free == 16
+
+
+def test_withdrawing_what_is_released_already_changes_nothing() -> None:
+    world = World(POD)
+    claim = world.ready(4)
+    world.step(ReleaseClaim(claim.id, "done"))
+    (answer,) = world.step(WithdrawClaim(claim.id, "another one was served"))
+    assert isinstance(answer, Claim)
+    assert answer.state is ClaimState.RELEASING
 
 
 @pytest.mark.parametrize("seen", [s for s in Seen if s not in (Seen.ACTIVE, Seen.ERROR)])
@@ -652,6 +698,17 @@ class FleetMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         ident = data.draw(st.sampled_from(sorted(self.world.fleet.claims)))
         self.world.step(ReleaseClaim(ident, "over"))
+
+    @precondition(lambda self: self.world.fleet.claims)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        ident = data.draw(st.sampled_from(sorted(self.world.fleet.claims)))
+        before = self.world.fleet.claims[ident]
+        self.world.step(WithdrawClaim(ident, "over"))
+        if before.state is ClaimState.PENDING:
+            assert ident not in self.world.fleet.claims
+        elif before.lease_until is None or before.lease_until > self.world.now:  # else it has lapsed in that turn
+            assert self.world.claim(ident).state is before.state, "what holds a partition is left alone"
 
     @precondition(lambda self: self.world.fleet.partitions)
     @rule(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.course import Act, Limits, Situation, choose, exit_code
-from moorings.workloads.runs import Ending
+from moorings.local.course import Act, Limits, Situation, choose
+from moorings.workloads.runs import Ending, exit_code
 
 HOUR = Limits(time_limit_s=3600, warn_s=120, grace_s=30)
 ENDLESS = Limits(time_limit_s=None, warn_s=120, grace_s=30)

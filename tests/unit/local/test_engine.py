@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local.engine import LocalEngine, parse_signal
+from moorings.engines.orders import parse_signal
+from moorings.local.engine import LocalEngine
 from moorings.local.processes import boot_id
 from moorings.local.records import CancelOrder, Identity, Status, to_json
 from moorings.local.settle import Verdict, settle
@@ -45,6 +46,7 @@ exec sleep 3605
 SUBMITTER = """
 import asyncio, sys
 from pathlib import Path
+from moorings.engines.orders import parse_signal
 from moorings.local.engine import LocalEngine
 from moorings.local.records import from_json
 from moorings.ports.engine import StartOrder

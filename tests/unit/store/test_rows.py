@@ -20,6 +20,7 @@ from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, KeyUse, Save, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import Run, RunState
 
@@ -107,7 +108,14 @@ jobs = st.builds(
     workdir=told,
     environment=st.dictionaries(words, told, max_size=4),
     tasks=counts,
-    accelerators=st.builds(Accelerators, told, counts, maybe(counts), maybe(words)),
+    accelerators=st.builds(
+        Accelerators,
+        told,
+        counts,
+        maybe(counts),
+        maybe(words),
+        resources=st.dictionaries(words, st.integers(0, 2**60), max_size=2),
+    ),
     resources=st.builds(Resources, counts, maybe(st.integers(0, 2**60)), counts),
     project=told,
     priority=st.integers(-(10**6), 10**6),
@@ -115,6 +123,9 @@ jobs = st.builds(
     checkpoint=contracts,
     checkpoint_directory=maybe(told),
     image=maybe(told),
+    labels=st.dictionaries(words, told, max_size=3),
+    lease_s=maybe(seconds),
+    appliance=maybe(st.builds(ApplianceJob, st.sampled_from(ApplianceKind), words)),
 )
 runs = st.builds(
     Run,
@@ -134,6 +145,8 @@ runs = st.builds(
     task_codes=st.lists(maybe(st.integers(-128, 255)), max_size=4).map(tuple),
     stop_reason=told,
     detail=told,
+    within=st.booleans(),
+    labels=st.dictionaries(words, told, max_size=3),
 )
 events = st.builds(
     Event,

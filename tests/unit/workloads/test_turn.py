@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim
 from moorings.core.instants import SECOND, Instant
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, a_claim, a_run
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
-from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
 
 LATER = Instant(NOW + SECOND)
 JOB = JobSpec(name="digits", command=("python3", "train.py"), workdir="/", tasks=2, accelerators=Accelerators(size=4))
@@ -293,3 +295,100 @@ def test_known_runs_are_those_that_have_not_ended():
     assert (set(known.by_id), set(known.by_claim)) == ({"run-0000"}, {"claim-0000"})
     known.apply([a_run(0, state=RunState.SUCCEEDED), a_run(2)])
     assert (set(known.by_id), known.by_claim) == ({"run-0002"}, {"claim-0002": "run-0002"})
+
+
+# -- within somebody's claim, labels, leases -------------------------------------------------------------------------
+
+
+def within(claim: Claim, **more: Any) -> CreateRun:
+    return replace(CREATE, claim=claim.id, within=True, **more)
+
+
+def held(state: ClaimState = ClaimState.READY, **more: Any):
+    spec = replace(a_claim().spec, kind="ipu", size=4, gcds=2)
+    return claim(state, spec=spec, **more)
+
+
+def test_a_run_within_a_claim_starts_when_that_is_ready_and_leaves_it_as_it_is():
+    kept = held()
+    now = turn(claims=[kept])
+    assert now.take(within(kept)) == []
+    assert the_run(now, CREATE.id).state is RunState.STARTING
+    assert now.holds(kept.id)
+    now.take(RunSighting(CREATE.id, Phase.RUNNING))
+    assert now.take(RunSighting(CREATE.id, Phase.ENDED, end=EndRecord(Ending.EXITED, 0))) == []
+    assert the_run(now, CREATE.id).state is RunState.SUCCEEDED
+    assert not now.holds(kept.id)
+
+
+def test_a_run_within_a_claim_that_waits_waits_with_it():
+    kept = held(ClaimState.PENDING)
+    now = turn(claims=[kept])
+    now.take(within(kept))
+    assert the_run(now, CREATE.id).state is RunState.WAITING
+    now.follow([held()])
+    assert the_run(now, CREATE.id).state is RunState.STARTING
+
+
+@pytest.mark.parametrize("state", [ClaimState.RELEASING, ClaimState.RELEASED, ClaimState.FAILED])
+def test_no_run_is_made_within_a_claim_that_goes(state: ClaimState):
+    kept = held(state)
+    now = turn(claims=[kept])
+    with pytest.raises(MooringsError) as refused:
+        now.take(within(kept))
+    assert refused.value.code == "claim.ended"
+    assert now.changed == {}
+    assert now.events == []
+
+
+def test_one_run_at_a_time_is_within_a_claim_and_of_its_shape():
+    kept = held()
+    now = turn(a_run(claim=kept.id, state=RunState.RUNNING), claims=[kept])
+    with pytest.raises(MooringsError) as refused:
+        now.take(within(kept))
+    assert refused.value.code == "claim.held_by_run"
+    now = turn(claims=[kept])
+    with pytest.raises(MooringsError) as refused:
+        now.take(within(kept, job=replace(JOB, accelerators=Accelerators(size=8))))
+    assert refused.value.code == "claim.other_shape"
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
+def test_when_a_lease_runs_out_the_run_is_stopped_before_its_claim_goes(state: RunState):
+    late = replace(held(), spec=replace(held().spec, lease_s=60.0))
+    now = in_state(state, claims=[late])
+    assert now.lapse([late]) == []
+    run = the_run(now)
+    assert (run.state, run.stop_reason) == (RunState.STOPPING, "nobody renewed its lease of 60 s")
+    assert now.lapse([late]) == []
+    assert told(now) == ["run.stopping"], "once"
+
+
+def test_a_run_that_waits_ends_with_its_lease():
+    late = replace(claim(ClaimState.PENDING), spec=replace(a_claim().spec, lease_s=60.0))
+    now = in_state(RunState.WAITING, claims=[late])
+    (demand,) = now.lapse([late])
+    assert isinstance(demand, ReleaseClaim)
+    assert the_run(now).state is RunState.CANCELLED
+
+
+def test_labels_change_while_it_lives():
+    now = turn(a_run(state=RunState.RUNNING, labels={"a": "1", "b": "2"}))
+    assert now.take(LabelRun(RUN, {"a": None, "c": "3"})) == []
+    assert the_run(now).labels == {"b": "2", "c": "3"}
+    assert json.loads(now.events[0].data) == {"labels": {"b": "2", "c": "3"}}
+    now.take(LabelRun(RUN, {"c": "3"}))
+    assert told(now) == ["run.labelled"], "nothing has changed the second time"
+    with pytest.raises(MooringsError) as refused:
+        now.take(LabelRun(RUN, {"c": "no such=thing"}))
+    assert refused.value.code == "label.invalid"
+    with pytest.raises(MooringsError) as refused:
+        now.take(LabelRun(RunId("run-gone"), {}))
+    assert refused.value.code == "run.ended"
+
+
+def test_a_job_of_an_appliance_has_its_claim_there():
+    part = ApplianceJob(ApplianceKind.EXECUTE, "wflow-" + "a" * 22)
+    (demand,) = turn().take(replace(CREATE, job=replace(JOB, appliance=part, labels={"k": "v"})))
+    assert isinstance(demand, CreateClaim)
+    assert demand.owner == "appliance/run-new"

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from moorings.api.operations import Operation
-from moorings.api.routes import claims, devices, doctor, events, health, keys, metrics, partitions, pools, queues, runs
+from moorings.api.routes import (
+    appliance,
+    claims,
+    devices,
+    doctor,
+    events,
+    health,
+    keys,
+    metrics,
+    partitions,
+    pools,
+    queues,
+    runs,
+)
 
 OPERATIONS: tuple[Operation, ...] = (
     *claims.OPERATIONS,
@@ -14,6 +27,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *devices.OPERATIONS,
     *keys.OPERATIONS,
     *queues.OPERATIONS,
+    *appliance.OPERATIONS,
     *doctor.OPERATIONS,
     *health.OPERATIONS,
     *metrics.OPERATIONS,

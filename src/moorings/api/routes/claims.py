@@ -10,7 +10,17 @@ from starlette.responses import Response
 from moorings.api.calls import Call
 from moorings.api.demands import claim_spec
 from moorings.api.operations import Operation, many, one
-from moorings.api.parameters import ALL, CLAIM_STATES, CLAIMS_UNENDED, FOR, OWNER_PREFIX, PAGING, POOL, WAIT
+from moorings.api.parameters import (
+    ALL,
+    CLAIM_STATES,
+    CLAIMS_UNENDED,
+    FOR,
+    ONLY_WAITING,
+    OWNER_PREFIX,
+    PAGING,
+    POOL,
+    WAIT,
+)
 from moorings.api.render import binding_body, claim_body, explanation_body
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, ExplanationBody
 
@@ -76,10 +86,12 @@ async def release_claim(call: Call) -> Response:
     """Release a claim.
 
     Its partition is removed and the claim ends; with `wait` the answer is held until it has. Releasing again is no
-    error.
+    error. With `onlyWaiting` a claim that has been granted meanwhile is left alone.
     """
     wait_s = call.query(WAIT)
-    work = call.controller.release_claim(call.caller, call.path("id"), wait_s=wait_s)
+    work = call.controller.release_claim(
+        call.caller, call.path("id"), wait_s=wait_s, only_waiting=call.query(ONLY_WAITING)
+    )
     return call.answer(claim_body(await call.hold(work, wait_s)))
 
 
@@ -118,7 +130,7 @@ OPERATIONS = (
         query=(WAIT, FOR),
         keyed=True,
     ),
-    Operation("DELETE", "/v1/claims/{id}", release_claim, _CLAIM, query=(WAIT,)),
+    Operation("DELETE", "/v1/claims/{id}", release_claim, _CLAIM, query=(WAIT, ONLY_WAITING)),
     Operation("GET", "/v1/claims/{id}", get_claim, _CLAIM, query=(WAIT, FOR)),
     Operation(
         "GET",

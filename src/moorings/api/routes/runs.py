@@ -10,7 +10,7 @@ from moorings.api.events_stream import Stream, follow
 from moorings.api.operations import Answer, Operation, many, one
 from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
 from moorings.api.render import run_body
-from moorings.wire.shapes import RunBody, RunRequest
+from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunBody, RunRequest
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte to answer one request
 
@@ -23,7 +23,7 @@ async def list_runs(call: Call) -> Response:
     """
     wanted = call.wanted("runs", most=RUNS_A_PAGE_MAX)
     states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
-    views = await call.controller.list_runs(wanted.page, states=states, subject=call.query(SUBJECT))
+    views = await call.controller.runs.list(wanted.page, states=states, subject=call.query(SUBJECT))
     shown, after = wanted.cut(views, lambda view: view.run.id)
     return await call.answer_list((run_body(view, call.caller) for view in shown), after)
 
@@ -35,8 +35,12 @@ async def create_run(call: Call) -> Response:
     is the run that key made, as it stands now.
     """
     request = call.body(RunRequest)
-    view = await call.controller.create_run(
-        call.caller, job_spec(request.job), engine=request.engine, key=call.idempotency_key()
+    view = await call.controller.runs.create(
+        call.caller,
+        job_spec(request.job),
+        engine=request.engine,
+        within=request.claim,
+        key=call.idempotency_key(),
     )
     return call.answer(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
 
@@ -47,7 +51,7 @@ async def get_run(call: Call) -> Response:
     With `wait` the answer is held until the run has ended.
     """
     wait_s = call.query(WAIT)
-    work = call.controller.get_run(call.path("id"), wait_s=wait_s)
+    work = call.controller.runs.get(call.path("id"), wait_s=wait_s)
     return call.answer(run_body(await call.hold(work, wait_s), call.caller))
 
 
@@ -58,8 +62,28 @@ async def cancel_run(call: Call) -> Response:
     Cancelling again is no error.
     """
     wait_s = call.query(WAIT)
-    work = call.controller.cancel_run(call.caller, call.path("id"), wait_s=wait_s)
+    work = call.controller.runs.cancel(call.caller, call.path("id"), wait_s=wait_s)
     return call.answer(run_body(await call.hold(work, wait_s), call.caller))
+
+
+async def label_run(call: Call) -> Response:
+    """Change the labels of a run.
+
+    Of one that has not ended. Labels that are not named stay.
+    """
+    request = call.body(LabelsRequest)
+    changes: dict[str, str | None] = {**dict.fromkeys(request.remove), **request.labels}
+    view = await call.controller.runs.label(call.caller, call.path("id"), changes)
+    return call.answer(run_body(view, call.caller))
+
+
+async def prioritise_run(call: Call) -> Response:
+    """Change the priority of a run.
+
+    Of one that has not ended; all jobs of a workflow of an appliance have the same.
+    """
+    view = await call.controller.runs.prioritise(call.caller, call.path("id"), call.body(PriorityRequest).priority)
+    return call.answer(run_body(view, call.caller))
 
 
 async def get_logs(call: Call) -> Response:
@@ -68,7 +92,7 @@ async def get_logs(call: Call) -> Response:
     All tasks, each line after its rank in brackets if there are several, or one `task`. Only to who started it and to
     admins.
     """
-    chunks = await call.controller.run_logs(
+    chunks = await call.controller.runs.logs(
         call.caller, call.path("id"), task=call.query(TASK), follow=call.query(FOLLOW)
     )
     seats, key = call.service.follows, call.caller.key_id
@@ -81,6 +105,8 @@ OPERATIONS = (
     Operation("GET", "/v1/runs/{id}", get_run, one("Run", RunBody), query=(WAIT,)),
     Operation("GET", "/v1/runs", list_runs, many("Run", RunBody), query=(RUN_STATES, SUBJECT, ALL, *PAGING)),
     Operation("POST", "/v1/runs/{id}/cancel", cancel_run, one("Run", RunBody), query=(WAIT,)),
+    Operation("POST", "/v1/runs/{id}/labels", label_run, one("Run", RunBody), body=LabelsRequest),
+    Operation("POST", "/v1/runs/{id}/priority", prioritise_run, one("Run", RunBody), body=PriorityRequest),
     Operation(
         "GET",
         "/v1/runs/{id}/logs",

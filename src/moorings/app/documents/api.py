@@ -33,10 +33,11 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("owner.denied", "owner.invalid", "name.invalid", "claim.name_taken", "claim.no_room", "claim.too_large"),
             *("claim.size_not_allowed", "claim.gcds_invalid", "kind.unknown", "pool.unknown", "key.conflict"),
+            "priority.denied",
         ),
     ),
     "get_claim": (READERS, ("claim.unknown",)),
-    "release_claim": (HOLDERS, ("claim.unknown", "claim.held_by_run", "owner.denied")),
+    "release_claim": (HOLDERS, ("claim.unknown", "claim.held", "claim.held_by_run", "owner.denied")),
     "renew_claim": (HOLDERS, ("claim.unknown", "claim.no_lease", "owner.denied")),
     "explain_claim": (READERS, ("claim.unknown",)),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
@@ -45,9 +46,18 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "list_runs": (READERS, ("page.invalid",)),
     "create_run": (
         "admins and users",
-        ("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
+        (
+            *("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
+            *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run"),
+        ),
     ),
     "get_run": (READERS, ("run.unknown",)),
+    "label_run": (STARTERS, ("run.unknown", "run.ended", "label.invalid", "owner.denied")),
+    "prioritise_run": (
+        f"{STARTERS}; P0 of an appliance only admins",
+        ("run.unknown", "run.ended", "run.queued_elsewhere", "priority.denied", "owner.denied"),
+    ),
+    "list_appliance_jobs": (READERS, ("page.invalid",)),
     "cancel_run": (STARTERS, ("run.unknown", "owner.denied")),
     "get_logs": (STARTERS, ("run.unknown", "run.not_running", "owner.denied")),
     "list_partitions": (READERS, ("page.invalid", "pool.unknown")),

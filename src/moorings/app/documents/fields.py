@@ -35,6 +35,7 @@ _PROJECT = "1 to 64 letters, digits, `.`, `_`, `-`, `/`"
 _ANY_POOL = "a pool's name"
 _POOL = "Only in this pool; else any of its kind."
 _KIND = "a pool's kind"
+_LABELS = "at most 32 of up to 63 letters, digits, `.`, `_`, `/`, `-`"
 _CONTRACT = "[CheckpointShape](#checkpointshape)"
 
 # By shape and field: what it may be, and what it means.
@@ -71,6 +72,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("PartitionRequest", "pool"): (_ANY_POOL, _POOL),
     ("RunRequest", "job"): ("[JobShape](#jobshape)", "The job, whole."),
     ("RunRequest", "engine"): ("`local`", "What runs its processes."),
+    ("RunRequest", "claim"): ("a claim of yours, of its shape", "It runs on that claim's partition, which stays."),
+    ("LabelsRequest", "labels"): (_LABELS, "Labels to set."),
+    ("LabelsRequest", "remove"): ("keys", "Labels that go."),
+    ("PriorityRequest", "priority"): (_PRIORITY, "Higher is first; of an appliance's jobs -100 to -399 (P1 to P3)."),
     ("JobShape", "name"): (f"1 to {JOB_NAME_CHARS_MAX} letters, digits, `-`, `.`, `_`", "Name of the job."),
     ("JobShape", "command"): (
         f"1 to {COMMAND_ARGS_MAX:,} texts, {COMMAND_CHARS_MAX:,} characters in all",
@@ -90,6 +95,14 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "checkpoint"): (_CONTRACT, "What it promises about stopping."),
     ("JobShape", "checkpointDirectory"): ("an absolute path", "Told to the tasks as `MOORINGS_CHECKPOINT_DIR`."),
     ("JobShape", "image"): ("text", "Container image; nothing uses it on one machine."),
+    ("JobShape", "labels"): (_LABELS, "What it is found by."),
+    ("JobShape", "leaseS"): (
+        f"{LEASE_S_MIN} to {LEASE_S_MAX:,} s",
+        "It is cancelled unless its claim is renewed within this time; no lease if it is left out.",
+    ),
+    ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),
+    ("ApplianceShape", "kind"): ("`compile`, `execute`", "What it is for."),
+    ("ApplianceShape", "workflow"): ("`wflow-` and 22 letters or digits", "What ties one person's jobs together."),
     ("AcceleratorsShape", "kind"): (_KIND, "Kind of accelerator."),
     ("AcceleratorsShape", "size"): (_SIZE, "Devices of the whole job."),
     ("AcceleratorsShape", "replicas"): (
@@ -97,6 +110,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         "Model replicas of the whole job; one a task if left out.",
     ),
     ("AcceleratorsShape", "pool"): (_ANY_POOL, _POOL),
+    ("AcceleratorsShape", "resources"): (
+        "names and whole numbers",
+        "What else the pool has, in base units; with `size` 0 nothing but these.",
+    ),
     ("ResourcesShape", "cpus"): ("1 or more", "Processors of a task; not enforced on one machine."),
     ("ResourcesShape", "memoryBytes"): ("1 or more", "Memory of a task; not enforced on one machine."),
     ("ResourcesShape", "nodes"): ("1 on one machine", "Hosts of the job."),

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from moorings.api.metrics import families
+from prometheus_client.metrics import MetricWrapperBase
+
+from moorings.api import metrics as of_controllers
 from moorings.app.documents.markdown import MADE, code, table
 from moorings.cli.configuration import NAMES, flag_of
 from moorings.core.bindings import Binding, GcdBinding, Rendezvous, task_environment
+from moorings.kubernetes import measures as of_operators
+from moorings.kubernetes.proxy import metrics as of_proxies
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 # Variables that are read. Those of settings come from the settings themselves.
 READ: dict[str, tuple[str, str]] = {
     "MOORINGS_ACCESS_KEY_FILE": ("moor", "a file (0600) with the access key, instead of the key itself"),
     "MOORINGS_CONFIG": ("moor", "a configuration file that is read first"),
     "MOORINGS_CREDENTIALS": ("moor", "the credentials file, instead of `~/.config/moorings/credentials.toml`"),
+    "MOORINGS_WORKERS": ("launcher", "set by the operator: the worker Pods that it waits for"),
+    "MOORINGS_PARTITION": ("launcher", "set by the operator: `namespace/job/uid/instance`"),
+    "MOORINGS_RESET": ("launcher", "set by the operator: `1`, the partition may have been used and is cleaned first"),
+    "MOORINGS_PROXY_URL": ("launcher", "set by the operator: where the proxy is"),
+    "MOORINGS_PROXY_TOKEN_FILE": ("launcher", "set by the operator: what the proxy knows it by"),
+    "MOORINGS_PROXY_CA_FILE": ("launcher", "the authority of a proxy that speaks HTTPS"),
     "MOORINGS_NO_COLOR": ("moor", "set: no colours"),
     "NO_COLOR": ("moor", "set: no colours, as in every other program"),
     "TERM": ("moor", "`dumb`: no colours"),
     "HOME": ("both", "where `~` is"),
     "XDG_CONFIG_HOME": ("moor", "instead of `~/.config`"),
     "XDG_CACHE_HOME": ("moor", "instead of `~/.cache`, for names that the shell completes"),
+    "XDG_RUNTIME_DIR": ("jobs", "where an appliance's systems meet their weight servers; without it `/tmp`"),
     "XDG_STATE_HOME": ("both", "instead of `~/.local/state`"),
     "MOORINGS_DATA": ("both", "the controller's data folder"),
     "MOORINGS_DATABASE": ("controller", "a `postgresql://` URL, password included"),
@@ -105,18 +120,32 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
 
 def metrics_page() -> str:
     """The page of the metrics."""
-    text = MADE + "# Metrics\n\n"
+    text = MADE + "# Metrics\n\n## Of a controller\n\n"
     text += (
         "`GET /metrics` gives them in Prometheus' text form, without a key. Labels are pools, states, sizes, results\n"
     )
     text += "and routes: never a user or a claim. [Monitor](../how-to/monitor.md) tells how to use them.\n\n"
-    rows = []
-    for family in sorted(families(), key=lambda each: each.name):
+    text += _metrics(of_controllers.families())
+    text += "\nBesides these, `process_*`: processor time, memory and open files of the controller's process.\n"
+    text += "\n## Of the operator of IPUJobs\n\nFor those alone whom the cluster lets read them: "
+    text += (
+        "[how](../how-to/kubernetes-install.md#metrics). Labels are\nnamespaces, states and results: never a job.\n\n"
+    )
+    text += _metrics(of_operators.families())
+    text += "\n## Of the proxy of IPUJobs\n\n`GET /metrics` gives them to whoever reaches the proxy.\n\n"
+    text += _metrics(of_proxies.families())
+    return text + "\nBesides these, `process_*`, of the proxy's process.\n"
+
+
+def _metrics(found: Iterable[Metric | MetricWrapperBase]) -> str:
+    rows: list[tuple[str, str, str, str]] = []
+    for one in found:
+        (family,) = one.describe() if isinstance(one, MetricWrapperBase) else (one,)
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = ", ".join(map(code, family._labelnames))  # type: ignore[attr-defined] # noqa: SLF001 - it is told nowhere else
+        labels = ", ".join(map(code, one._labelnames))  # type: ignore[union-attr] # noqa: SLF001 - it is told nowhere else
         rows.append((code(name), family.type, labels, family.documentation))
-    text += table(("metric", "type", "labels", "meaning"), rows)
-    return text + "\nBesides these, `process_*`: processor time, memory and open files of the controller's process.\n"
+    rows.sort(key=lambda row: row[0].strip("`"))
+    return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def environment_page() -> str:
@@ -125,6 +154,10 @@ def environment_page() -> str:
     settings = [(f"MOORINGS_{name.upper()}", "moor", _setting(name)) for name in NAMES]
     rows = sorted([*settings, *((name, who, said) for name, (who, said) in READ.items())])
     text += table(("variable", "by", "meaning"), [(code(name), who, said) for name, who, said in rows])
+    text += (
+        "\n`launcher`: by the launcher of an IPUJob, before its program starts. The proxy of IPUJobs reads each of its "
+    )
+    text += "flags as `MOORINGS_PROXY_<FLAG>`.\n"
     text += "\n`both`: by `moor` and by the controller. PostgreSQL's library reads its own, as `PGPASSFILE`.\n"
     text += "\n## Variables of a job\n\n"
     text += "A task gets the variables its job file names, and these; nothing else is passed on.\n"

@@ -33,6 +33,7 @@ COMMANDS: dict[str, Entry] = {
     "restore": Entry("backup", "Put a backup's records in place of a controller's.", _HOUSE),
     "pki": Entry("pki", "Make and renew the certificates of controllers and clients.", _HOUSE),
     "slurm": Entry("slurm", "Install, run and check what Slurm needs for jobs of IPUs.", _HOUSE),
+    "wafer": Entry("wafer", "Look after the jobs of wafer-scale appliances.", _HOUSE),
     "config": Entry("config", "Show the configuration, or choose a context.", _HOUSE),
     "version": Entry("version", "Show the versions of the command and of the controller.", _HOUSE),
     "completion": Entry("completion", "Print a completion script for a shell.", _HOUSE),

@@ -15,12 +15,14 @@ from moorings.cli.limits import parse_seconds
 from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
+from moorings.client.requests import AnswerError
 from moorings.core.errors import MooringsError
 
 PORT = 8090  # V-IPU users know it
 START_S = 60.0
 READY_PAUSE_S = 0.1
 READY_ANSWER_S = 5.0
+RUNS_ANSWER_S = 2.0  # one that hangs is stopped all the same
 
 _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_DATA, or ~/.local/state/moorings).")
 
@@ -49,6 +51,9 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
 @click.option("--pki", metavar="DIR", help="Serve over TLS, with the certificates of this folder ('moor pki init').")
 @click.option("--secure", is_flag=True, help="With --pki: let in only who shows a certificate ('moor pki issue').")
 @click.option(
+    "--plain-http", is_flag=True, help="Serve other machines without TLS: who listens there can read access keys."
+)
+@click.option(
     "--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take; bare: seconds (60s)."
 )
 @click.pass_obj
@@ -61,11 +66,14 @@ def up(
     port: int | None,
     pki: str | None,
     secure: bool,
+    plain_http: bool,
     timeout: str,
 ) -> int:
     """Start a controller on this machine."""
     if secure and pki is None:
         raise WrongUsage("--secure needs certificates", hint="name their folder with --pki")
+    if plain_http and pki is not None:
+        raise WrongUsage("--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out")
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is not None:
@@ -82,6 +90,7 @@ def up(
         context=session.flags.get("context") or session.environment.get("MOORINGS_CONTEXT") or DEFAULT_CONTEXT,
         pki=Path(pki).expanduser().absolute() if pki else None,
         secure=secure,
+        plain_http=plain_http,
     )
     _show_certificates(session, launch)
     progress, limit_s = Progress(session.console), parse_seconds(timeout)
@@ -110,6 +119,7 @@ def down(session: Session, *, data: str | None, timeout: str) -> int:
         session.console.line(f"no controller runs on {folder}")
         return 0
     Progress(session.console).wait(f"stopping process {running.pid} ...")
+    left = _has_runs(session, running.url)
     if not processes.stop(running, parse_seconds(timeout)):
         raise MooringsError(
             "wait.timeout",
@@ -117,8 +127,35 @@ def down(session: Session, *, data: str | None, timeout: str) -> int:
             hint=f"see {folder / processes.LOG_NAME}",
         )
     session.console.line(f"controller stopped (process {running.pid})")
-    session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
+    if left is None:
+        session.console.note("Runs, if there are any, go on; 'moor up' and then 'moor get runs' shows them.")
+    elif left:
+        session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
     return 0
+
+
+def _has_runs(session: Session, url: str) -> bool | None:
+    """Whether a controller has runs that have not ended; None: it does not tell us."""
+    try:
+        asking = _knowing(session, url)
+        if asking is None:
+            return None
+        with asking.client_of(timeout_s=RUNS_ANSWER_S) as client:
+            return bool(client.runs())
+    except MooringsError:
+        return None
+
+
+def _knowing(session: Session, url: str) -> Session | None:
+    """A session with the controller at ``url``; None if we have no access key for it: another's is not shown to it.
+
+    Raises:
+        MooringsError: ``config.invalid``, ``credentials.unsafe``.
+    """
+    if _same(session.configuration.text("server"), url):
+        return session
+    holders = [name for name, server in context_servers(session.environment).items() if _same(server, url)]
+    return _with_context(session, holders[0], url) if holders else None
 
 
 def _show_certificates(session: Session, launch: processes.Launch) -> None:
@@ -180,6 +217,9 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
                 return running
             except MooringsError as error:
                 problem = error
+        # A certificate that is not believed, above all; what a controller answers while it starts, does pass.
+        if not isinstance(problem, AnswerError) and not problem.retryable:
+            raise _out_of_reach(launch, running, problem)
         code = started.process.poll()
         if code is not None:
             raise processes.died(launch.data, code, started.log_at)
@@ -190,6 +230,16 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
         "wait.timeout",
         f"the controller (process {started.process.pid}) is not ready in {limit_s:g} s: {problem.detail}",
         hint=f"it goes on starting; see {launch.data / processes.LOG_NAME}, or stop it with 'moor down'",
+    )
+
+
+def _out_of_reach(launch: processes.Launch, running: processes.Running, problem: MooringsError) -> MooringsError:
+    """What to say of a controller that runs, and that this command cannot speak to."""
+    hint = f"{problem.hint}; 'moor down' stops it; its log: {launch.data / processes.LOG_NAME}"
+    return MooringsError(
+        problem.code,
+        f"the controller (process {running.pid}) runs, and cannot be asked whether it is ready: {problem.detail}",
+        hint=hint.removeprefix("; "),
     )
 
 
@@ -226,16 +276,21 @@ def _use_text(configured: Configuration, name: str, url: str) -> str:
 
 def _refusal(session: Session, name: str, url: str) -> MooringsError | None:
     """Why the key of a context does not open the controller; None if it does."""
-    other = Session(session.environment)
-    other.flags = {**session.flags, "context": name, "server": url}
-    if name == session.configuration.text("context"):  # it need not stand in a file
-        other.flags = {**session.flags, "server": url}
     try:
-        with other.client_of(timeout_s=READY_ANSWER_S) as client:
+        with _with_context(session, name, url).client_of(timeout_s=READY_ANSWER_S) as client:
             client.pools()
     except MooringsError as error:
         return error
     return None
+
+
+def _with_context(session: Session, name: str, url: str) -> Session:
+    """A session with the controller at ``url``, by the context ``name``."""
+    other = Session(session.environment)
+    other.flags = {**session.flags, "server": url}
+    if name != session.configuration.text("context"):  # the current one need not stand in a file
+        other.flags["context"] = name
+    return other
 
 
 def _same(one: str, other: str) -> bool:

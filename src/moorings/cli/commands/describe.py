@@ -75,7 +75,10 @@ for _noun in ("pool", "device", "partition", "claim", "run"):
 def explanation_text(told: ExplanationBody, noun: str = "claim") -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
-    lines = [plain(f"{noun} {told.claim} is {told.state}{place}: {told.summary}")]
+    sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}"
+    if told.summary.startswith("claim ") and f" is {told.state}" in told.summary:
+        sentence = told.summary  # of a claim that does not wait, the controller says all of it
+    lines = [plain(sentence)]
     for reason in told.reasons:
         lines += _reason_lines(reason)
     return "\n".join(lines)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
 from moorings.cli.bundle import gather
 from moorings.cli.configuration import data_folder
+from moorings.cli.created import new_file
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
-from moorings.client.causes import cause_text
-from moorings.core.errors import MooringsError
 
 
 @click.command(
@@ -35,7 +30,7 @@ def diag(session: Session, *, file: Path | None, data: str | None) -> int:
     """Write a bundle for whoever helps: redacted facts, logs and records."""
     to = file or Path(f"moorings-diag-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(session.now() / 1e6))}.tar.gz")
     progress = Progress(session.console)
-    with _new(to) as made:
+    with new_file(to) as made:
         progress.wait("looking around ...")
         bundle = gather(session, Path(data).absolute() if data else data_folder(session.environment))
         progress.clear()
@@ -43,28 +38,3 @@ def diag(session: Session, *, file: Path | None, data: str | None) -> int:
     session.console.line(f"{to}: {len(bundle.pieces)} pieces, {to.stat().st_size} bytes")
     session.console.data(bundle.about().rstrip())
     return 0
-
-
-@contextlib.contextmanager
-def _new(path: Path) -> Iterator[BinaryIO]:
-    """A new file, 0600, made before anything is gathered for it; removed again if it does not get whole.
-
-    Raises:
-        MooringsError: ``config.invalid``.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(path, error) from error
-        raise
-
-
-def _unwritable(path: Path, error: OSError) -> MooringsError:
-    return MooringsError("config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another file")

@@ -14,7 +14,7 @@ from moorings.cli.configuration import config_folder
 from moorings.cli.errors import WrongUsage
 from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
 from moorings.cli.output import render_data, render_table
-from moorings.cli.pki.folder import Entry, Pki, client_key
+from moorings.cli.pki.folder import LOCAL_NAMES, Entry, Pki, client_key
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.wire.shapes import API_VERSION
@@ -22,7 +22,6 @@ from moorings.wire.shapes import API_VERSION
 DAYS = 365
 DAYS_MAX = 3650
 SOON_DAYS = 30
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 pki = NounGroup(
     name="pki",
@@ -91,10 +90,23 @@ def issue(session: Session, *, subject: str, folder: str | None, days: int, ca_k
 @pki.command(
     "rotate",
     cls=MoorCommand,
-    epilog=examples("moor pki rotate", "moor pki rotate ann", "moor pki rotate --ca", "moor pki rotate --drop-old"),
+    epilog=examples(
+        "moor pki rotate",
+        "moor pki rotate ann",
+        "moor pki rotate --name pod2.example.org",
+        "moor pki rotate --ca",
+        "moor pki rotate --drop-old",
+    ),
 )
 @click.argument("subjects", metavar="[SUBJECT]...", nargs=-1)
-@_name
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="Another host or address for the controllers' certificate, beside those it has; may be repeated.",
+)
+@click.option("--only", is_flag=True, help="With --name: instead of those it has; loopback addresses stay.")
 @click.option("--controllers", is_flag=True, help="The controllers' certificate, whenever it ends.")
 @click.option("--all", "everything", is_flag=True, help="All certificates, whenever they end.")
 @click.option("--ca", "authority", is_flag=True, help="A new authority; the old ones stay trusted beside it.")
@@ -106,6 +118,7 @@ def rotate(
     *,
     subjects: Sequence[str],
     names: Sequence[str],
+    only: bool,
     controllers: bool,
     everything: bool,
     authority: bool,
@@ -121,6 +134,8 @@ def rotate(
     """
     if sum([authority, drop_old, bool(subjects or names or controllers or everything)]) > 1:
         raise WrongUsage("--ca and --drop-old stand alone", hint="see 'moor pki rotate --help'")
+    if only and not names:
+        raise WrongUsage("--only needs names", hint="say every name that is to stay with --name; loopback ones stay")
     found, now, console = _pki(session, folder, ca_key), _now(session), session.console
     found.mend()
     _tell_finished(session, found)
@@ -138,8 +153,8 @@ def rotate(
     renew_server = controllers or bool(names) or (not named and any(entry.kind == "server" for entry in due))
     clients = subjects or ([] if named else [entry.name for entry in due if entry.kind == "client"])
     if renew_server:
-        found.renew_server(names, now, days)
-        console.line("the controllers' certificate is new")
+        hosts = found.renew_server(names, now, days, only=only)
+        console.line(f"the controllers' certificate is new, for {', '.join(hosts)}")
     for subject in clients:
         found.renew_client(subject, now, days)
         console.line(f"the certificate of {subject} is new: hand it over with its key")

@@ -64,8 +64,12 @@ class RunCommand(MoorCommand):
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
-    "--engine", default="local", metavar="NAME", help="What runs it: local, or slurm where that is set up (local)."
+    "--engine",
+    default="local",
+    metavar="NAME",
+    help="What runs it: local, or slurm or kubernetes where set up (local).",
 )
+@click.option("--image", metavar="IMAGE", help="Container image of the tasks, on Kubernetes.")
 @click.option("--detach", is_flag=True, help="Print the run's id and do not wait.")
 @click.option("--dry-run", is_flag=True, help="Check the job and print it as JSON; start nothing.")
 @click.pass_context
@@ -86,6 +90,7 @@ def run(
     env: tuple[str, ...],
     chdir: str | None,
     engine: str,
+    image: str | None,
     detach: bool,
     dry_run: bool,
 ) -> int:
@@ -105,6 +110,7 @@ def run(
         project=project,
         environment=env,
         workdir=chdir,
+        image=image,
     )
     usual_project = session.configuration.text("project")
     job = build_job(file[0] if file else None, command, flags, session.environment, Path.cwd(), usual_project)

@@ -1,4 +1,4 @@
-"""``moor slurm``: what an admin of a Slurm site does: install, take it away again, see whether all is well."""
+"""``moor slurm``: an admin installs, takes it away again, sees whether all is well; a user shows work as steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from moorings.cli.checks import Verdict, of_body
 from moorings.cli.commands.doctor import show_findings
 from moorings.cli.errors import WrongUsage
 from moorings.cli.grammar import MoorCommand, NounGroup, examples
+from moorings.cli.limits import parse_seconds
 from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
@@ -39,6 +40,18 @@ slurm = NounGroup(
     epilog=examples("moor slurm install --plan", "moor slurm agent", "moor slurm doctor"),
     no_args_is_help=True,
 )
+
+
+class SurrogateCommand(MoorCommand):
+    """``moor slurm surrogate [flags] -- COMMAND...``: what stands behind ``--`` is never read as a flag of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        ctx.meta["command"] = tuple(after)
+        return super().parse_args(ctx, before)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["[OPTIONS]", "-- COMMAND [ARGUMENT]..."]
 
 
 # -- install -----------------------------------------------------------------------------------------------------------
@@ -303,6 +316,51 @@ def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     found = [of_body(body) for body in everything if body.id.startswith(wanted)]
     show_findings(session, found, output, docs_of)
     return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+
+
+# -- surrogate ---------------------------------------------------------------------------------------------------------
+
+
+@slurm.command(
+    "surrogate",
+    cls=SurrogateCommand,
+    help="Run a command, and show it as a step of the Slurm job around it.\n\n"
+    "For work that runs elsewhere, on Kubernetes say, and is started from a script for sbatch or from the shell of "
+    "salloc: the step begins and ends with the command, COMPLETED if its exit code is 0, else FAILED. The exit code "
+    "is the command's. Signals are passed on to it; 'scancel' of the step or of the job stops it.",
+    epilog=examples(
+        "moor slurm surrogate -- moor run --engine kubernetes job.toml",
+        "moor slurm surrogate --name train-gpt2 -- ./train.sh",
+    ),
+)
+@click.option("--name", metavar="NAME", help="Name of the step (the program's).")
+@click.option("--grace", default="20s", metavar="DURATION", help="From TERM to KILL if the step is cancelled (20s).")
+@click.option("--if-slurm", is_flag=True, help="Outside of a Slurm job, and under srun, just run it.")
+@click.pass_context
+def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: bool) -> int:
+    """Run a command, and show it as a step."""
+    from moorings.ports.mirror import NoMirror
+    from moorings.slurm.surrogate.command import run_command
+    from moorings.slurm.surrogate.detection import NoPlace, find_job, load_ancestors
+    from moorings.slurm.surrogate.mirror import SlurmMirror
+    from moorings.slurm.surrogate.step import build_name, check_name
+
+    session = ctx.ensure_object(Session)
+    command: Sequence[str] = ctx.meta["command"]
+    if not command:
+        raise WrongUsage("there is no command to run", hint="write it behind --, as in 'moor slurm surrogate -- ls'")
+    step = check_name(name) if name is not None else build_name(command[0])
+    grace_s = parse_seconds(grace)
+    job = find_job(session.environment, load_ancestors())
+    if isinstance(job, NoPlace) and not if_slurm:
+        raise WrongUsage(job.why, hint=f"{job.hint}; with --if-slurm the command runs all the same, without a step")
+    warn = session.console.warn
+    mirror = NoMirror() if isinstance(job, NoPlace) else SlurmMirror(session.environment, job, warn)
+    try:
+        return run_command(command, mirror=mirror, name=step, grace_s=grace_s, note=warn)
+    except OSError as error:
+        session.console.error(f"error: {command[0]} cannot be started: {error.strerror or error}")
+        return 127 if isinstance(error, FileNotFoundError) else 126  # as a shell has it
 
 
 # -- agent -------------------------------------------------------------------------------------------------------------

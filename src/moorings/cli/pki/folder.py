@@ -34,6 +34,7 @@ from moorings.core.errors import MooringsError
 
 SERVER = "server"
 CLIENTS = "clients"
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # without them the admin beside the controller is locked out
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,10 @@ class Pki:
         make_folder(self.folder / CLIENTS)
         replace_pair(self._client(subject), made.certificate, made.key)
 
-    def renew_server(self, names: Sequence[str], now: datetime, days: int) -> None:
-        """The controllers' certificate, made anew with a new key; without ``names`` for those it had.
+    def renew_server(self, names: Sequence[str], now: datetime, days: int, *, only: bool = False) -> tuple[str, ...]:
+        """The controllers' certificate, made anew with a new key; the hosts and addresses it is good for.
+
+        These are the names it had, ``names``, and the loopback ones; with ``only`` those it had are left out.
 
         Raises:
             MooringsError: ``pki.invalid``.
@@ -185,9 +188,12 @@ class Pki:
         from moorings.cli.pki.authority import Pair, issue_server, read_facts
 
         with self._changing():
-            names = names or read_facts(read(self._server.certificate)).names
-            made = issue_server(Pair(*self._authority()), names, now, days)
+            anew = only or (names and not self._server.certificate.exists())
+            had = () if anew else read_facts(read(self._server.certificate)).names
+            wanted = list(dict.fromkeys([*had, *names, *LOCAL_NAMES]))
+            made = issue_server(Pair(*self._authority()), wanted, now, days)
             replace_pair(self._server, made.certificate, made.key)
+        return read_facts(made.certificate).names
 
     def renew_authority(self, now: datetime) -> None:
         """A new authority beside those there are: all are trusted until the old ones are dropped.

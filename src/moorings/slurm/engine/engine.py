@@ -13,15 +13,15 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, seconds_between
-from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
+from moorings.engines.orders import choose_logs, not_now, rejected, unavailable
 from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
@@ -59,8 +59,6 @@ CHANGED_S = 1.0
 SETTLE_S = 2.0  # a node's last words may come after Slurm's: NFS
 STUCK_S = 60.0  # beyond its grace period a run that is to stop is given to Slurm
 STOP = "USR2"
-
-LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
 
 
 class Fence(Protocol):
@@ -114,7 +112,7 @@ class SlurmEngine:
         self._clock = clock
         self._fence = fence
         self._read = read
-        self._missing: dict[RunId, tuple[Streak, Instant]] = {}
+        self._missing = Missing()
         self._over: dict[RunId, Instant] = {}  # since when Slurm says so
         self._news = asyncio.Event()
 
@@ -140,7 +138,7 @@ class SlurmEngine:
     async def submit(self, order: StartOrder) -> str:
         folder = RunFolder.of(self._folder, order.run)
         if folder is None:
-            raise MooringsError("engine.rejected", f"{order.run[:120]!r} cannot be the id of a run on Slurm")
+            raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
         check_job(order.job)
         with _as_unavailable(f"run {order.run} could not be submitted"):
             async with self._at_door(folder, order):
@@ -161,12 +159,7 @@ class SlurmEngine:
                     await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
                     return lost.job_id
             if held.number < order.attempt and not await self._is_over(order.run):
-                raise MooringsError(
-                    "engine.unavailable",
-                    f"run {order.run}, attempt {order.attempt}, cannot be started now: attempt {held.number} has not "
-                    "ended",
-                    retryable=True,
-                )
+                raise not_now(order, f"attempt {held.number} has not ended")
         return await self._submit(folder.attempt(order.attempt), order)
 
     async def _submit(self, attempt: Attempt, order: StartOrder) -> int:
@@ -195,9 +188,7 @@ class SlurmEngine:
         # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
         while (door := await asyncio.to_thread(folder.take_door)) is None:
             if time.monotonic() >= give_up:
-                raise MooringsError(
-                    "engine.unavailable", f"run {order.run}: another controller is at it", retryable=True
-                )
+                raise unavailable(f"run {order.run}: another controller is at it")
             await self._clock.sleep(DOOR_POLL_S)
         try:
             yield
@@ -245,7 +236,7 @@ class SlurmEngine:
         job = listing.of(run, attempt, facts) if listing is not None else None
         seen = look(facts, job)
         if seen is not Look.MISSING:
-            self._missing.pop(run, None)
+            self._missing.forget(run)
         if seen is Look.OVER:
             return await self._conclude(run, attempt, facts, job)
         if seen is Look.MISSING:
@@ -293,16 +284,13 @@ class SlurmEngine:
             known: the accounting may know it: its id has not been given to another job.
         """
         assert facts.job is not None
-        now = self._clock.now()
-        streak, before = self._missing.get(run, (Streak(), now))
-        streak = streak.longer(max(seconds_between(before, now), 0.0))
-        self._missing[run] = streak, now
+        lost = self._missing.again(run, self._clock.now())
         with contextlib.suppress(MooringsError):  # there is no accounting, or it is away
             for past in parse_history(await self._slurm.ask(build_history(facts.job))) if known else ():
                 if past.job_id == facts.job and past.ended is not None:
                     return await self._conclude(run, attempt, facts, JobEnd(past.job_id, past.state, past.ended))
-        if streak.is_proof(LISTINGS_NEEDED):
-            self._missing.pop(run, None)
+        if lost:
+            self._missing.forget(run)
             return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
         return RunSighting(run, Phase.UNKNOWN)
 
@@ -323,7 +311,7 @@ class SlurmEngine:
             return
         with _as_unavailable(f"run {run} could not be cancelled"):
             if facts is None:
-                raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
+                raise unavailable(f"run {run} cannot be looked at now")
             if has_ended(facts):
                 return
             await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
@@ -371,38 +359,23 @@ class SlurmEngine:
         if attempt is None:
             return
         if facts is None:
-            raise MooringsError("engine.unavailable", f"run {run} cannot be looked at now", retryable=True)
-        tasks = facts.asked.tasks
-        if task is not None and not 0 <= task < tasks:
-            raise MooringsError("engine.rejected", f"run {run} has no task {task}", hint=f"it has 0 to {tasks - 1}")
-        ranks = range(tasks) if task is None else (task,)
-        files = [(attempt.log(rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks]
-
-        asked_at = self._clock.now()
+            raise unavailable(f"run {run} cannot be looked at now")
+        files = choose_logs(run, facts.asked.tasks, task, attempt.log)
+        # The folder is looked at often, Slurm is not.
+        is_over = seldom(lambda: self._is_over(run), self._clock, CHANGED_S)
 
         async def ended() -> bool:
-            nonlocal asked_at
             newest, facts = (await asyncio.to_thread(self._survey, [run]))[run]
             if newest is None or newest.number > attempt.number or (facts is not None and has_ended(facts)):
                 return True
-            if 0 <= seconds_between(asked_at, self._clock.now()) < CHANGED_S:
-                return False  # the folder is looked at often, Slurm is not
-            asked_at = self._clock.now()
-            return (await self.observe([run]))[0].phase in (Phase.ENDED, Phase.ABSENT)
+            return await is_over()
 
         with _as_unavailable(f"the output of run {run} cannot be read"):
             async for chunk in self._read(files, ended if follow else None):
                 yield chunk
 
     async def changed(self) -> None:
-        pause = asyncio.ensure_future(self._clock.sleep(CHANGED_S))
-        news = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait({pause, news}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-            news.cancel()
-        self._news.clear()
+        await wait_for_news(self._news, self._clock, CHANGED_S)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -420,7 +393,7 @@ def _as_unavailable(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise MooringsError("engine.unavailable", f"{what}: {error}", retryable=True) from error
+        raise unavailable(f"{what}: {error}") from error
     except MooringsError as error:
         raise _of_engine(error) from error
 
@@ -430,5 +403,5 @@ def _of_engine(error: MooringsError) -> MooringsError:
     if not error.code.startswith("slurm."):
         return error
     if error.code in ("slurm.refused", "slurm.denied"):
-        return MooringsError("engine.rejected", error.detail, hint=error.hint)
-    return MooringsError("engine.unavailable", error.detail, hint=error.hint, retryable=True)
+        return rejected(error.detail, error.hint)
+    return unavailable(error.detail, error.hint)

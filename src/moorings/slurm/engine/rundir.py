@@ -30,19 +30,18 @@ import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.instants import Instant
-from moorings.core.records import plain, revive
-from moorings.workloads.runs import EndRecord, RunId
+from moorings.core.records import revive
+from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
+from moorings.workloads.runs import EndRecord
 
 TEXT_BYTES_MAX = 64 << 10
 TAIL_BYTES = 4000
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DONE = re.compile(r"restart=([0-9]{1,9})\nstop=([a-z]{1,10})\n")
 
 
@@ -100,29 +99,10 @@ class Facts:
     end: EndRecord | None = None
 
 
-class RunFolder:
+class RunFolder(FolderOfRun["Attempt"]):
     """One run's folder; need not exist."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def of(cls, runs: Path, run: RunId) -> RunFolder | None:
-        """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
-        return cls(runs / run) if _RUN_ID.fullmatch(run) else None
-
-    def newest(self) -> Attempt | None:
-        """The newest attempt that was ordered; None: there is none.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
-        try:
-            numbers = sorted((int(name) for name in _names(self.path) if name.isdecimal()), reverse=True)
-        except FileNotFoundError:
-            return None
-        attempts = (Attempt(self.path / str(number), number) for number in numbers)
-        return next((attempt for attempt in attempts if (attempt.path / "order.json").exists()), None)
+    ids = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
     def attempt(self, number: int) -> Attempt:
         """That attempt."""
@@ -147,11 +127,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(AttemptFolder):
     """One attempt of a run."""
-
-    path: Path
-    number: int
 
     def facts(self) -> Facts:
         """What the folder says now.
@@ -191,49 +168,13 @@ class Attempt:
         """The last line that Slurm had to say of the tasks, else of the script; empty: there is none."""
         return _last_line(self.path / "step.log") or _last_line(self.path / "job.log")
 
-    def log(self, rank: int) -> Path:
-        """Where a task's output goes."""
-        return self.path / "logs" / f"{rank}.log"
-
-    def write(self, name: str, content: bytes) -> None:
-        """Make or replace a file, whole and durably, 0600.
-
-        Raises:
-            OSError: it was not.
-        """
-        draft = self.path / f".{name}.{os.getpid()}"
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.rename(self.path / name)
-
-    def write_once(self, name: str, content: bytes) -> None:
-        """Make a file, unless it is there.
-
-        Raises:
-            OSError: it could not be made.
-        """
-        draft = f"{name}.{os.getpid()}-{time.monotonic_ns()}"
-        self.write(draft, content)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(self.path / draft, self.path / name)
-        finally:
-            (self.path / draft).unlink(missing_ok=True)
-
     def save_order(self, asked: Asked, files: Mapping[str, bytes]) -> None:
         """Write what the nodes read, then that this attempt was ordered."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         (self.path / "logs").mkdir(mode=0o700, exist_ok=True)
         for name, content in files.items():
             self.write(name, content)
-        self.write("order.json", json.dumps(plain(asked)).encode())
-
-    def save_end(self, end: EndRecord) -> None:
-        """Write how the attempt ended; the first word stays."""
-        self.write_once("end.json", json.dumps(plain(end)).encode())
+        self.write("order.json", dump(asked))
 
     def _done(self) -> Done | None:
         found = _DONE.fullmatch(_text(self.path / "done"))

@@ -47,8 +47,8 @@ class SlurmEngineSettings:
         Raises:
             MooringsError: with the table's code, naming file and line.
         """
-        folder = _matched(table, "folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
-        conf = _matched(table, "conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
+        folder = table.matched("folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
+        conf = table.matched("conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
         usual = _place(table, Place())
         named = table.table("projects")
         projects = {}
@@ -71,16 +71,9 @@ class SlurmEngineSettings:
 def _place(table: Table, usual: Place) -> Place:
     one = "a name that Slurm knows"
     return Place(
-        account=_matched(table, "account", _NAME, one) if table.has("account") else usual.account,
-        partition=_matched(table, "partition", _LISTS, f"{one}, or several with commas")
+        account=table.matched("account", _NAME, one) if table.has("account") else usual.account,
+        partition=table.matched("partition", _LISTS, f"{one}, or several with commas")
         if table.has("partition")
         else usual.partition,
-        qos=_matched(table, "qos", _NAME, one) if table.has("qos") else usual.qos,
+        qos=table.matched("qos", _NAME, one) if table.has("qos") else usual.qos,
     )
-
-
-def _matched(table: Table, key: str, form: re.Pattern[str], what: str) -> str:
-    text = table.text(key)
-    if not form.fullmatch(text):
-        table.complain(key, f"{key} {text[:80]!r} is not {what}")
-    return text

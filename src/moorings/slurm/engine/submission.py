@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.engines.orders import parse_signal, rejected, variables_of
 from moorings.ports.engine import StartOrder
 from moorings.slurm.engine.settings import Place
 from moorings.slurm.host.ledger import KIND
@@ -39,19 +39,19 @@ def check_job(job: JobSpec) -> None:
     """
     if job.accelerators.kind != KIND:
         hint = "use the engine local for these, where the controller has a pool of them"
-        raise _rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint)
+        raise rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint)
     if job.accelerators.size < 1:
-        raise _rejected("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
+        raise rejected("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
     if job.accelerators.pool is not None:
-        raise _rejected("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
+        raise rejected("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
     if job.priority > 0:
         hint = "leave priority out, or let a QOS raise it"
-        raise _rejected(f"priority {job.priority}: a user of Slurm can only lower the priority of a job", hint)
+        raise rejected(f"priority {job.priority}: a user of Slurm can only lower the priority of a job", hint)
     if job.resources.nodes > job.tasks:
-        raise _rejected(f"{job.tasks} tasks do not fill {job.resources.nodes} nodes", "ask for one node a task at most")
+        raise rejected(f"{job.tasks} tasks do not fill {job.resources.nodes} nodes", "ask for one node a task at most")
     own = sorted(_SHELLS_OWN & job.environment.keys())
     if own:
-        raise _rejected(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
+        raise rejected(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
     signal_of(job.checkpoint.warn_signal)
 
 
@@ -83,13 +83,8 @@ def signal_of(name: str) -> str:
     Raises:
         MooringsError: ``engine.rejected``.
     """
-    short = name.upper().removeprefix("SIG")
-    found = signal.Signals.__members__.get(f"SIG{short}")
-    if found is None or found.value >= signal.SIGRTMIN:
-        raise MooringsError(
-            "engine.rejected", f"no signal {name[:20]!r} can be sent to a run", hint="use USR1, USR2, TERM, INT, ..."
-        )
-    return short
+    parse_signal(name)
+    return name.upper().removeprefix("SIG")
 
 
 def comment_of(run: RunId, attempt: int) -> str:
@@ -158,7 +153,7 @@ def refusal(error: MooringsError, place: Place) -> MooringsError | None:
     named = {"account": place.account, "partition": place.partition, "qos": place.qos}
     where = ", ".join(f'{key} = "{value}"' for key, value in named.items() if value)
     hint = f"it was to go to {where}: see [slurm] in the controller's settings" if where else ""
-    return _rejected(f"Slurm refuses it: {words}", hint)
+    return rejected(f"Slurm refuses it: {words}", hint)
 
 
 def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:
@@ -184,12 +179,7 @@ def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:
 def _environment(order: StartOrder) -> str:
     """Shell words that export the job's variables and make its command the arguments."""
     job = order.job
-    variables = {**job.environment, "MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
-    if job.checkpoint_directory is not None:
-        variables["MOORINGS_CHECKPOINT_DIR"] = job.checkpoint_directory
-    if order.resume_from is not None:
-        variables["MOORINGS_RESUME_FROM"] = order.resume_from
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables_of(order).items()]
     lines += [f"_moorings_workdir={shlex.quote(job.workdir)}", f"set -- {shlex.join(job.command)}"]
     return "\n".join([*lines, ""])
 
@@ -202,7 +192,3 @@ def _script(name: str, values: dict[str, str]) -> bytes:
 def _seconds(length_s: float | None) -> str:
     """For sleep(1); no exponent, which it does not know everywhere."""
     return "" if length_s is None else f"{length_s:.3f}"
-
-
-def _rejected(detail: str, hint: str = "") -> MooringsError:
-    return MooringsError("engine.rejected", detail, hint=hint)

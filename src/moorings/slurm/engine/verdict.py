@@ -15,9 +15,7 @@ from moorings.core.quantities import duration_text
 from moorings.slurm.engine.rundir import Facts, TaskEnd
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.formats import Phase as JobPhase
-from moorings.workloads.runs import Ending, EndRecord, Phase
-
-TERMINATED, KILLED, TIME_OVER, CANNOT_START = 128 + 15, 128 + 9, 124, 126
+from moorings.workloads.runs import CANNOT_START, KILLED, Ending, EndRecord, Phase, exit_code
 
 _BY_STATE = {
     "CANCELLED": Ending.CANCELLED,
@@ -33,13 +31,6 @@ _BY_STOP = {
     "failed": Ending.EXITED,
     "asked": Ending.CANCELLED,
     "limit": Ending.TIMED_OUT,
-}
-_CODE_IF_NO_TASK_FAILED = {
-    Ending.EXITED: 0,
-    Ending.CANCELLED: TERMINATED,
-    Ending.TIMED_OUT: TIME_OVER,
-    Ending.NOT_STARTED: CANNOT_START,
-    Ending.LOST: KILLED,
 }
 
 
@@ -137,10 +128,9 @@ def judge(facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, com
         ending = Ending.NOT_STARTED
     elif ending is Ending.EXITED and began is None and first is None:
         return EndRecord(Ending.NOT_STARTED, CANNOT_START, codes, ended_at=_end(facts, job, now), detail=complaint)
-    code = first[2].code if first is not None else KILLED if KILLED in codes else _CODE_IF_NO_TASK_FAILED[ending]
     return EndRecord(
         ending=ending,
-        exit_code=code,
+        exit_code=exit_code(ending, first[2].code if first is not None else KILLED if KILLED in codes else None),
         task_codes=codes,
         started_at=began,
         ended_at=max(_end(facts, job, now), began) if began is not None else _end(facts, job, now),

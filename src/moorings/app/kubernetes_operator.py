@@ -1,0 +1,365 @@
+"""The operator's process: ``python -m moorings.app.kubernetes_operator``, in a Deployment that the chart makes.
+
+Every replica serves the webhooks and watches; the one that holds the Lease works. SIGTERM gives the Lease back and ends
+it: jobs, Pods and partitions stay as they are, and whoever leads next learns everything from API server and proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moorings import __version__
+from moorings.app.clock import SystemClock
+from moorings.app.logs import configure
+from moorings.core.claims import PRIORITY_MAX
+from moorings.core.errors import MooringsError
+from moorings.kubernetes import names
+from moorings.kubernetes.certificate_keeper import CertificateKeeper
+from moorings.kubernetes.certificates import service_names
+from moorings.kubernetes.connection import connect
+from moorings.kubernetes.election import Elector, Terms
+from moorings.kubernetes.events import Recorder
+from moorings.kubernetes.informer import Informer, Key, without_managed_fields
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import IPU_JOB, POD
+from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.objects import PodOptions
+from moorings.kubernetes.operator import SWEEP_S, Operator
+from moorings.kubernetes.pods import trim_pod
+from moorings.kubernetes.proxy.client import PartitionView, ProxyClient
+from moorings.kubernetes.status import Story
+from moorings.kubernetes.webhook_server import WebhookServer, listen, make_webhook_server
+from moorings.kubernetes.webhooks import make_rules, make_webhook_app
+from moorings.kubernetes.workqueue import WorkQueue
+from moorings.wire.errors import Exit, kind_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+log = logging.getLogger("moorings.kubernetes.operator")
+
+VIEW_S = 5.0  # what partitions there are is waited for so long
+HELD_S = 10.0  # between two reckonings of IPU-seconds
+STOP_S = 20.0  # a kubelet gives 30
+_USUAL = PodOptions()
+
+
+def build_parser() -> ArgumentParser:
+    """The command line; the chart's values."""
+    parser = ArgumentParser(prog="kubernetes_operator", description="Bring partitions and Pods in step with IPUJobs.")
+    add = parser.add_argument
+    add("--namespace", required=True, help="the operator's own: of the Lease and the certificate's Secret")
+    add("--lease-name", default="ipu-operator")
+    add("--lease-s", type=float, default=Terms().lease_s, help="seconds until another replica follows one that died")
+    add("--proxy-url", required=True, help="http://HOST:PORT of the proxy")
+    add("--launcher-proxy-url", default="", help="where launchers reach it (default: the same)")
+    add("--proxy-token-file", type=Path, help="what the proxy knows us by; read anew as it changes")
+    add("--cluster-name", default="", help="as the proxy has it; only told in the log")
+    add("--launcher-image", default=_USUAL.launcher_image)
+    add("--launcher-image-pull-policy", default=_USUAL.launcher_pull_policy)
+    add("--image-pull-secrets", type=_words, default=(), metavar="NAME[,NAME]")
+    add("--kubectl-version", default="", help="which of the launcher image's kubectls (default: its own)")
+    add("--webhook-host", default="", help="address to listen on (default: all)")
+    add("--webhook-port", type=int, default=9443, help="0: no webhooks")
+    add("--webhook-secret", default="", help="Secret of the webhooks' certificate")
+    add("--webhook-service", default="", help="Service of the webhooks")
+    add("--webhook-name", default="", help="of the two webhook configurations")
+    add("--webhook-address", action="append", default=[], help="another name or address of the webhooks' certificate")
+    add("--metrics-socket", default="", metavar="PATH", help="of a Unix socket that tells the metrics (default: none)")
+    add("--metrics-port", type=int, default=0, help="tells them too, on 127.0.0.1, to all there (default: none)")
+    add("--host-network", action=BooleanOptionalAction, default=True, help="Pods use their node's network")
+    add("--privileged", action=BooleanOptionalAction, default=True, help="Pods are privileged")
+    add("--dns-policy", default=_USUAL.dns_policy)
+    add("--privileged-namespaces", type=_words, default=(), metavar="NAME[,NAME]", help="default: all")
+    add("--max-priority", type=_priority, default=_USUAL.max_priority, help="highest spec.priority of new jobs")
+    add("--devel-logs", action="store_true", help="tell more, for people")
+    add("--workers", type=int, default=64, help="jobs looked at at the same time")
+    add("--sweep-s", type=float, default=SWEEP_S, help="seconds between looks for partitions whose job is gone")
+    add("--kubeconfig", default="", help="default: this Pod's account")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """Serve until told to stop; the exit code."""
+    given = build_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
+    configure("debug" if given.devel_logs else "info", "logfmt" if given.devel_logs else "json")
+    try:
+        asyncio.run(serve(given, environment))
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return kind_of(error.code).exit
+    return Exit.OK
+
+
+async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        MooringsError: it cannot start.
+    """
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    replica = Replica(given, environment)
+    work, stop = asyncio.create_task(replica.serve()), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        stop.cancel()
+        work.cancel()
+        await asyncio.wait((work,), timeout=STOP_S)
+        await replica.close()
+    log.info("operator.stopped")
+
+
+class Replica:
+    """One replica of the operator: its parts, joined."""
+
+    def __init__(self, given: Namespace, environment: Mapping[str, str]) -> None:
+        clock = SystemClock()
+        self._given = given
+        self._kube = connect(environment, path=given.kubeconfig)
+        self._proxy = ProxyClient(given.proxy_url, given.proxy_token_file)
+        self._queue: WorkQueue[str] = WorkQueue()
+        self._view = PartitionView(self._proxy, on_change=self._queue.add, on_return=self._look_at_all)
+        self._jobs = Informer(self._kube, IPU_JOB, on_change=self._job_changed, trim=without_managed_fields)
+        self._pods = Informer(self._kube, POD, labels=names.JOB, on_index=self._queue.add, trim=trim_pod, index=job_of)
+        identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
+        terms = Terms(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
+        self._elector = Elector(self._kube, given.namespace, given.lease_name, identity, terms)
+        self._recorder = Recorder(self._kube, "ipu-operator", identity, clock.now)
+        self._measures = Measures(
+            jobs=self._count_jobs,
+            partitions=self._view.all,
+            waiting=lambda: self._queue.depth,
+            leads=self._elector.is_leading,
+        )
+        options = PodOptions(
+            launcher_image=given.launcher_image,
+            launcher_pull_policy=given.launcher_image_pull_policy,
+            pull_secrets=given.image_pull_secrets,
+            kubectl_version=given.kubectl_version,
+            proxy_url=given.launcher_proxy_url or given.proxy_url,
+            host_network=given.host_network,
+            privileged=given.privileged,
+            privileged_namespaces=frozenset(given.privileged_namespaces),
+            dns_policy=given.dns_policy,
+            max_priority=given.max_priority,
+        )
+        self._rules = make_rules(options.limits)
+        self._operator = Operator(
+            kube=self._kube,
+            proxy=self._proxy,
+            options=options,
+            jobs=self._jobs,
+            pods=self._pods,
+            view=self._view,
+            may=self._elector.is_leading,
+            story=self._tell,
+            measures=self._measures,
+            clock=clock,
+            monotonic=time.monotonic,
+        )
+        self._keeper = CertificateKeeper(
+            self._kube,
+            clock,
+            namespace=given.namespace,
+            secret=given.webhook_secret,
+            webhooks=given.webhook_name,
+            names=service_names(given.webhook_service, given.namespace, given.webhook_address),
+        )
+
+    async def serve(self) -> None:
+        """Serve webhooks and metrics, watch, and work while this replica leads; until cancelled."""
+        given = self._given
+        log.info(
+            "operator.started",
+            extra={"version": __version__, "identity": self._elector.identity, "proxy": given.proxy_url},
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._jobs.serve())
+            group.create_task(self._pods.serve())
+            group.create_task(self._recorder.serve())
+            if given.webhook_port:
+                group.create_task(self._serve_webhooks())
+            if given.metrics_socket or given.metrics_port:
+                group.create_task(_serve_metrics(self._measures, given.metrics_socket, given.metrics_port))
+            await self._elector.lead(self._work)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._proxy.close()
+        await self._kube.close()
+
+    # -- while it leads ----------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        self._operator.begin()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._view.serve())
+            await self._jobs.synced.wait()
+            await self._pods.synced.wait()
+            with contextlib.suppress(TimeoutError):  # a proxy that is away keeps no job from being deleted
+                async with asyncio.timeout(VIEW_S):
+                    await self._view.ready()
+            self._look_at_all()
+            group.create_task(self._sweep())
+            group.create_task(self._reckon())
+            await self._queue.serve(self._look, self._given.workers)
+
+    async def _look(self, key: str) -> None:
+        begun, result = time.monotonic(), "error"
+        try:
+            again_s = await self._operator.reconcile(key)
+            result = "ok"
+            if again_s is not None:
+                self._queue.add_after(key, again_s)
+        except MooringsError as error:
+            result = "retry" if error.retryable else "error"
+            if (again_s := self._operator.again_s(key)) is not None:
+                self._queue.add_after(key, again_s)
+            raise
+        finally:
+            self._measures.reconciled(result, time.monotonic() - begun)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._given.sweep_s)
+            try:
+                await self._operator.sweep()
+            except MooringsError as error:
+                log.warning("sweep.failed", extra={"code": error.code, "detail": error.detail})
+
+    async def _reckon(self) -> None:
+        since = time.monotonic()
+        while True:
+            await asyncio.sleep(HELD_S)
+            now = time.monotonic()
+            self._measures.held(now - since)
+            since = now
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _job_changed(self, key: Key) -> None:
+        self._queue.add(f"{key.namespace}/{key.name}")
+
+    def _look_at_all(self) -> None:
+        for found in self._jobs:
+            self._job_changed(Key(found["metadata"]["namespace"], found["metadata"]["name"]))
+
+    def _tell(self, found: Obj, story: Story) -> None:
+        self._recorder.tell(found, story.type, story.reason, story.message)
+
+    def _count_jobs(self) -> Mapping[tuple[str, str], int]:
+        states = ((one["metadata"]["namespace"], (one.get("status") or {}).get("status", "")) for one in self._jobs)
+        return Counter(states)
+
+    async def _serve_webhooks(self) -> None:
+        given = self._given
+        with contextlib.closing(listen(given.webhook_host, given.webhook_port)) as sock:
+            await self._keeper.prepare()
+            app = make_webhook_app(is_ready=lambda: self._keeper.ready, rules=self._rules)
+            server = make_webhook_server(app, self._keeper.context)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keeper.run())
+                group.create_task(_serve(server, [sock]))
+
+
+async def _serve_metrics(measures: Measures, path: str, port: int) -> None:
+    """For the guard beside it, which lets in who may see them.
+
+    Args:
+        measures: what is told.
+        path: of a Unix socket; empty: none.
+        port: on 127.0.0.1, which may be the node's, and open to everybody there; 0: none.
+    """
+
+    async def metrics(_request: Request) -> Response:
+        return Response(measures.text(), media_type="text/plain; version=0.0.4")
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False)
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        if path:
+            sockets.append(stack.enter_context(contextlib.closing(_listen_at(path))))
+        if port:
+            sockets.append(stack.enter_context(contextlib.closing(_listen_on(port))))
+        await _serve(WebhookServer(config), sockets)
+
+
+def _listen_at(path: str) -> socket.socket:
+    """A Unix socket for this process's user alone, in place of what an earlier container left there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        Path(path).unlink(missing_ok=True)
+        os.fchmod(sock.fileno(), 0o600)  # a socket's file has the mode that the socket had
+        sock.bind(path)
+        sock.listen()
+    except OSError as error:
+        sock.close()
+        detail = f"the metrics cannot be told at {path}: {error.strerror or error}"
+        raise MooringsError(
+            "config.invalid", detail, hint="--metrics-socket needs a folder that can be written"
+        ) from error
+    return sock
+
+
+def _listen_on(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        detail = f"the metrics cannot listen on 127.0.0.1, port {port}: {error.strerror}"
+        raise MooringsError("config.invalid", detail, hint="set controller.metricsPort") from error
+
+
+async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+    """Serve until cancelled, and end in good order."""
+    try:
+        await server.serve(sockets=sockets)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        raise
+
+
+def job_of(pod: Obj) -> tuple[str, ...]:
+    """The key of the job that a Pod's label names."""
+    meta = pod["metadata"]
+    name = meta["labels"][names.JOB]
+    return (f"{meta['namespace']}/{name}",) if name else ()  # a label may be empty, and then it names none
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _priority(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > PRIORITY_MAX:
+        raise ArgumentTypeError(f"{text!r} is not a number from 0 to {PRIORITY_MAX}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The proxy's process: ``python -m moorings.app.kubernetes_proxy``, in a Pod of its own.
+
+It runs in the foreground and logs to standard error. SIGTERM ends it; partitions stay as they are, and whoever starts
+next learns everything from the controllers. Every flag may be given as ``MOORINGS_PROXY_<FLAG>`` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import uvloop
+
+from moorings import __version__
+from moorings.app.clock import SystemClock
+from moorings.app.logs import configure
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.connection import connect
+from moorings.kubernetes.proxy.serve import find_mark, running
+from moorings.kubernetes.proxy.server import stop_at_signals
+from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
+from moorings.wire.errors import Exit, kind_of
+
+log = logging.getLogger("moorings.kubernetes.proxy")
+
+PREFIX = "MOORINGS_PROXY_"
+LEVELS = {1: "warning", 2: "info", 3: "debug", 4: "debug", 5: "debug", 6: "debug"}  # vipuProxy.logLevel
+LIBRARIES_FROM = 5  # from this level on libraries tell what they do, too
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; the exit code."""
+    given = make_parser(os.environ).parse_args(sys.argv[1:] if arguments is None else arguments)
+    try:
+        configure(LEVELS[given.log_level], given.log_format)
+        if given.log_level >= LIBRARIES_FROM:
+            for chatty in ("asyncio", "uvicorn.error", "httpx2"):
+                logging.getLogger(chatty).setLevel(logging.DEBUG)
+        settings = settings_of(given)
+        uvloop.run(serve(settings, given, os.environ))
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return kind_of(error.code).exit
+    return Exit.OK
+
+
+def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
+    """The command line; what it leaves out is taken from the environment."""
+    parser = ArgumentParser(prog="moorings-kubernetes-proxy", description="Partitions of IPUJobs, for their operator.")
+
+    def add(flag: str, text: str, default: str = "", kind: type | object = str) -> None:
+        name = PREFIX + flag.upper().replace("-", "_")
+        set_to = environment.get(name, default)
+        told = f"{text} ({name}; default: {default or 'none'})"
+        parser.add_argument(f"--{flag}", help=told, default=set_to, type=kind)  # type: ignore[arg-type]
+
+    add("cluster-name", "what this cluster is called in the owners of claims", "default")
+    add("cluster-uid", "what tells it from others of that name; by default the uid of its namespace kube-system")
+    add("controllers-file", "file of host:port:key=value,...; read anew when it changes", "/etc/moorings/controllers")
+    add("access-keys-dir", "folder of access keys: <host>_<port>, or access-key for all")
+    add("ca-file", "PEM file of the controllers' authority; with it they are spoken to by HTTPS")
+    add("cert-file", "PEM file of our own certificate, for controllers that ask for one")
+    add("key-file", "PEM file of its key")
+    add("projects-file", "file of namespace=project lines, where a project is not called like its namespace")
+    add("host", "address to listen on; empty: all")
+    add("port", "TCP port to listen on", "8080", _number(0, 65535))
+    add("operator-account", "service accounts that may do everything: namespace:name,...")
+    add("tracker-namespace", "of the tracker ConfigMap; by default our Pod's own")
+    add("tracker-configmap", "name of the tracker ConfigMap; 'none': it is not written", "ipu-partitions-tracker")
+    add("idle-timeout", "seconds for which an idle connection is kept", "60", _number(1, 86400))
+    add("read-timeout", "seconds in which a request must have arrived", "30", _number(1, 86400))
+    add("write-timeout", "seconds in which an answer must have been read", "300", _number(1, 86400))
+    add("kubeconfig", "to reach the API server from outside a cluster")
+    add("log-level", "1 (little) to 6 (everything)", "2", _number(1, 6))
+    add("log-format", "logfmt or json", "logfmt")
+    return parser
+
+
+def settings_of(given: Namespace) -> ProxySettings:
+    """The settings that a command line stands for.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    tracked = given.tracker_configmap not in ("", "none")
+    return ProxySettings(
+        cluster=given.cluster_name,
+        cluster_uid=given.cluster_uid,
+        controllers_file=Path(given.controllers_file),
+        keys_folder=_path(given.access_keys_dir),
+        ca_file=_path(given.ca_file),
+        cert_file=_path(given.cert_file),
+        key_file=_path(given.key_file),
+        projects=parse_projects(_read(given.projects_file)),
+        host=given.host,
+        port=given.port,
+        operators=frozenset(_account(name.strip()) for name in given.operator_account.split(",") if name.strip()),
+        namespace=(given.tracker_namespace or _own_namespace()) if tracked else "",
+        tracker=given.tracker_configmap,
+        idle_s=given.idle_timeout,
+        read_s=given.read_timeout,
+        write_s=given.write_timeout,
+    )
+
+
+async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        MooringsError: it cannot start.
+    """
+    stopping = asyncio.Event()
+    stop_at_signals(stopping)
+    kube = connect(environment, path=given.kubeconfig)
+    try:
+        mark = settings.cluster_uid or await find_mark(kube, stopping)
+        if stopping.is_set():
+            return
+        async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark) as proxy:
+            told = {"version": __version__, "cluster": settings.cluster, "port": proxy.port}
+            log.info("proxy.started", extra=told)
+            await stopping.wait()
+    finally:
+        await kube.close()
+    log.info("proxy.stopped")
+
+
+def _account(name: str) -> str:
+    """A service account as TokenReview calls it."""
+    prefix = "system:serviceaccount:"
+    parts = name.removeprefix(prefix).split(":")
+    if len(parts) != 2 or not all(parts):
+        raise MooringsError("config.invalid", f"{name[:80]!r} is no service account", hint="write namespace:name")
+    return f"{prefix}{parts[0]}:{parts[1]}"
+
+
+def _own_namespace() -> str:
+    with contextlib.suppress(OSError):
+        return NAMESPACE_FILE.read_text("utf-8").strip()
+    return ""
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8") if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
+
+
+def _number(low: int, high: int) -> object:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
+            raise ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
+        return int(text)
+
+    return number
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the threads that wait for a controller would keep a process that only returns

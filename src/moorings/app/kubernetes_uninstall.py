@@ -1,0 +1,67 @@
+"""What helm uninstall runs before it deletes: ``python -m moorings.app.kubernetes_uninstall``.
+
+Its last line, ``error:``, is what an admin finds in the log of the hook's Pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+
+from moorings.app.clock import SystemClock
+from moorings.app.logs import configure
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.connection import connect
+from moorings.kubernetes.uninstall import Installed, uninstall
+from moorings.wire.errors import Exit, kind_of
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """Take away what would be in the way of IPUJobs; the exit code."""
+    given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
+    configure(given.log_level, "json")
+    installed = Installed(
+        namespace=given.namespace,
+        deployment=given.deployment,
+        selector=given.selector,
+        lease=given.lease_name,
+        webhooks=given.webhook_name,
+        secret=given.webhook_secret,
+    )
+    try:
+        asyncio.run(_run(installed, given.kubeconfig, environment))
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return kind_of(error.code).exit
+    return Exit.OK
+
+
+def make_parser() -> ArgumentParser:
+    """The command line."""
+    parser = ArgumentParser(prog="kubernetes_uninstall", description="Let IPUJobs live without the operator.")
+    parser.add_argument("--namespace", required=True, help="where the chart is installed")
+    parser.add_argument("--deployment", required=True, help="the operator's")
+    parser.add_argument("--selector", required=True, help="labels of its Pods")
+    parser.add_argument("--lease-name", required=True, help="what the leading operator holds")
+    parser.add_argument("--webhook-name", required=True, help="of the two webhook configurations")
+    parser.add_argument("--webhook-secret", default="", help="with the webhooks' certificate, deleted if it is named")
+    parser.add_argument("--kubeconfig", default="", help="path of a kubeconfig (default: this Pod's account)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+async def _run(installed: Installed, kubeconfig: str, environment: Mapping[str, str]) -> None:
+    kube = connect(environment, path=kubeconfig)
+    try:
+        await uninstall(kube, SystemClock(), installed)
+    finally:
+        await kube.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

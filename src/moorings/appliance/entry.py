@@ -1,0 +1,84 @@
+"""``run``: on a user's machine the client of a workflow, in a job the work itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from moorings.appliance.order import Order
+from moorings.appliance.program import ModelType, Program, SourceType, check_program
+from moorings.core.errors import MooringsError
+
+LEASE_S: Final = 60.0  # a client that is away for 30 s goes on; one that is dead holds systems no longer than this
+
+_order: Order | None = None  # what this process was started to do, if it is a job
+
+
+def obey(order: Order) -> None:
+    """From now on ``run`` does what this says; for ``task`` alone."""
+    global _order
+    _order = order
+
+
+def run(
+    model: ModelType,
+    train: SourceType | None = None,
+    eval: SourceType | None = None,  # noqa: A002 - the user's word
+    *,
+    _lease_s: float = LEASE_S,
+) -> NoReturn:
+    """Compile and execute a model on wafer-scale systems, as the command line says; ends the process.
+
+    Args:
+        model: class of the model: ``Params``, ``layers()``.
+        train: class of the batches to train on: ``Params`` with ``batch_size``, ``batch()``.
+        eval: class of the batches to evaluate with.
+
+    Raises:
+        SystemExit: always: 0; 1 a job failed; 2 wrong arguments or params; 124 ``job_time_sec`` is over; 128 + N after
+            signal N.
+    """
+    program = Program(model, train, eval)
+    if _order is None:
+        raise SystemExit(start(program, sys.argv[1:], os.environ, _lease_s))
+    from moorings.appliance.execution import work
+
+    raise SystemExit(work(_order, check_program(program)))
+
+
+def start(program: Program, argv: Sequence[str], environment: Mapping[str, str], lease_s: float) -> int:
+    """Be the client; the exit code. What a person should know has been written."""
+    from moorings.appliance.arguments import parse_arguments
+    from moorings.appliance.start import run_workflow
+    from moorings.appliance.telling import Console
+    from moorings.cli.errors import ReaderGone, error_lines, exit_code
+    from moorings.cli.session import Session
+
+    script = _find_script()
+    arguments = parse_arguments(argv, script.name)
+    session = Session(environment)
+    session.flags.update(arguments.flags)
+    console = Console(environment)
+    try:
+        return run_workflow(program, arguments, session, console, script=script, lease_s=lease_s)
+    except MooringsError as error:
+        for line in error_lines(error):
+            console.error(line)
+        return exit_code(error)
+    except ReaderGone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    finally:
+        session.close()
+
+
+def _find_script() -> Path:
+    """The file that was started, absolute: jobs run it again."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = Path(file or "").absolute()
+    if not path.is_file():
+        sys.exit("error: moorings.appliance.run was not called by a script: python run.py CSX ... (program.invalid)")
+    return path

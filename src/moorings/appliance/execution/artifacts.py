@@ -1,0 +1,243 @@
+"""Compiled programs on disk: ``<compile_dir>/<uid>/<key>/``, found by a key of all that they were made from.
+
+::
+
+    manifest.json       versions, shapes, layers in order, and of each other file its size and sha256
+    programs/<n>.mlir   StableHLO, as a portable artifact
+    xla/<cpu>/...       what XLA made of them on a CPU of that kind; only read where the CPU is of that kind
+
+A folder is made under another name and renamed when it is whole and on the disk, so what has the right name is whole,
+or was damaged later; that is looked for each time it is used. Two that make the same at the same time both end well:
+the second finds the first one's. Refused: a lock, for compile folders are often on NFS. Refused too: to share between
+users, for whoever gives another one a program runs code as that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorings.appliance.execution.errors import failed
+from moorings.core.errors import MooringsError
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+_MANIFEST_MOST: Final = 64 << 20
+_STALE_S: Final = 24 * 3600.0
+_TRIES: Final = 5
+_ELSEWHERE: Final = "--compile_dir names another folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A whole one."""
+
+    key: str
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    def read(self, name: str) -> bytes:
+        """One of its files, whose content is looked at again.
+
+        Raises:
+            MooringsError: ``artifact.damaged``.
+        """
+        return _read_checked(self.folder, name, self.manifest["files"][name])
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The key of what is made from these JSON values: 64 hexadecimal digits."""
+    text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256(content: bytes) -> str:
+    """Its digest."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def cpu_kind() -> str:
+    """A name for this machine's kind of CPU: what XLA compiles for one may use instructions that another lacks."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    kinds = sorted({line for line in lines if line.startswith(wanted)})
+    return sha256("\n".join([os.uname().machine, *kinds]).encode())[:16]
+
+
+def own_folder(compile_dir: Path) -> Path:
+    """The folder of this user's artifacts, made if need be. What others keep beside it is never looked at.
+
+    Raises:
+        MooringsError: ``execution.failed``: it cannot be made, or others could write to it.
+    """
+    folder = compile_dir / str(os.getuid())
+    try:
+        compile_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise failed(
+            f"the folder of compiled programs {folder} cannot be used: {error.strerror}", _ELSEWHERE
+        ) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise failed(f"the folder of compiled programs {folder} cannot be used: it is no folder", _ELSEWHERE)
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise failed(f"the folder of compiled programs {folder} cannot be used: it is not yours alone", _ELSEWHERE)
+    return folder
+
+
+def find(own: Path, key: str) -> Artifact | None:
+    """The artifact of a key; None: there is none.
+
+    Args:
+        own: the user's folder, as ``own_folder`` gives it.
+        key: of what it was made from.
+
+    Raises:
+        MooringsError: ``artifact.damaged``: there is one, and it is not what was made.
+    """
+    folder = own / key
+    try:
+        if not folder.is_dir():
+            return None
+        if folder.stat().st_uid != os.getuid():
+            raise _damaged(folder, "another user made it")
+        with (folder / MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(_MANIFEST_MOST))
+        files = manifest["files"]
+        if manifest["format"] != FORMAT or manifest["key"] != key:
+            raise _damaged(folder, "its manifest is of something else")
+        for name, entry in files.items():
+            _read_checked(folder, name, entry)
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(folder, "its manifest cannot be read") from error
+    return Artifact(key, folder, manifest)
+
+
+class Draft:
+    """An artifact in the making, in a folder of its own; leaving the block without ``publish`` removes it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, own: Path, key: str) -> None:
+        self._own = own
+        self._key = key
+        self.folder: Final = own / f".{key}.{os.getpid()}-{secrets.token_hex(4)}"
+
+    def __enter__(self) -> Draft:
+        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _remove_stale(self._own)
+        self.folder.mkdir(mode=0o700)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file into it."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+
+    def publish(self, manifest: Mapping[str, Any]) -> Artifact:
+        """Give it its name; what others published in the meantime is taken if it is whole, and replaced if not."""
+        files: dict[str, Any] = {}
+        for path in sorted(self.folder.rglob("*")):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            if path.is_file():
+                content = path.read_bytes()
+                files[str(path.relative_to(self.folder))] = {"size": len(content), "sha256": sha256(content)}
+        whole = {"format": FORMAT, "key": self._key, **manifest, "files": files}
+        self.write(MANIFEST, json.dumps(whole, indent=1).encode())
+        for path in self.folder.rglob("*"):
+            _sync(path)
+        _sync(self.folder)
+        return self._rename(whole)
+
+    def _rename(self, manifest: Mapping[str, Any]) -> Artifact:
+        target = self._own / self._key
+        for _ in range(_TRIES):
+            try:
+                self.folder.rename(target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                _sync(self._own)
+                return Artifact(self._key, target, manifest)
+            try:
+                if (theirs := find(self._own, self._key)) is not None:
+                    return theirs
+            except MooringsError:
+                discard(self._own, self._key)
+        raise _damaged(target, "others put damaged ones there again and again")
+
+
+def discard(own: Path, key: str) -> None:
+    """Remove what stands under a key."""
+    aside = own / f".{key}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        (own / key).rename(aside)
+    except FileNotFoundError:
+        return  # another did
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_stale(own: Path) -> None:
+    """What compilers left that were killed, long ago."""
+    for path in own.glob(".*-*"):
+        try:
+            if path.is_dir() and len(path.name) > 64 and path.stat().st_mtime < time.time() - _STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue  # another does it
+
+
+def _read_checked(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    path = folder / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise _damaged(folder, "its manifest names a file outside of it")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _damaged(folder, f"{name}: {error.strerror}") from error
+    if len(content) != entry["size"] or sha256(content) != entry["sha256"]:
+        raise _damaged(folder, f"{name} is not as it was made")
+    return content
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _damaged(folder: Path, why: str) -> MooringsError:
+    return MooringsError(
+        "artifact.damaged",
+        f"the compiled program {folder} cannot be used: {why}",
+        hint="start run.py again: it is made anew",
+    )

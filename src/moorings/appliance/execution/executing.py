@@ -1,0 +1,329 @@
+"""An execute job: systems that train or measure a model whose weights are streamed to them.
+
+Each task is one system; the first also starts the weight servers, decides what follows each step, and writes
+checkpoints. The weights are with the servers, and change only when all systems have sent all gradients of a step, so
+between two steps there is one state, and that is what a checkpoint holds. If a system or a server dies, everybody
+learns it from a closed socket; what was written stays.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moorings.appliance.execution.artifacts import Artifact, find, own_folder
+from moorings.appliance.execution.checkpoints import PARTS, Checkpoint, path_of, save
+from moorings.appliance.execution.compiling import load, shapes_in
+from moorings.appliance.execution.errors import StoppedError, failed
+from moorings.appliance.execution.links import Links
+from moorings.appliance.execution.meeting import Servers, join, serving
+from moorings.appliance.execution.optimizer import AdamW
+from moorings.appliance.execution.programs import LayerShape, Loaded, Value, first_weights
+from moorings.appliance.execution.shares import choose_shares
+from moorings.appliance.execution.streaming import Batch, eval_batch, settle, train_step
+from moorings.appliance.layers import Layer
+from moorings.appliance.order import Order, write_whole
+from moorings.appliance.program import Source
+
+GO, STOP, FAILED = "go", "stop", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a task is told.
+
+    Attributes:
+        order: what to do.
+        system: which task it is.
+        tell: prints a line, if it is the first.
+        stop: whether the end was asked for.
+    """
+
+    order: Order
+    system: int
+    tell: Callable[[str], None]
+    stop: Callable[[], bool]
+
+    def answer(self, record: Mapping[str, object]) -> None:
+        """Write what came of the job.
+
+        Raises:
+            MooringsError: ``execution.failed``: it cannot be written.
+        """
+        try:
+            write_whole(self.order.answer, json.dumps(record).encode())
+        except OSError as error:
+            raise failed(f"{self.order.answer} cannot be written: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Raises StoppedError if the end was asked for: while there is nothing to save."""
+        if self.stop():
+            raise StoppedError
+
+    def batch(self, source: Source, step: int) -> Batch:
+        """This system's share of a batch."""
+        inputs, targets = source.batch(step, system=self.system, systems=self.order.systems)
+        return np.asarray(inputs), np.asarray(targets)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A task that is joined to the weight servers, with its programs; ``servers`` if it started them."""
+
+    task: Task
+    layers: Sequence[LayerShape]
+    programs: Loaded
+    links: Links
+    servers: Servers | None
+    shape: tuple[Value, ...]
+
+    @property
+    def leads(self) -> bool:
+        """Whether it decides what follows each step."""
+        return self.servers is not None
+
+    def batch(self, source: Source, step: int) -> Batch:
+        """Its share of a batch, of the shape that was compiled."""
+        batch = self.task.batch(source, step)
+        if (found := tuple(Value.of(each) for each in batch)) != self.shape:
+            raise failed(f"the batch of step {step} has the shapes {found}, and {self.shape} was compiled for")
+        return batch
+
+    def agree(self, done: int, loss: float, lead: Callable[[int, list[float]], None]) -> bool:
+        """Hear what all systems computed, and have the first one decide; whether to stop.
+
+        Args:
+            done: how many steps are done then.
+            loss: this system's.
+            lead: what the first one does with ``done`` and all losses before anybody goes on; raises to fail.
+        """
+        council = self.links.council
+        council.say("report", loss=loss, stop=self.task.stop())
+        if self.servers is None:
+            verdict = council.ask("verdict", step=done)["verdict"]
+        else:
+            reports = council.ask("collect")["reports"]
+            try:
+                lead(done, [loss for loss, _ in reports])
+            except Exception:
+                council.ask("decide", step=done, verdict=FAILED)
+                raise
+            verdict = STOP if any(stop for _, stop in reports) else GO
+            council.ask("decide", step=done, verdict=verdict)
+        if verdict == FAILED:
+            raise failed("system 0 has ended the work; its output says why")
+        return bool(verdict == STOP)
+
+
+def train(task: Task, layers: Sequence[Layer], source: Source) -> bool:
+    """Train until the order's last step; whether it was stopped before, with a checkpoint of where it was.
+
+    Raises:
+        MooringsError: it failed.
+        StoppedError: the end was asked for before the first step.
+    """
+    order = task.order
+    optimizer = AdamW.parse(order.params["optimizer"])
+    with _joined(task, optimizer) as system:
+        if system.leads:
+            _put_weights(system, layers, PARTS)
+        trainer = _Trainer(system, optimizer)
+        done = order.first_step
+        stopped = False
+        while done < order.last_step and not stopped:
+            loss = train_step(system.programs, system.links, len(layers), done, system.batch(source, done))
+            done += 1
+            stopped = system.agree(done, loss, trainer.settle)
+            if system.leads:
+                trainer.follow_up(done, stopped=stopped)
+        if system.leads:
+            trainer.answer(done)
+        system.links.leave()
+    return stopped and done < order.last_step
+
+
+def evaluate(task: Task, layers: Sequence[Layer], source: Source) -> bool:
+    """Measure the mean loss of the order's batches; whether it was stopped before.
+
+    Raises:
+        MooringsError: it failed.
+        StoppedError: the end was asked for before the first batch.
+    """
+    order = task.order
+    with _joined(task, None) as system:
+        if system.leads:
+            _put_weights(system, layers, PARTS[:1])
+        means: list[float] = []
+
+        def note(number: int, losses: list[float]) -> None:
+            means.append(_mean(losses, "batch", number))
+
+        meter = _Meter(order.params["eval_input"]["batch_size"])
+        stopped = False
+        for number in range(order.last_step):
+            batch = system.batch(source, number)
+            loss = eval_batch(system.programs, system.links, len(layers), order.first_step, batch)
+            stopped = system.agree(number + 1, loss, note)
+            if stopped:
+                break
+        if system.leads and not stopped:
+            loss = sum(means) / len(means) if means else float("nan")
+            task.tell(f"| Eval Device=CSX, Step={order.first_step}, Loss={loss:.5f}, {meter.rates(len(means))}")
+            task.answer({"step": order.first_step, "loss": loss if means else None, "batches": len(means)})
+        system.links.leave()
+    return stopped
+
+
+class _Trainer:
+    """What the first system does beside computing: the step's outcome, lines, checkpoints."""
+
+    def __init__(self, system: System, optimizer: AdamW) -> None:
+        self._system = system
+        self._optimizer = optimizer
+        self._run = system.task.order.params["runconfig"]
+        self._meter = _Meter(system.task.order.params["train_input"]["batch_size"])
+        self._loss: float | None = None
+        self._checkpoint = system.task.order.checkpoint
+
+    def settle(self, done: int, losses: list[float]) -> None:
+        """Have the servers take the step after which so many are done."""
+        mean = _mean(losses, "step", done)
+
+        def scale(norm: float) -> float:
+            if not math.isfinite(norm):
+                raise failed(f"the gradients of step {done} are not finite", _DIVERGED)
+            return self._optimizer.scale(norm)
+
+        settle(self._system.links, done - 1, scale)
+        self._loss = mean
+
+    def follow_up(self, done: int, *, stopped: bool) -> None:
+        """Tell and save what is due after a step."""
+        order, tell = self._system.task.order, self._system.task.tell
+        last = done == order.last_step
+        if last or stopped or _due(done, self._run["log_steps"]):
+            tell(
+                f"| Train Device=CSX, Step={done}, Loss={self._loss:.5f}, {self._meter.rates(done - order.first_step)}"
+            )
+        if stopped and not last:
+            tell(f"Asked to end (TERM) at step {done}: a checkpoint is written")
+        if last or stopped or _due(done, self._run["checkpoint_steps"]):
+            path = path_of(Path(order.model_dir), done)
+            links = self._system.links
+
+            def part(layer: int, which: str) -> Any:  # noqa: ANN401 - arrays by name
+                links.up(layer).say("part", layer=layer, part=which)
+                return links.up(layer).hear().arrays
+
+            size = save(path, done, self._system.layers, part)
+            tell(f"Saved checkpoint {path} at step {done} ({size:,} bytes)")
+            self._checkpoint = str(path)
+
+    def answer(self, done: int) -> None:
+        """Say what came of it."""
+        self._system.task.answer({"step": done, "loss": self._loss, "checkpoint": self._checkpoint})
+
+
+class _Meter:
+    """Samples a second, since the last line and since the beginning."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._began = self._told_at = time.monotonic()
+        self._told = 0
+
+    def rates(self, steps: int) -> str:
+        """The rates, when so many steps are done since the beginning."""
+        now = time.monotonic()
+        rate = self._batch_size * (steps - self._told) / max(now - self._told_at, 1e-9)
+        overall = self._batch_size * steps / max(now - self._began, 1e-9)
+        self._told, self._told_at = steps, now
+        return f"Rate={rate:.2f} samples/sec, GlobalRate={overall:.2f} samples/sec"
+
+
+@contextmanager
+def _joined(task: Task, optimizer: AdamW | None) -> Iterator[System]:
+    """This task as a system that is joined to the weight servers; the first one starts them."""
+    order = task.order
+    artifact = _artifact(order)
+    layers = shapes_in(artifact)
+    weights = [layer.weights for layer in layers]
+    shares = choose_shares([layer.size for layer in layers], order.weight_servers)
+    shape = tuple(Value.parse(each) for each in artifact.manifest["batch"])
+    folder = Path(order.folder)
+    if task.system:
+        programs, _ = load(artifact)
+        links = join(folder, shares, weights, task.system, task.check)
+        try:
+            yield System(task, layers, programs, links, None, shape)
+        finally:
+            links.close()
+        return
+    with serving(shares, weights, order.systems, optimizer, folder) as servers:
+        # Before the programs are loaded: what takes longest on all systems then happens at the same time.
+        servers.publish()
+        programs, _ = load(artifact)
+        task.check()
+        links = Links(servers.places, shares, weights, 0, servers.why_gone)
+        task.tell(
+            f"{_count(order.systems, 'system')}, {_count(order.weight_servers, 'weight server')} "
+            f"(processes {', '.join(map(str, servers.pids))}), {artifact.manifest['weights']:,} weights"
+        )
+        try:
+            servers.await_all(links, task.check)
+            yield System(task, layers, programs, links, servers, shape)
+        finally:
+            links.close()
+
+
+def _artifact(order: Order) -> Artifact:
+    artifact = find(own_folder(Path(order.compile_dir)), order.artifact or "")
+    if artifact is None:
+        raise failed(f"there is no compiled program {order.artifact} in {order.compile_dir}", "start run.py again")
+    return artifact
+
+
+def _put_weights(system: System, layers: Sequence[Layer], parts: Sequence[str]) -> None:
+    """Give the servers the weights to begin with: a checkpoint's, or the first ones."""
+    order, links = system.task.order, system.links
+    if order.checkpoint is None:
+        seed = order.params["runconfig"]["seed"]
+        for number, layer in enumerate(layers):
+            links.up(number).ask("put", first_weights(layer, seed, number), layer=number, part="w")
+    else:
+        with Checkpoint(Path(order.checkpoint), system.layers) as checkpoint:
+            if checkpoint.step != order.first_step:
+                raise failed(
+                    f"{order.checkpoint} is of step {checkpoint.step}, and step {order.first_step} was ordered"
+                )
+            for number in range(len(layers)):
+                for part in parts:
+                    links.up(number).ask("put", checkpoint.part(number, part), layer=number, part=part)
+        system.task.tell(f"Loaded checkpoint {order.checkpoint} (step {order.first_step})")
+    links.ask_all("begin", step=order.first_step)
+
+
+_DIVERGED = "a smaller learning_rate, a longer warm-up or max_gradient_norm may help; the last checkpoint is as it was"
+
+
+def _mean(losses: Sequence[float], what: str, number: int) -> float:
+    mean = sum(losses) / len(losses)
+    if not math.isfinite(mean):
+        raise failed(f"the loss of {what} {number} is {mean}: the training has diverged", _DIVERGED)
+    return mean
+
+
+def _due(step: int, every: int | None) -> bool:
+    return bool(every) and step % int(every or 1) == 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

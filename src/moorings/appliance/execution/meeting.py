@@ -1,0 +1,245 @@
+"""How systems and weight servers find each other: the first system starts the servers and tells the others.
+
+Sockets in a folder of their own (0700), below XDG_RUNTIME_DIR or /tmp: a socket's path has at most 107 bytes, which
+the model's folder may well exceed. A file in the order's folder, which all tasks see, tells the path. Both are removed
+as soon as all systems have come, before the first step: then a ``kill -9`` of all processes leaves nothing. Before, if
+the first system is killed, the servers remove them; only who kills those at the same moment leaves them behind.
+Refused: TCP, where any user of the machine could knock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from moorings.appliance.execution.errors import failed
+from moorings.appliance.execution.links import Links, Place
+from moorings.appliance.execution.optimizer import AdamW
+from moorings.appliance.execution.server import Plan
+from moorings.appliance.execution.weights import Shapes
+from moorings.appliance.order import write_whole
+from moorings.core.errors import MooringsError
+
+FILE_NAME: Final = "servers.json"
+_FILE_MOST: Final = 1 << 20
+_MEET_S: Final = 300.0  # the first system may be loaded later than the others
+_AGAIN_S: Final = 0.05
+_END_S: Final = 10.0
+
+
+class Servers:
+    """The weight servers that this process has started.
+
+    Args:
+        shares: which layers each keeps.
+        shapes: of the weights of each layer.
+        systems: how many will come.
+        optimizer: None: nothing is trained.
+        folder: the order's, where the others look for them.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Sequence[int]],
+        shapes: Sequence[Shapes],
+        systems: int,
+        optimizer: AdamW | None,
+        folder: Path,
+    ) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="moorings-", dir=_short_folder()))
+        self._notice = folder / FILE_NAME
+        self._hidden = False
+        self.places: list[Place] = []
+        try:
+            for number, share in enumerate(shares):
+                place = Place(self._folder / f"{number}.sock", secrets.token_hex(16))
+                plan = Plan(
+                    place.token, systems, {layer: shapes[layer] for layer in share}, optimizer, str(self._notice)
+                )
+                self._processes.append(_start(place, plan))
+                self.places.append(place)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers' processes, in order."""
+        return [process.pid for process in self._processes]
+
+    def why_gone(self, server: int) -> str:
+        """How a server ended, as a clause; empty if it has not."""
+        try:
+            code = self._processes[server].wait(timeout=1)  # its sockets close a moment before it can be reaped
+        except subprocess.TimeoutExpired:
+            return ""
+        if code >= 0:
+            return f"it exited with {code}"
+        with contextlib.suppress(ValueError):
+            return f"it was killed by {signal.Signals(-code).name}"
+        return f"it was killed by signal {-code}"
+
+    def find_killed(self) -> int | None:
+        """A server that was killed by a signal; None: none was."""
+        codes = enumerate(process.poll() for process in self._processes)
+        return next((server for server, code in codes if code is not None and code < 0), None)
+
+    def publish(self) -> None:
+        """Tell the other systems where the servers are.
+
+        Raises:
+            MooringsError: ``execution.failed``: the file cannot be written.
+        """
+        record = [{"path": str(place.path), "token": place.token} for place in self.places]
+        try:
+            write_whole(self._notice, json.dumps(record).encode())
+        except OSError as error:
+            raise failed(f"{self._notice} cannot be written: {error.strerror or error}") from error
+
+    def await_all(self, links: Links, check: Callable[[], None]) -> None:
+        """Wait until all systems are joined to all servers; from then on nobody finds them any more.
+
+        Args:
+            links: the first system's.
+            check: asked while waiting; raises to give up.
+
+        Raises:
+            MooringsError: ``execution.failed``: a system or a server has gone.
+        """
+        while any(answer["missing"] for answer in links.ask_all("missing")):
+            check()
+            time.sleep(_AGAIN_S)
+        self._hide()
+
+    def _hide(self) -> None:
+        if self._hidden:
+            return  # a notice that is there now is another's
+        self._hidden = True
+        with contextlib.suppress(OSError):
+            self._notice.unlink()  # first: were we killed here, the servers would remove the rest
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """End them; returns when they have ended."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._hide()
+
+
+@contextlib.contextmanager
+def serving(
+    shares: Sequence[Sequence[int]],
+    shapes: Sequence[Shapes],
+    systems: int,
+    optimizer: AdamW | None,
+    folder: Path,
+) -> Iterator[Servers]:
+    """Weight servers, for as long as the block runs.
+
+    Raises:
+        MooringsError: ``execution.failed``: they cannot be started, or one of them was killed.
+    """
+    try:
+        servers = Servers(shares, shapes, systems, optimizer, folder)
+    except OSError as error:
+        raise failed(f"the weight servers cannot be started: {error}") from error
+    try:
+        yield servers
+    except MooringsError as error:
+        killed = servers.find_killed()  # what the others say may be only what followed from it
+        if killed is None:
+            raise
+        raise failed(f"weight server {killed} has gone: {servers.why_gone(killed)}") from error
+    finally:
+        servers.close()
+
+
+def join(
+    folder: Path,
+    shares: Sequence[Sequence[int]],
+    shapes: Sequence[Shapes],
+    system: int,
+    check: Callable[[], None],
+    within_s: float = _MEET_S,
+) -> Links:
+    """The connections of a system that is not the first; waits for the first to start the servers.
+
+    A file that an earlier attempt left names sockets that nobody listens at: it is read again.
+
+    Args:
+        folder: the order's.
+        shares: which layers each server keeps.
+        shapes: of the weights of each layer.
+        system: which this is.
+        check: asked while waiting; raises to give up.
+        within_s: how long to wait.
+
+    Raises:
+        MooringsError: ``execution.failed``: they did not come in time.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        check()
+        with contextlib.suppress(FileNotFoundError, ConnectionError):
+            return Links(_read(folder / FILE_NAME), shares, shapes, system)
+        if time.monotonic() > deadline:
+            raise failed(f"system {system} found no weight servers within {within_s:.0f} s")
+        time.sleep(_AGAIN_S)
+
+
+def _read(path: Path) -> list[Place]:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            raise failed(f"another user wrote {path}")
+        text = file.read(_FILE_MOST)
+    try:
+        return [Place(Path(each["path"]), str(each["token"])) for each in json.loads(text)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise failed(f"{path} does not say where the weight servers are") from error
+
+
+def _short_folder() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime if 0 < len(runtime) < 60 and os.access(runtime, os.W_OK | os.X_OK) else "/tmp"  # noqa: S108
+
+
+def _start(place: Place, plan: Plan) -> subprocess.Popen[bytes]:
+    """A server's process, with its socket listening already: who connects early waits in the backlog."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+        listener.bind(str(place.path))
+        place.path.chmod(0o600)
+        listener.listen(2 * plan.systems + 8)
+        process = subprocess.Popen(  # -P: a json.py in the user's folder is not ours
+            [sys.executable, "-P", "-m", __name__.replace("meeting", "server"), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(plan.dump())
+        process.stdin.flush()
+    except OSError:
+        pass  # it has ended; whoever connects will see that
+    return process

@@ -1,0 +1,314 @@
+"""All that is said to JAX: layers become programs of StableHLO, and those become something that computes.
+
+Each distinct program is exported (``jax.export``) forward and, for training, backward: the latter computes the forward
+pass again rather than keep what is between, for only activations between layers stay on a system. A program is kept in
+JAX's own file format.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self, cast
+
+import jax
+import jax.export
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from moorings.appliance.execution.errors import invalid_model
+from moorings.appliance.execution.frames import Array, Arrays
+from moorings.appliance.execution.streaming import Batch
+from moorings.appliance.layers import NAME, Layer
+from moorings.appliance.order import Side
+
+PLATFORM: Final = "cpu"  # what simulated systems compute on
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
+_NEVER_S: Final = 1e9
+_OURS: Final = str(Path(__file__).parent)
+_LIBRARIES: Final = str(Path(jax.__file__).parent.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The shape and type of an array that goes in or comes out."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, array: Any) -> Self:  # noqa: ANN401 - whatever has a shape
+        """That of an array."""
+        return cls(tuple(array.shape), np.dtype(array.dtype).name)
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Self:
+        """From a manifest."""
+        return cls(tuple(record["shape"]), record["dtype"])
+
+    @property
+    def traced(self) -> jax.ShapeDtypeStruct:
+        """As JAX wants it."""
+        return jax.ShapeDtypeStruct(self.shape, np.dtype(self.dtype))  # type: ignore[no-untyped-call]
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is a gradient of it: of token ids there is none."""
+        return np.issubdtype(np.dtype(self.dtype), np.inexact)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What is known of one layer without its code: its names, and the shapes of its weights by name."""
+
+    name: str
+    program: str
+    weights: dict[str, tuple[int, ...]]
+
+    @property
+    def size(self) -> int:
+        """Its weights, in numbers."""
+        return sum(int(np.prod(shape)) for shape in self.weights.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How one program is called: with the weights by name, then ``arguments``.
+
+    Attributes:
+        program: its name.
+        role: ``forward`` or ``backward``.
+        weights: their shapes by name.
+        arguments: what follows them.
+        results: what comes out; None stands for the gradients of the weights, by name. ``forward`` has one.
+    """
+
+    program: str
+    role: str
+    weights: dict[str, tuple[int, ...]]
+    arguments: tuple[Value, ...]
+    results: tuple[Value | None, ...]
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Self:
+        """From a manifest."""
+        return cls(
+            record["program"],
+            record["role"],
+            {name: tuple(shape) for name, shape in record["weights"].items()},
+            tuple(Value.parse(each) for each in record["arguments"]),
+            tuple(None if each is None else Value.parse(each) for each in record["results"]),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """For a manifest."""
+        return asdict(self)
+
+    @property
+    def traced(self) -> tuple[Any, ...]:
+        """The arguments' shapes, as JAX wants them."""
+        weights = {name: Value(shape, "float32").traced for name, shape in self.weights.items()}
+        return (weights, *(value.traced for value in self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A program as it is kept."""
+
+    signature: Signature
+    module: bytes  # its StableHLO and how it is called, as jax.export writes them
+
+
+def use_cache(folder: Path | None, *, write: bool = False) -> None:
+    """Have JAX look for XLA's compiled programs in ``folder``, and put new ones there if ``write``; None: nowhere."""
+    compilation_cache.reset_cache()  # else JAX stays with the first folder that it has used
+    _set("jax_compilation_cache_dir", str(folder) if folder else None)
+    _set("jax_persistent_cache_min_entry_size_bytes", -1)
+    _set("jax_persistent_cache_min_compile_time_secs", 0.0 if write else _NEVER_S)
+    _set("jax_persistent_cache_enable_xla_caches", "none")
+
+
+def use_cpu() -> None:
+    """Have JAX compute on the CPU: systems are simulated, and no accelerator is looked for."""
+    _set("jax_platforms", PLATFORM)
+
+
+def _set(name: str, value: object) -> None:
+    jax.config.update(name, value)  # type: ignore[no-untyped-call]  # JAX has it so
+
+
+def first_weights(layer: Layer, seed: int, number: int) -> Arrays:
+    """A layer's first weights, float32: a function of the seed and of where the layer stands.
+
+    Raises:
+        MooringsError: ``model.invalid``: they cannot be weights.
+    """
+    found = layer.init(np.random.default_rng([seed, number]))
+    weights: dict[str, Array] = {}
+    for name, array in sorted(found.items()):
+        if not NAME.fullmatch(name) or not np.issubdtype(np.asarray(array).dtype, np.floating):
+            raise invalid_model(f"layer {layer.name} has the weights {name!r}: not a name, or not of floating point")
+        weights[name] = np.array(array, dtype=np.float32, order="C")
+    return weights
+
+
+def shapes_of(layers: Sequence[Layer]) -> list[LayerShape]:
+    """What the layers look like.
+
+    Raises:
+        MooringsError: ``model.invalid``: there is none, or one has a name that cannot be or is taken.
+    """
+    if not layers:
+        raise invalid_model("the model has no layers", "layers() returns them in order")
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    found: dict[str, LayerShape] = {}
+    for layer in layers:
+        if not NAME.fullmatch(layer.name) or layer.name in found:
+            raise invalid_model(
+                f"a layer is called {layer.name[:80]!r}: another one is too, or it is no name",
+                "letters, digits, '_', '.' and '-', each name once",
+            )
+        if layer.program not in shapes:  # the others are the same, which is checked when their weights are there
+            shapes[layer.program] = {name: w.shape for name, w in first_weights(layer, 0, 0).items()}
+        found[layer.name] = LayerShape(layer.name, layer.program, shapes[layer.program])
+    return list(found.values())
+
+
+def export_model(layers: Sequence[Layer], batch: Batch, side: Side) -> list[Exported]:
+    """Every distinct program of these layers, for a batch of that shape.
+
+    Raises:
+        MooringsError: ``model.invalid``: it cannot be traced, its layers do not fit, or the loss is not one number.
+    """
+    shapes = shapes_of(layers)
+    x, targets = (Value.of(np.asarray(each)) for each in batch)
+    seen: dict[str, tuple[object, str]] = {}
+    found: list[Exported] = []
+    for number, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+        last = number == len(layers) - 1
+        arguments = (x, targets) if last else (x,)
+        forward = Signature(layer.program, "forward", shape.weights, arguments, ())
+        try:
+            text, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(*forward.traced)
+        except Exception as error:  # whatever a user's function raises
+            raise invalid_model(f"layer {layer.name} cannot be traced: {_brief(error)}") from error
+        y = _result(layer, outputs, last=last)
+        looks = (arguments, _ADDRESS.sub("", str(text)))
+        if seen.setdefault(layer.program, looks) is looks:
+            found += _export_layer(layer, replace(forward, results=(y,)), side, last=last)
+        elif seen[layer.program] != looks:
+            raise invalid_model(
+                f"layer {layer.name} computes something else than others with the program {layer.program!r}",
+                "give it a program of its own; only the values of weights may differ",
+            )
+        x = y
+    return found
+
+
+def _result(layer: Layer, outputs: Any, *, last: bool) -> Value:  # noqa: ANN401 - whatever a user's function returns
+    if not hasattr(outputs, "shape"):
+        raise invalid_model(f"layer {layer.name} returns {type(outputs).__name__}, not one array")
+    y = Value.of(outputs)
+    if last and y != Value((), "float32"):
+        raise invalid_model(f"the last layer, {layer.name}, returns {y.dtype}{list(y.shape)}, not a loss (float32[])")
+    if not y.learns:
+        raise invalid_model(f"layer {layer.name} returns {y.dtype}, of which there is no gradient")
+    return y
+
+
+def _export_layer(layer: Layer, forward: Signature, side: Side, *, last: bool) -> list[Exported]:
+    x, y = forward.arguments[0], forward.results[0]
+    assert y is not None
+
+    def backward(weights: Any, x_: Any, rest: Any) -> Any:  # noqa: ANN401 - JAX's tracers
+        # ``rest``: the targets for the last layer, for the others the gradient of what it gives.
+        def run(*primal: Any) -> Any:  # noqa: ANN401
+            arguments = primal if x.learns else (*primal, x_)
+            return layer.apply(*arguments, rest) if last else layer.apply(*arguments)
+
+        loss, back = jax.vjp(run, *((weights, x_) if x.learns else (weights,)))
+        return (loss, *back(jax.numpy.ones_like(loss))) if last else back(rest)
+
+    found = []
+    if side == "eval" or not last:
+        found.append(_export(layer.apply, forward))
+    if side == "train":
+        gradients = (None, x) if x.learns else (None,)
+        found.append(
+            _export(
+                backward,
+                replace(
+                    forward,
+                    role="backward",
+                    arguments=forward.arguments if last else (x, y),
+                    results=(y, *gradients) if last else gradients,
+                ),
+            )
+        )
+    return found
+
+
+def _export(function: Callable[..., Any], signature: Signature) -> Exported:
+    try:
+        exported = jax.export.export(jax.jit(function), platforms=[PLATFORM])(*signature.traced)
+    except Exception as error:  # whatever a user's function raises
+        raise invalid_model(f"program {signature.program} ({signature.role}): {_brief(error)}") from error
+    if exported.ordered_effects or exported.unordered_effects:
+        raise invalid_model(f"program {signature.program} has side effects: a layer may only compute")
+    return Exported(signature, bytes(exported.serialize()))
+
+
+class Loaded:
+    """The programs of an artifact, compiled for this machine.
+
+    Args:
+        exported: all of them.
+        layers: the model's layers, in order.
+    """
+
+    def __init__(self, exported: Sequence[Exported], layers: Sequence[LayerShape]) -> None:
+        self._layers = layers
+        self._run = {(each.signature.program, each.signature.role): _compile(each) for each in exported}
+
+    def forward(self, layer: int, weights: Arrays, x: Any) -> Any:  # noqa: ANN401
+        """What a layer makes of ``x``."""
+        return self._run[self._layers[layer].program, "forward"](dict(weights), x)
+
+    def backward(self, layer: int, weights: Arrays, x: Any, dy: Any) -> tuple[Arrays, Any]:  # noqa: ANN401
+        """The gradients of a layer's weights, and of ``x`` (None if it has none)."""
+        gradients, *dx = self._run[self._layers[layer].program, "backward"](dict(weights), x, dy)
+        return _to_host(gradients), dx[0] if dx else None
+
+    def loss(self, weights: Arrays, x: Any, targets: Any) -> float:  # noqa: ANN401
+        """The mean loss."""
+        return float(self._run[self._layers[-1].program, "forward"](dict(weights), x, targets))
+
+    def last_backward(self, weights: Arrays, x: Any, targets: Any) -> tuple[float, Arrays, Any]:  # noqa: ANN401
+        """The mean loss, the gradients of the last layer's weights, and that of ``x`` (None if it has none)."""
+        loss, gradients, *dx = self._run[self._layers[-1].program, "backward"](dict(weights), x, targets)
+        return float(loss), _to_host(gradients), dx[0] if dx else None
+
+
+def _compile(exported: Exported) -> Callable[..., Any]:
+    """What computes a kept program."""
+    whole = jax.export.deserialize(bytearray(exported.module))
+    return cast("Callable[..., Any]", jax.jit(whole.call).lower(*exported.signature.traced).compile())
+
+
+def _to_host(gradients: Any) -> Arrays:  # noqa: ANN401 - JAX's arrays
+    return {name: np.asarray(each) for name, each in gradients.items()}
+
+
+def _brief(error: BaseException) -> str:
+    """The error, and the last line of the user's own code on the way to it."""
+    text = " ".join(str(error).split())
+    ours = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, _LIBRARIES)) and Path(frame.filename).is_file()
+    ]
+    where = f" ({ours[-1].filename}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {text[:300]}{where}"

@@ -1,0 +1,217 @@
+"""A weight server's process: ``python -m moorings.appliance.execution.server SOCKET_FD``, started by the first system.
+
+It is given a listening socket, and on its standard input one line of JSON: what it keeps. That pipe is its lifeline: it
+ends when the other end closes, however that happens, and removes what still tells of it. TERM and INT are ignored, for
+they are sent to all processes of a job, and the systems, when they are told to end, want a last checkpoint from here.
+
+Two connections a system: one on which weights go down, one on which all else goes up. On a single one both sides could
+wait for each other to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, Self
+
+from moorings.appliance.execution.frames import CutError, Frame, FrameError, body_most, receive, send
+from moorings.appliance.execution.optimizer import AdamW
+from moorings.appliance.execution.weights import LostError, Shapes, Share
+
+GREETING_MOST: Final = 1 << 10
+CONNECTIONS: Final = 2  # of each system
+_GREETING_S: Final = 10.0
+_LINE_MOST: Final = 64 << 20
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+_ERRORS = (LostError, FrameError, OSError, KeyError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one server is told.
+
+    Attributes:
+        token: who is to be let in says it.
+        systems: how many there are.
+        shapes: of the weights of its layers, by layer number.
+        optimizer: None: nothing is trained.
+        notice: the absolute path of the file that tells where the servers are.
+    """
+
+    token: str
+    systems: int
+    shapes: Mapping[int, Shapes]
+    optimizer: AdamW | None
+    notice: str
+
+    def dump(self) -> bytes:
+        """As a line of JSON."""
+        optimizer = asdict(self.optimizer) if self.optimizer else None
+        return json.dumps({**asdict(self), "shapes": dict(self.shapes), "optimizer": optimizer}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self:
+        """From that line."""
+        record = json.loads(line)
+        shapes = {
+            int(layer): {name: tuple(shape) for name, shape in each.items()} for layer, each in record["shapes"].items()
+        }
+        optimizer = AdamW(**record["optimizer"]) if record["optimizer"] else None
+        return cls(record["token"], record["systems"], shapes, optimizer, record["notice"])
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user whose process is at the other end of an AF_UNIX socket."""
+    found = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(found[1])
+
+
+class Server:
+    """The connections of one share."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._share = Share(plan.shapes, plan.systems, plan.optimizer)
+        self._most = max(map(body_most, plan.shapes.values()), default=0)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take in whoever comes, until the process ends."""
+        while True:
+            sock, _ = listener.accept()
+            Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                system = self._greet(sock)
+            except (FrameError, OSError, TypeError):
+                return  # a stranger, who is told nothing and has changed nothing
+            self._share.come(system)
+            try:
+                left = self._talk(sock, system)
+                why = None if left else f"system {system} has gone"
+            except (OSError, CutError):
+                why = f"system {system} has gone"
+            except _ERRORS as error:
+                why = str(error) if isinstance(error, (LostError, FrameError)) else f"system {system}: {error!r}"
+                self._try_to_tell(sock, why)
+            if why is not None:
+                self._share.lose(why)
+
+    def _greet(self, sock: socket.socket) -> int:
+        """The number of the system that has come.
+
+        Raises:
+            FrameError: it is none of ours.
+        """
+        if peer_uid(sock) != os.getuid():
+            raise FrameError("another user")
+        sock.settimeout(_GREETING_S)
+        frame = receive(sock, GREETING_MOST)
+        head = frame.head if frame else {}
+        if not hmac.compare_digest(str(head.get("token")), self._plan.token):
+            raise FrameError("another job")
+        system = int(head.get("system", -1))
+        if not 0 <= system < self._plan.systems:
+            raise FrameError("no such system")
+        sock.settimeout(None)
+        return system
+
+    def _talk(self, sock: socket.socket, system: int) -> bool:
+        """Answer until the peer leaves; whether it said that it would."""
+        while (frame := receive(sock, self._most)) is not None:
+            if frame.head["op"] == "bye":
+                self._share.leave(system)
+                return True
+            self._answer(sock, system, frame)
+        return False
+
+    def _answer(self, sock: socket.socket, system: int, frame: Frame) -> None:
+        share, head = self._share, frame.head
+        match head["op"]:
+            case "weights":
+                send(sock, {}, share.weights(head["layer"], head["step"]))
+            case "gradients":  # no answer: what is wrong with it is told to who waits next
+                share.add(head["layer"], head["step"], system, frame.arrays)
+            case "report":
+                share.report(system, head["loss"], head["stop"])
+            case "verdict":
+                send(sock, {"verdict": share.verdict(head["step"])})
+            case other if system == 0:
+                send(sock, *self._lead(str(other), frame))
+            case other:
+                raise LostError(f"system {system} may not say {str(other)[:20]!r}")
+
+    def _lead(self, op: str, frame: Frame) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """What only the first system says."""
+        share, head = self._share, frame.head
+        match op:
+            case "put":
+                share.put(head["layer"], head["part"], frame.arrays)
+            case "missing":
+                return {"missing": share.missing(CONNECTIONS)}, {}
+            case "begin":
+                share.begin(head["step"])
+            case "part":
+                return {}, share.part(head["layer"], head["part"])
+            case "squares":
+                return {"squares": sorted(share.squares().items())}, {}
+            case "apply":
+                share.apply(head["step"], head["scale"])
+            case "farewell":
+                share.await_leave(CONNECTIONS)
+            case "collect":
+                return {"reports": share.collect()}, {}
+            case "decide":
+                share.decide(head["step"], head["verdict"])
+            case other:
+                raise LostError(f"there is nothing called {other[:20]!r}")
+        return {}, {}
+
+    @staticmethod
+    def _try_to_tell(sock: socket.socket, why: str) -> None:
+        with contextlib.suppress(OSError):  # gone too
+            send(sock, {"error": why})
+
+
+def main() -> None:
+    """Serve until the lifeline ends."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    line = sys.stdin.buffer.readline(_LINE_MOST)
+    notice = None
+    if line.endswith(b"\n"):  # else who started us died before the line was whole
+        plan = Plan.parse(line)
+        notice = Path(plan.notice)
+        Thread(target=Server(plan).listen, args=(listener,), daemon=True).start()
+        sys.stdin.buffer.read(1)
+    _remove(Path(listener.getsockname()), notice)
+    os._exit(0)  # at once: threads wait for weights that will never come
+
+
+def _remove(place: Path, notice: Path | None) -> None:
+    """Remove what tells of us, if who started us was killed before it could: as soon as all systems have come, it does.
+
+    Where our socket is gone, what the notice tells of is somebody else.
+    """
+    with contextlib.suppress(OSError):
+        place.unlink()
+        if notice is not None:
+            notice.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        place.parent.rmdir()  # works for the last server
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""One step of one system: weights come layer by layer, forward and again backward, and gradients go back.
+
+A system holds its batch's activations between the layers, as a wafer does, and the weights of no more than
+``HELD_MOST`` layers: of the one it computes, and of the one that is on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moorings.appliance.execution.frames import Arrays
+from moorings.appliance.execution.links import Links
+
+HELD_MOST: Final = 2
+
+Batch = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
+
+
+class Programs(Protocol):
+    """The compiled programs of a model's layers, by number."""
+
+    def forward(self, layer: int, weights: Arrays, x: Any) -> Any:  # noqa: ANN401 - JAX's arrays
+        """What the layer makes of ``x``."""
+        ...
+
+    def backward(self, layer: int, weights: Arrays, x: Any, dy: Any) -> tuple[Arrays, Any]:  # noqa: ANN401
+        """The gradients of the layer's weights and of ``x``, given that of what it makes of ``x``."""
+        ...
+
+    def loss(self, weights: Arrays, x: Any, targets: Any) -> float:  # noqa: ANN401
+        """The mean loss, which the last layer gives."""
+        ...
+
+    def last_backward(self, weights: Arrays, x: Any, targets: Any) -> tuple[float, Arrays, Any]:  # noqa: ANN401
+        """The same with the gradients of the last layer's weights and of ``x``."""
+        ...
+
+
+def streamed(links: Links, layers: Sequence[int], step: int) -> Iterator[tuple[int, Arrays]]:
+    """The weights of these layers, one after the other; the next ones are asked for while these are used."""
+    for at, layer in enumerate(layers):
+        if at == 0:
+            links.down(layer).say("weights", layer=layer, step=step)
+        weights = links.down(layer).hear().arrays
+        if at + 1 < len(layers):
+            following = layers[at + 1]
+            links.down(following).say("weights", layer=following, step=step)
+        yield layer, weights
+        del weights  # before the next are heard
+
+
+def train_step(programs: Programs, links: Links, count: int, step: int, batch: Batch) -> float:
+    """One system's loss of a step; its gradients are with the servers when it returns.
+
+    Args:
+        programs: of the model.
+        links: of the system.
+        count: how many layers there are.
+        step: steps done so far.
+        batch: the system's share.
+    """
+    x, targets = batch
+    last = count - 1
+    inputs: list[Any] = []
+    order = [*range(last), *reversed(range(count))]
+    gradient: Any = None
+    loss = float("nan")
+    for at, (layer, weights) in enumerate(streamed(links, order, step)):
+        if at < last:
+            inputs.append(x)
+            x = programs.forward(layer, weights, x)
+            continue
+        if layer == last:
+            loss, gradients, gradient = programs.last_backward(weights, x, targets)
+        else:
+            gradients, gradient = programs.backward(layer, weights, inputs.pop(), gradient)
+        links.up(layer).say("gradients", gradients, layer=layer, step=step)
+    return loss
+
+
+def eval_batch(programs: Programs, links: Links, count: int, step: int, batch: Batch) -> float:
+    """One system's loss of a batch, forward alone."""
+    x, targets = batch
+    for layer, weights in streamed(links, range(count), step):
+        if layer == count - 1:
+            return programs.loss(weights, x, targets)
+        x = programs.forward(layer, weights, x)
+    raise AssertionError("a model has a layer")
+
+
+def settle(links: Links, step: int, scale: Callable[[float], float]) -> float:
+    """Have the servers take a step once all systems have sent their gradients; the norm of all gradients together.
+
+    In two phases, for the norm is of all layers and each server has some: squares up, then one scale down. Sums go in
+    the order of the layers, whichever server has them.
+
+    Args:
+        links: of the first system.
+        step: steps done so far.
+        scale: what gradients with that norm are multiplied by; raises to stop the step from being taken.
+    """
+    squares = sorted(pair for answer in links.ask_all("squares") for pair in answer["squares"])
+    norm = math.sqrt(sum(value for _, value in squares))
+    links.ask_all("apply", step=step, scale=scale(norm))
+    return norm

@@ -1,0 +1,225 @@
+"""What a weight server keeps: its layers' weights with AdamW's state, and the gradients of the step under way.
+
+One lock and one condition: whoever needs what is not there yet waits for it. Gradients are added in the order of the
+systems, in whatever order they come, so that the same systems compute the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from threading import Condition
+from typing import Final
+
+import numpy as np
+
+from moorings.appliance.execution.frames import Array, Arrays
+from moorings.appliance.execution.optimizer import MOMENTS, AdamW, squares
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class LostError(Exception):
+    """The work cannot go on; the sentence says why. Everybody who waits is told."""
+
+
+class _Layer:
+    """One layer: its weights, their moments, and the gradients that have come."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes: Final = shapes
+        self.weights: dict[str, Array] = {}
+        self.moments: dict[str, dict[str, Array]] = {}
+        self.total: dict[str, Array] | None = None
+        self.early: dict[int, Arrays] = {}  # of systems whose turn to be added has not come
+        self.added = 0
+        self.squares = 0.0
+
+    def check(self, arrays: Arrays, what: str) -> Arrays:
+        if {name: array.shape for name, array in arrays.items()} != dict(self.shapes):
+            raise LostError(f"{what} came with other names or shapes than the layer has")
+        return arrays
+
+    def add(self, system: int, gradients: Arrays) -> None:
+        if system < self.added or system in self.early:
+            raise LostError(f"system {system} sent the gradients of a layer twice")
+        self.early[system] = gradients
+        while self.added in self.early:
+            next_one = self.early.pop(self.added)
+            if self.total is None:
+                self.total = {name: np.array(array) for name, array in next_one.items()}
+            else:
+                for name, array in next_one.items():
+                    self.total[name] += array
+            self.added += 1
+
+    def settle(self, systems: int) -> None:
+        """All gradients have come: their mean, and its squares."""
+        assert self.total is not None
+        for array in self.total.values():
+            array /= np.float32(systems)
+        self.squares = squares(self.total)
+
+
+class Share:
+    """The layers of one server.
+
+    Args:
+        shapes: of the weights, by layer number.
+        systems: how many send gradients.
+        optimizer: None: nothing is trained, and no moments are kept.
+    """
+
+    def __init__(self, shapes: Mapping[int, Shapes], systems: int, optimizer: AdamW | None) -> None:
+        self._layers = {layer: _Layer(each) for layer, each in shapes.items()}
+        self._systems = systems
+        self._optimizer = optimizer
+        self._changed = Condition()
+        self._step: int | None = None  # steps done; None: the weights are not all there
+        self._lost: str | None = None
+        self._reports: dict[int, tuple[float, bool]] = {}
+        self._verdict: tuple[int, str] | None = None
+        self._come: Counter[int] = Counter()
+        self._left: Counter[int] = Counter()
+
+    def lose(self, why: str) -> None:
+        """Nobody waits any more: all are told why."""
+        with self._changed:
+            self._lost = self._lost or why
+            self._changed.notify_all()
+
+    def put(self, layer: int, part: str, arrays: Arrays) -> None:
+        """Take a layer's first weights (``part`` "w"), or one of its moments ("m", "v"; without them they are 0)."""
+        with self._changed:
+            mine = self._layer(layer)
+            kept = {name: np.array(array) for name, array in mine.check(arrays, "weights").items()}
+            if part == "w":
+                mine.weights = kept
+            elif part in MOMENTS:
+                mine.moments[part] = kept
+            else:
+                raise LostError(f"there is no part {part!r} of a layer")
+
+    def begin(self, step: int) -> None:
+        """The weights are there, and are those after ``step`` steps: systems may have them."""
+        with self._changed:
+            for number, layer in self._layers.items():
+                if layer.shapes and not layer.weights:
+                    raise LostError(f"layer {number} has no weights")
+                for part in MOMENTS if self._optimizer else ():
+                    layer.moments.setdefault(part, {name: np.zeros_like(w) for name, w in layer.weights.items()})
+            self._step = step
+            self._changed.notify_all()
+
+    def weights(self, layer: int, step: int) -> Arrays:
+        """A layer's weights after ``step`` steps; waits for them. They change only when all systems have used them."""
+        with self._changed:
+            self._wait(lambda: self._step is not None and self._step >= step)
+            if self._step != step:
+                raise LostError(f"the weights after {step} steps were asked for when {self._step} were done")
+            return self._layer(layer).weights
+
+    def part(self, layer: int, part: str) -> Arrays:
+        """A layer's weights or moments, as of now."""
+        with self._changed:
+            mine = self._layer(layer)
+            return mine.weights if part == "w" else mine.moments.get(part, {})
+
+    def add(self, layer: int, step: int, system: int, gradients: Arrays) -> None:
+        """Take one system's gradients of a layer."""
+        mine = self._layer(layer)
+        with self._changed:
+            if step != self._step:
+                raise LostError(f"system {system} sent gradients of step {step} when {self._step} were done")
+            mine.add(system, mine.check(gradients, "gradients"))
+            if mine.added == self._systems:
+                mine.settle(self._systems)
+                self._changed.notify_all()
+
+    def squares(self) -> dict[int, float]:
+        """For each layer the squares of its mean gradients, summed; waits until all have come."""
+        with self._changed:
+            self._wait(lambda: all(layer.added == self._systems for layer in self._layers.values()))
+            return {number: layer.squares for number, layer in self._layers.items()}
+
+    def apply(self, step: int, scale: float) -> None:
+        """Take one step with the gradients that have come, each times ``scale``."""
+        with self._changed:
+            assert self._optimizer is not None
+            if step != self._step:
+                raise LostError(f"step {step} was to be taken when {self._step} were done")
+            for layer in self._layers.values():
+                for name, gradient in (layer.total or {}).items():
+                    self._optimizer.update(
+                        layer.weights[name],
+                        layer.moments["m"][name],
+                        layer.moments["v"][name],
+                        gradient,
+                        step=step,
+                        scale=scale,
+                    )
+                layer.total, layer.added = None, 0
+            self._step = step + 1
+            self._changed.notify_all()
+
+    # One server carries these words between the systems: what each computed, and what the first one makes of it.
+
+    def report(self, system: int, loss: float, stop: bool) -> None:
+        """What a system's share of the step gave, and whether somebody asked it to stop."""
+        with self._changed:
+            self._reports[system] = (loss, stop)
+            self._changed.notify_all()
+
+    def collect(self) -> list[tuple[float, bool]]:
+        """All systems' reports, in their order; waits for them."""
+        with self._changed:
+            self._wait(lambda: len(self._reports) == self._systems)
+            reports = [self._reports[system] for system in range(self._systems)]
+            self._reports = {}
+            return reports
+
+    def decide(self, step: int, verdict: str) -> None:
+        """Say what follows when ``step`` steps are done."""
+        with self._changed:
+            self._verdict = (step, verdict)
+            self._changed.notify_all()
+
+    def verdict(self, step: int) -> str:
+        """What follows when ``step`` steps are done; waits until it is said."""
+        with self._changed:
+            self._wait(lambda: self._verdict is not None and self._verdict[0] >= step)
+            assert self._verdict is not None
+            return self._verdict[1]
+
+    def come(self, system: int) -> None:
+        """A system is there with one of its connections."""
+        with self._changed:
+            self._come[system] += 1
+
+    def missing(self, connections: int) -> list[int]:
+        """The systems that are not there yet, each with so many connections."""
+        with self._changed:
+            if self._lost is not None:
+                raise LostError(self._lost)
+            return [system for system in range(self._systems) if self._come[system] < connections]
+
+    def leave(self, system: int) -> None:
+        """A system wants no more over one of its connections."""
+        with self._changed:
+            self._left[system] += 1
+            self._changed.notify_all()
+
+    def await_leave(self, connections: int) -> None:
+        """Wait until all systems but the first have left, each with so many connections."""
+        with self._changed:
+            self._wait(lambda: all(self._left[system] == connections for system in range(1, self._systems)))
+
+    def _layer(self, layer: int) -> _Layer:
+        if layer not in self._layers:
+            raise LostError(f"layer {layer} is kept elsewhere")
+        return self._layers[layer]
+
+    def _wait(self, there: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._lost is not None or there())
+        if self._lost is not None:
+            raise LostError(self._lost)

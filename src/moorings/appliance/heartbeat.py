@@ -1,0 +1,82 @@
+"""Telling the controller that somebody is still there: a thread that renews leases over a connection of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moorings.client.client import Client
+from moorings.core.errors import MooringsError
+
+BEATS_A_LEASE: Final = 6
+AGAIN_S: Final = 2.0  # while the controller is away
+_GONE: Final = frozenset({"claim.unknown", "claim.ended", "claim.no_lease"})
+
+
+class Heartbeat:
+    """Renews the leases of claims, until they are dropped or ``stop`` is called.
+
+    Args:
+        connect: makes a client, for this thread alone.
+        lease_s: of every claim; beats come six times as often.
+        tell: is told of a lease that may be lost; from the thread.
+    """
+
+    def __init__(self, connect: Callable[[], Client], lease_s: float, tell: Callable[[str], None]) -> None:
+        self._connect = connect
+        self._lease_s = lease_s
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._claims: dict[str, str] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def add(self, claim: str, name: str) -> None:
+        """Keep the lease of a claim, which is of that job."""
+        with self._lock:
+            self._claims[claim] = name
+
+    def drop(self, claim: str) -> None:
+        """Let the lease of a claim be."""
+        with self._lock:
+            self._claims.pop(claim, None)
+
+    def stop(self) -> None:
+        """Renew nothing any more."""
+        self._stopped.set()
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        beat_s = self._lease_s / BEATS_A_LEASE
+        heard, told, pause_s = time.monotonic(), False, beat_s
+        with self._connect() as client:
+            while not self._stopped.wait(pause_s):
+                with self._lock:
+                    claims = dict(self._claims)
+                problem = next((error for claim in claims if (error := self._renew(client, claim)) is not None), None)
+                if problem is None:
+                    heard, told, pause_s = time.monotonic(), False, beat_s
+                    continue
+                pause_s = min(AGAIN_S, beat_s)
+                silent_s = time.monotonic() - heard
+                if silent_s > self._lease_s and not told:
+                    told = True
+                    self._tell(
+                        f"{', '.join(claims.values())}: the lease could not be renewed for {silent_s:.0f} s, and the "
+                        f"controller ends the job unless it was away itself: {problem.detail}"
+                    )
+
+    def _renew(self, client: Client, claim: str) -> MooringsError | None:
+        """Renew one; what kept us from it."""
+        try:
+            client.renew_claim(claim)
+        except MooringsError as error:
+            if error.code in _GONE:  # its job has ended: whoever follows it says so
+                self.drop(claim)
+                return None
+            return error
+        return None

@@ -1,0 +1,158 @@
+"""What one job of a workflow is told: a file in the model's folder, written by the client, read where the job runs.
+
+A file rather than arguments: params may be long, and command lines are everybody's to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from moorings.core.errors import MooringsError
+
+Act = Literal["compile", "train", "eval"]
+Side = Literal["train", "eval"]
+
+FILE_NAME: Final = "order.json"
+BYTES_MAX: Final = 4 << 20
+SECTIONS: Final = ("model", "train_input", "eval_input", "optimizer", "runconfig")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One job.
+
+    Attributes:
+        act: what to do.
+        program: which one: backward too (``train``), or forward alone (``eval``).
+        params: the params file's sections, checked, with defaults filled in; JSON values.
+        model_dir: absolute folder of checkpoints.
+        compile_dir: absolute folder of compiled programs.
+        folder: this order's own folder, absolute; what the job answers lands there.
+        systems: how many execute it; a compile job learns for how many it compiles.
+        weight_servers: processes that keep the weights.
+        artifact: key of the compiled program; None for a compile job.
+        first_step: steps done so far.
+        last_step: train: until this many are done; eval: how many batches.
+        checkpoint: absolute path of the file to begin from, or None.
+        mount_dirs: absolute folders that the program needs to see.
+        label: what a line of progress begins with.
+    """
+
+    act: Act
+    program: Side
+    params: Mapping[str, Mapping[str, Any]]
+    model_dir: str
+    compile_dir: str
+    folder: str
+    systems: int
+    weight_servers: int
+    artifact: str | None = None
+    first_step: int = 0
+    last_step: int = 0
+    checkpoint: str | None = None
+    mount_dirs: tuple[str, ...] = ()
+    label: str = ""
+    version: int = field(default=1)
+
+    @property
+    def file(self) -> Path:
+        """Where it is written."""
+        return Path(self.folder) / FILE_NAME
+
+    @property
+    def answer(self) -> Path:
+        """Where the job says what came of it."""
+        name = f"compiled-{self.program}" if self.act == "compile" else {"train": "trained"}.get(self.act, "evaluated")
+        return Path(self.folder) / f"{name}.json"
+
+
+def write_order(order: Order) -> Path:
+    """Write it into its folder, which is made; the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    Path(order.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(order.file, json.dumps(asdict(order)).encode())
+    return order.file
+
+
+def read_order(path: Path) -> Order:
+    """The order of a file, checked.
+
+    Raises:
+        MooringsError: ``order.invalid``: it is not there, damaged, or another user's.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):
+                raise _invalid(path, "another user wrote it")
+            text = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise _invalid(path, f"it cannot be read: {error.strerror or error}") from error
+    if len(text) > BYTES_MAX:
+        raise _invalid(path, f"it is longer than {BYTES_MAX} bytes")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, "it is not JSON") from error
+    return _build(path, record)
+
+
+def _build(path: Path, record: object) -> Order:
+    known = {each.name for each in fields(Order)}
+    if not isinstance(record, dict) or not known >= record.keys() or known - record.keys():
+        raise _invalid(path, "it has not the fields of an order")
+    paths = [record[name] for name in ("model_dir", "compile_dir", "folder")]
+    paths += [record["checkpoint"]] if record["checkpoint"] is not None else []
+    params, mounts = record["params"], record["mount_dirs"]
+    counts = [record[name] for name in ("systems", "weight_servers", "first_step", "last_step")]
+    sound = (
+        record["version"] == 1
+        and record["act"] in get_args(Act)
+        and record["program"] in get_args(Side)
+        and isinstance(params, dict)
+        and params.keys() == set(SECTIONS)
+        and all(isinstance(section, dict) for section in params.values())
+        and isinstance(mounts, list)
+        and all(isinstance(each, str) and each.startswith("/") for each in (*paths, *mounts))
+        and all(type(each) is int and each >= 0 for each in counts)
+        and record["systems"] >= 1
+        and record["weight_servers"] >= 1
+        and (record["artifact"] is None or isinstance(record["artifact"], str))
+        and isinstance(record["label"], str)
+    )
+    if not sound:
+        raise _invalid(path, "one of its fields has a value that it cannot have")
+    return Order(**{**record, "mount_dirs": tuple(mounts)})
+
+
+def _invalid(path: Path, why: str) -> MooringsError:
+    return MooringsError("order.invalid", f"{path}: {why}", hint="start run.py again: it writes a new one")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put ``content`` into a file that is there whole, on the disk, or not at all; nobody else may read it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        draft.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise

@@ -1,0 +1,103 @@
+"""``run_meta.json`` in the model's folder: every job that was ever started for it, for people and for accounting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from moorings import __version__
+from moorings.appliance.order import write_whole
+from moorings.wire.shapes import RunBody
+from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.runs import ENDED, RunState
+
+FILE_NAME: Final = "run_meta.json"
+BYTES_MAX: Final = 16 << 20
+_LISTS: Final = {ApplianceKind.COMPILE: "compile_jobs", ApplianceKind.EXECUTE: "execute_jobs"}
+
+
+class Record:
+    """The file; it is written whole at each change.
+
+    Args:
+        folder: the model's.
+        version: of this release.
+    """
+
+    def __init__(self, folder: Path, version: str = __version__) -> None:
+        self._path = folder / FILE_NAME
+        self._version = version
+        self._jobs: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS.values()}
+
+    def load(self) -> str | None:
+        """Take what stands there; a sentence if that could not be read and was put aside.
+
+        Raises:
+            OSError: the file cannot be read, or not be put aside.
+        """
+        if not self._path.exists():
+            return None
+        jobs = self._read()
+        if jobs is None:
+            aside = self._path.with_name(f"{FILE_NAME}.damaged")
+            self._path.replace(aside)
+            return f"{FILE_NAME} could not be read and is now {aside.name}"
+        self._jobs = jobs
+        return None
+
+    def _read(self) -> dict[str, list[dict[str, Any]]] | None:
+        """What stands there; None: nothing that one of us has written."""
+        with self._path.open("rb") as file:
+            text = file.read(BYTES_MAX + 1)
+        try:
+            read = json.loads(text)
+            jobs = {name: read[name] for name in self._jobs}
+            sound = all(isinstance(each["id"], str) for entries in jobs.values() for each in entries)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return jobs if sound else None
+
+    def unended(self) -> list[tuple[str, str]]:
+        """The jobs whose end nobody has seen, each with its workflow."""
+        entries = [each for entries in self._jobs.values() for each in entries if not each.get("end_time")]
+        return [(str(each["id"]), str(each.get("workflow", ""))) for each in entries]
+
+    def note(self, run: RunBody, kind: ApplianceKind, log: Path, *, state: str | None = None) -> None:
+        """Write down how a job stands.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        entries = self._jobs[_LISTS[kind]]
+        entry: dict[str, Any] | None = next((each for each in entries if each["id"] == run.id), None)
+        if entry is None:
+            entry = {"id": run.id, "workflow": run.job.appliance.workflow if run.job.appliance else ""}
+            entries.append(entry)
+        scheduled = run.scheduled_at or entry.get("scheduled_time")  # it goes with the claim
+        entry |= {"log_path": str(log), "queued_time": run.created_at, "scheduled_time": scheduled}
+        entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": state or told_state(run)}
+        if run.exit_code is not None:
+            entry["exit_code"] = run.exit_code
+        self._write()
+
+    def close(self, run: RunBody | None, ident: str) -> None:
+        """Write down the end of a job of an earlier start; None: nobody knows it any more, or it is another folder's.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        for entry in (each for entries in self._jobs.values() for each in entries if each["id"] == ident):
+            entry["end_time"] = (run.ended_at if run is not None else None) or "unknown"
+            entry["state"] = told_state(run) if run is not None else "UNKNOWN"
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self._path, json.dumps({"version": self._version, **self._jobs}, indent=2).encode() + b"\n")
+
+
+def told_state(run: RunBody) -> str:
+    """A job's state in the words of users of appliances: what did not go well and was not cancelled has FAILED."""
+    if run.state in ENDED and run.state not in (RunState.SUCCEEDED, RunState.CANCELLED):
+        return "FAILED"
+    return {RunState.WAITING: "QUEUED", RunState.STARTING: "SCHEDULED"}.get(RunState(run.state), str(run.state))

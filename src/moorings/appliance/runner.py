@@ -1,0 +1,325 @@
+"""One job of a workflow after the other: made, followed, written down, and ended when somebody wants it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moorings.appliance.checkpoints import Checkpoint, load_newest
+from moorings.appliance.checks import Wish
+from moorings.appliance.following import JobFollower
+from moorings.appliance.heartbeat import Heartbeat
+from moorings.appliance.jobs import GRACE_S, build_job
+from moorings.appliance.order import Order, write_order
+from moorings.appliance.record import Record, told_state
+from moorings.appliance.telling import Output, seconds_text
+from moorings.cli.following import patience_of
+from moorings.cli.interrupts import Interrupted
+from moorings.cli.progress import Progress
+from moorings.client.client import Client
+from moorings.client.jobs import job_shape
+from moorings.core.errors import MooringsError
+from moorings.core.instants import seconds_between
+from moorings.ports.mirror import Mirror
+from moorings.wire.codec import parse_time
+from moorings.wire.errors import Exit
+from moorings.wire.shapes import ClaimBody, RunBody, RunRequest
+from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.runs import RunState
+
+CANCEL_S: Final = GRACE_S + 40.0  # a job's end is waited for this long, and the controller for its answers
+LIMIT_S_MIN: Final = 1.0  # the shortest time limit there is
+STOPPED: Final = 128 + 15  # Slurm wanted the job ended, with TERM
+
+
+class Over(Exception):  # noqa: N818 - an end, not an error
+    """The workflow has come to its end with this exit code; all has been said."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """The controller: a client for the main thread, and how another thread gets one."""
+
+    client: Client
+    connect: Callable[[], Client]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a job needs to know of the process that starts it.
+
+    Attributes:
+        script: the user's program.
+        folder: the working folder.
+        environment: of this process.
+        lease_s: of every job.
+        memory: whether jobs ask for memory of the management node.
+    """
+
+    script: Path
+    folder: Path
+    environment: Mapping[str, str]
+    lease_s: float
+    memory: bool
+
+
+class JobRunner:
+    """Runs the jobs of a workflow, one at a time.
+
+    Args:
+        wish: what they are part of.
+        workflow: its name.
+        controllers: who does it.
+        progress: where to say what happens.
+        mirror: where jobs are shown.
+        record: where they are written down.
+        show: takes their output.
+        start: what a job needs to know of us.
+
+    Attributes:
+        within: the claim that jobs run in, if the workflow keeps its systems.
+        why: somebody wanted it all ended, for this reason.
+        opening: what to say when the first job has been made: until then the controller may refuse it.
+        heart: renews leases.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        workflow: str,
+        controllers: Controllers,
+        progress: Progress,
+        mirror: Mirror,
+        record: Record,
+        *,
+        show: Callable[[bytes], None],
+        start: Start,
+    ) -> None:
+        self.within: ClaimBody | None = None
+        self.why = ""
+        self.opening = ""
+        self.heart = Heartbeat(controllers.connect, start.lease_s, progress.say)
+        self._wish = wish
+        self._workflow = workflow
+        self._client = controllers.client
+        self._connect = controllers.connect
+        self._progress = progress
+        self._mirror = mirror
+        self._record = record
+        self._show = show
+        self._start = start
+        self._used_s = 0.0
+        self._wanted: tuple[RunRequest, str] | None = None  # a job that may have been made
+        self._job: JobFollower | None = None
+        self._order: Order | None = None
+        self._output: Output | None = None
+
+    def do(self, order: Order) -> RunBody:
+        """Run a job to its good end.
+
+        Raises:
+            Over: it came to another one.
+        """
+        limit_s = self._left_s()
+        if self.why or (limit_s is not None and limit_s < LIMIT_S_MIN):
+            self._progress.say(f"{self._workflow}  FAILED: {self.why or self._limit_text()}")
+            raise Over(STOPPED if self.why else Exit.TIMEOUT)
+        try:
+            write_order(order)
+        except OSError as error:
+            raise MooringsError("order.invalid", f"{order.file} cannot be written: {error.strerror}") from error
+        start = self._start
+        job = build_job(
+            order,
+            self._wish,
+            script=start.script,
+            folder=start.folder,
+            workflow=self._workflow,
+            environment=start.environment,
+            lease_s=start.lease_s,
+            memory=start.memory,
+            time_limit_s=limit_s,
+        )
+        claim = self.within.id if self.within is not None else None
+        self._order = order
+        self._wanted = (RunRequest(job=job_shape(job), claim=claim), secrets.token_hex(16))
+        job_made = self._made()
+        if self.opening:
+            self._progress.say(self.opening)
+            self.opening = ""
+        return self._finish(job_made.follow())
+
+    def _made(self) -> JobFollower:
+        """The job that is wanted, made if it was not yet: the same key gives the same job."""
+        if self._job is not None:
+            return self._job
+        assert self._wanted is not None
+        assert self._order is not None
+        made = self._client.create_run(*self._wanted)
+        if made.claim is not None:
+            self.heart.add(made.claim, made.id)
+        self._note(made)
+        self._output = Output(self._show, self._log)
+        title = f"{made.id}  {_title(self._order):<13}"
+        self._job = JobFollower(
+            self._client,
+            self._progress,
+            self._mirror,
+            made,
+            title=title,
+            write=self._output.write,
+            changed=self._note,
+            on_cancel=self.end_from_outside,
+        )
+        return self._job
+
+    def _finish(self, ended: RunBody) -> RunBody:
+        """Write down a job's end.
+
+        Raises:
+            Over: it was no good one.
+        """
+        assert self._job is not None
+        title = self._job.title
+        self._note(ended)
+        if self._output is not None:
+            self._output.close()
+        if ended.claim is not None and self.within is None:
+            self.heart.drop(ended.claim)
+        self._used_s += _ran_s(ended)
+        self._wanted = self._job = None
+        if ended.state == RunState.SUCCEEDED:
+            return ended
+        timed_out = ended.state == RunState.TIMED_OUT
+        why = self.why or (self._limit_text() if timed_out else ended.detail)
+        why = why or (ended.reason.message if ended.reason is not None else "")
+        self._progress.say(f"{title}  {end_text(ended)}: {why or 'see above'}")
+        self._tell_rest(ended)
+        if timed_out:
+            raise Over(Exit.TIMEOUT)
+        raise Over(STOPPED if self.why else Exit.FAILED)
+
+    def tell_end(self, ended: RunBody, what: str) -> None:
+        """Say what came of a job."""
+        order = self._order
+        assert order is not None
+        title = f"{ended.id}  {_title(order):<13}"
+        self._progress.say(f"{title}  done after {seconds_text(_ran_s(ended))}: {what}")
+
+    def _tell_rest(self, ended: RunBody) -> None:
+        """Say how to go on, and where the output is."""
+        assert self._order is not None
+        with contextlib.suppress(OSError):
+            newest = load_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
+            if newest is not None and goes_on(ended, self._order, newest):
+                self._progress.say(f"the same command goes on from {newest.path.name}, step {newest.step}")
+        self._progress.say(f"its output: {self._log}")
+
+    def _note(self, job: RunBody) -> None:
+        assert self._order is not None
+        kind = ApplianceKind.COMPILE if self._order.act == "compile" else ApplianceKind.EXECUTE
+        try:
+            self._record.note(job, kind, self._log)
+        except OSError as error:  # the work is what counts
+            self._progress.say(f"run_meta.json cannot be written: {error.strerror or error}")
+
+    @property
+    def _log(self) -> Path:
+        assert self._order is not None
+        return Path(self._order.folder) / "output.log"
+
+    def _left_s(self) -> float | None:
+        limit_s = self._wish.config.job_time_sec
+        return None if limit_s is None else limit_s - self._used_s
+
+    def _limit_text(self) -> str:
+        return f"job_time_sec {self._wish.config.job_time_sec} s is over"
+
+    # -- ends from outside ---------------------------------------------------------------------------------------------
+
+    def interrupt(self, stop: Interrupted) -> None:
+        """Cancel what runs, wait for its end; a second signal leaves it to its lease."""
+        if self._wanted is None:
+            self._progress.say(f"{self._workflow}  {stop.name}: ended; nothing was running")
+            return
+        self._progress.say(
+            f"{self._workflow}  {stop.name}: cancelling; once more leaves at once: the job is ended all the same, at "
+            f"the latest when its lease of {self._start.lease_s:g} s is over"
+        )
+        self._client.patience = patience_of(self._progress, CANCEL_S)
+        self.why = f"{stop.name} to run.py"
+        try:
+            job = self._made()
+            self._client.cancel_run(job.job.id)
+            with contextlib.suppress(Over):
+                self._finish(job.follow())
+        except Interrupted:
+            self._progress.say(f"{self._workflow}  not waited for; 'moor wafer get jobs' shows it")
+        except MooringsError as error:
+            raise self.left_behind(error) from error
+        finally:
+            if self._job is not None:
+                self._job.end(ok=False)
+
+    def end_from_outside(self, why: str) -> None:
+        """Somebody ended what shows the job: end the job. In a thread of the mirror's."""
+        self.why = self.why or why
+        self._progress.say(f"{self._workflow}  {why}: cancelling")
+        job, claim = self._job, self.within
+        try:
+            with self._connect() as client:
+                client.patience = patience_of(self._progress, CANCEL_S)
+                if job is not None:
+                    client.cancel_run(job.job.id)
+                elif claim is not None:
+                    client.delete_claim(claim.id)
+        except MooringsError as error:
+            self._progress.say(f"{self._workflow}  it could not be cancelled: {error.detail}")
+
+    def cancel_quietly(self) -> None:
+        """End what runs, without a word: nobody listens, or we are broken."""
+        if self._job is not None:
+            self._job.end(ok=False)
+            with contextlib.suppress(MooringsError):
+                self._client.cancel_run(self._job.job.id)
+
+    def left_behind(self, error: MooringsError) -> MooringsError:
+        """``error``, saying what becomes of the job that was being followed."""
+        if self._job is None:
+            return error
+        self._job.end(ok=False)
+        hint = f"nobody renews its lease now, and it ends within {self._start.lease_s:g} s; then start again"
+        detail = f"{self._job.job.id}: {error.detail}"
+        return MooringsError(error.code, detail, hint=hint, retryable=error.retryable)
+
+
+def end_text(job: RunBody) -> str:
+    """How a job ended that came to no good end, and after what time."""
+    if job.started_at is None:
+        return f"{told_state(job)} {'while it waited' if job.state == RunState.CANCELLED else 'before it ran'}"
+    code = "" if job.exit_code is None or job.state == RunState.TIMED_OUT else f", exit code {job.exit_code}"
+    return f"{told_state(job)} after {seconds_text(_ran_s(job))}{code}"
+
+
+def goes_on(ended: RunBody, order: Order, newest: Checkpoint) -> bool:
+    """Whether a new start may come further: what failed on a checkpoint fails on it again."""
+    return ended.state != RunState.FAILED or order.checkpoint != str(newest.path)
+
+
+def _title(order: Order) -> str:
+    return f"compile {order.program}" if order.act == "compile" else order.act
+
+
+def _ran_s(job: RunBody) -> float:
+    """Seconds that a job ran; clocks that disagree make nothing end before it began."""
+    if job.started_at is None or job.ended_at is None:
+        return 0.0
+    return max(0.0, seconds_between(parse_time(job.started_at), parse_time(job.ended_at)))

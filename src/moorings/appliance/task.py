@@ -1,0 +1,44 @@
+"""``python -P -m moorings.appliance.task``: what runs in a job. The user's script again, with an order for ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from moorings.appliance import entry
+from moorings.appliance.arguments import DEVICE
+from moorings.appliance.order import read_order
+from moorings.core.errors import MooringsError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the script; the exit code, which is its own where ``run`` gives one."""
+    parser = argparse.ArgumentParser(prog="moorings.appliance.task", allow_abbrev=False)
+    parser.add_argument("--script", type=Path, required=True)
+    parser.add_argument("--order", type=Path, required=True)
+    given = parser.parse_args(argv)
+    try:
+        order = read_order(given.order)
+        for path in (given.script, *map(Path, order.mount_dirs)):
+            _check_there(path)
+    except MooringsError as error:
+        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
+        return 2
+    entry.obey(order)
+    sys.argv = [str(given.script), DEVICE]
+    sys.path.insert(0, str(given.script.parent))  # as Python does for a script
+    runpy.run_path(str(given.script), run_name="__main__")
+    sys.stderr.write(f"error: {given.script} came to its end without calling moorings.appliance.run\n")
+    return 2
+
+
+def _check_there(path: Path) -> None:
+    if not path.exists():
+        raise MooringsError("order.invalid", f"{path} is not to be seen where the job runs")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""What a user sees of a workflow: dated lines about jobs on stderr, and the jobs' own output on stdout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from moorings.cli import console
+from moorings.cli.progress import Progress
+
+
+class Console(console.Console):
+    """Where lines go: each with its date, as in logs that are read a day later."""
+
+    def note(self, text: str) -> None:
+        super().note(f"{_now()}  {text}")
+
+    def write_live(self, text: str) -> None:
+        super().write_live(f"{_now()}  {text}" if text else "")
+
+
+def make_progress(to: Console) -> Progress:
+    """Says what is waited for: one live line on a terminal, elsewhere a line when something changes.
+
+    What does not change is said again every five minutes: jobs wait for hours in an appliance's queue.
+    """
+    return Progress(to, repeat_s=300.0)
+
+
+class Output:
+    """A job's output on its way to the user, and into a file beside the job's order.
+
+    Where several tasks write, lines come with ``[rank] `` before them; those of the first task, which tells of the
+    progress, go on without.
+
+    Args:
+        show: writes to the user.
+        file: gets a copy; a full disk must not end a job, so what cannot be written is left out.
+    """
+
+    def __init__(self, show: Callable[[bytes], None], file: Path) -> None:
+        self._show = show
+        self._copy: BinaryIO | None = None
+        try:
+            self._copy = file.open("wb")
+        except OSError:
+            self._copy = None
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes: whole lines where several tasks write."""
+        lines = chunk.splitlines(keepends=True)
+        shown = b"".join(line.removeprefix(b"[0] ") for line in lines)
+        if self._copy is not None:
+            try:
+                self._copy.write(shown)
+                self._copy.flush()
+            except OSError:
+                self.close()
+        self._show(shown)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            try:
+                copy.close()
+            except OSError:
+                return
+
+
+def seconds_text(seconds: float) -> str:
+    """A length of time in a sentence: ``4.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count_text(number: int, one: str, more: str = "") -> str:
+    """``1 system``, ``2 systems``."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,253 @@
+"""The jobs of one start of ``run.py``: which follow one another in each mode, and what they hand on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from moorings.appliance.answers import load_answer
+from moorings.appliance.checkpoints import Checkpoint, load_newest
+from moorings.appliance.checks import Wish, wrong
+from moorings.appliance.following import LEAD_S, await_systems, systems_text
+from moorings.appliance.jobs import build_reservation
+from moorings.appliance.order import Act, Order, Side
+from moorings.appliance.record import Record
+from moorings.appliance.runner import STOPPED, Controllers, JobRunner, Over, Start
+from moorings.appliance.telling import count_text, seconds_text
+from moorings.cli.interrupts import Interrupted
+from moorings.cli.progress import Progress
+from moorings.core.claims import ENDED as CLAIM_ENDED
+from moorings.core.errors import MooringsError
+from moorings.ports.mirror import Mirror
+from moorings.wire.errors import Exit
+from moorings.wire.shapes import ClaimRequest, RunBody
+from moorings.workloads.appliance import bucket_of
+from moorings.workloads.runs import ENDED
+
+
+class Workflow:
+    """One workflow; ``run`` once.
+
+    Args:
+        wish: what is to be done.
+        controllers: who does it.
+        progress: where to say what happens.
+        mirror: where jobs are shown.
+        show: takes the jobs' output.
+        start: what a job needs to know of us.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        controllers: Controllers,
+        progress: Progress,
+        mirror: Mirror,
+        *,
+        show: Callable[[bytes], None],
+        start: Start,
+    ) -> None:
+        self._wish = wish
+        self._client = controllers.client
+        self._progress = progress
+        self._mirror = mirror
+        self._start = start
+        self._name = f"wflow-{_letters(22)}"
+        self._record = Record(wish.model_dir)
+        self._jobs = JobRunner(wish, self._name, controllers, progress, mirror, self._record, show=show, start=start)
+        self._orders = 0
+        self._reserving: tuple[ClaimRequest, str] | None = None  # a reservation that may have been made
+
+    def run(self, begin: Checkpoint | None) -> int:
+        """Do all of it, from that checkpoint on; the exit code."""
+        wish = self._wish
+        try:
+            if self._settle_earlier() and wish.checkpoint is None:  # what it did until now is not lost
+                begin, _ = load_newest(wish.model_dir)
+            if is_done(wish, begin, self._progress):
+                return 0
+            systems = count_text(wish.config.num_csx, "system")
+            bucket = bucket_of(wish.priority)
+            self._jobs.opening = f"{self._name}  {wish.mode} on {systems}, priority {bucket}, in {wish.model_dir}"
+            self._run_stages(begin)
+        except Over as over:
+            return over.code
+        except Interrupted as stop:
+            self._jobs.interrupt(stop)
+            return stop.exit_code
+        except MooringsError as error:
+            raise self._jobs.left_behind(error) from error
+        except BaseException:
+            self._jobs.cancel_quietly()
+            raise
+        finally:
+            self._jobs.heart.stop()
+            self._release()
+        return 0
+
+    # -- stages --------------------------------------------------------------------------------------------------------
+
+    def _run_stages(self, begin: Checkpoint | None) -> None:
+        wish = self._wish
+        sides: tuple[Side, ...] = tuple(side for side in ("train", "eval") if side in wish.mode.split("_"))
+        artifacts = {side: self._compile(side) for side in sides}
+        if wish.compile_only:
+            self._progress.say(f"{self._name}  compiled; nothing was executed (--compile_only)")
+            return
+        if wish.mode == "eval":
+            assert begin is not None, "it was looked for"
+            self._evaluate(artifacts["eval"], begin)
+            return
+        if wish.mode == "train":
+            self._train(artifacts["train"], begin, wish.last_step)
+            return
+        self._reserve()
+        for last_step in segments(begin.step if begin is not None else 0, wish.last_step, wish.config.eval_frequency):
+            begin = self._train(artifacts["train"], begin, last_step)
+            self._evaluate(artifacts["eval"], begin)
+
+    def _compile(self, side: Side) -> str:
+        """Compile a program; its key."""
+        order = self._make_order("compile", side)
+        ended = self._jobs.do(order)
+        answer = load_answer(order)
+        how = "found in the cache" if answer.get("found") else f"made in {seconds_text(float(answer['seconds']))}"
+        self._jobs.tell_end(ended, f"program {str(answer['artifact'])[:12]} {how}")
+        return str(answer["artifact"])
+
+    def _train(self, artifact: str, begin: Checkpoint | None, last_step: int) -> Checkpoint:
+        """Train until that step; the checkpoint at its end."""
+        order = self._make_order("train", "train", artifact, begin, last_step)
+        ended = self._jobs.do(order)
+        answer = load_answer(order)
+        made = Checkpoint(Path(str(answer["checkpoint"])), int(answer["step"]))
+        self._jobs.tell_end(ended, f"step {made.step}, loss {float(answer['loss']):.4f}, {made.path.name}")
+        return made
+
+    def _evaluate(self, artifact: str, begin: Checkpoint) -> None:
+        order = self._make_order("eval", "eval", artifact, begin, self._wish.config.eval_steps)
+        ended = self._jobs.do(order)
+        answer = load_answer(order)
+        batches = count_text(int(answer["batches"]), "batch", "batches")
+        self._jobs.tell_end(ended, f"step {int(answer['step'])}, loss {float(answer['loss']):.4f} over {batches}")
+
+    def _make_order(
+        self, act: Act, side: Side, artifact: str | None = None, begin: Checkpoint | None = None, last_step: int = 0
+    ) -> Order:
+        self._orders += 1
+        wish = self._wish
+        name = f"{self._orders:02d}-{act}-{side}" if act == "compile" else f"{self._orders:02d}-{act}"
+        return Order(
+            act=act,
+            program=side,
+            params=wish.params,
+            model_dir=str(wish.model_dir),
+            compile_dir=str(wish.compile_dir),
+            folder=str(wish.model_dir / "jobs" / self._name / name),
+            systems=wish.config.num_csx,
+            weight_servers=wish.config.num_wgt_servers,
+            artifact=artifact,
+            first_step=begin.step if begin is not None else 0,
+            last_step=last_step,
+            checkpoint=str(begin.path) if begin is not None else None,
+            mount_dirs=wish.mount_dirs,
+        )
+
+    # -- the reservation -----------------------------------------------------------------------------------------------
+
+    def _reserve(self) -> None:
+        """Keep the systems for this workflow until ``_release``."""
+        request = build_reservation(self._wish, lease_s=self._start.lease_s, memory=self._start.memory)
+        self._reserving = (request, secrets.token_hex(16))
+        claim = self._jobs.within = self._client.create_claim(*self._reserving)
+        self._jobs.heart.add(claim.id, self._name)
+        watch = self._mirror.watch_limit(self._jobs.end_from_outside, LEAD_S)
+        try:
+            claim = await_systems(self._client, self._progress, claim.id, f"{self._name}  reservation  ")
+        finally:
+            watch.stop()
+        if claim.state in CLAIM_ENDED:
+            why = self._jobs.why or (claim.reason.message if claim.reason is not None else "it was released")
+            self._progress.say(f"{self._name}  the reservation of its systems has ended: {why}")
+            raise Over(STOPPED if self._jobs.why else Exit.FAILED)
+        self._progress.say(f"{self._name}  reserved for its jobs: {systems_text(claim.devices or '')}")
+
+    def _release(self) -> None:
+        """Give the systems back; the lease does it if we cannot."""
+        if self._reserving is None:
+            return
+        wanted, self._reserving = self._reserving, None
+        try:
+            claim = self._jobs.within or self._client.create_claim(*wanted)
+            self._client.delete_claim(claim.id)
+        except MooringsError as error:
+            if error.code not in ("claim.ended", "claim.unknown"):
+                self._progress.say(f"{self._name}  its systems go with their lease: {error.detail}")
+
+    # -- earlier starts ------------------------------------------------------------------------------------------------
+
+    def _settle_earlier(self) -> bool:
+        """End jobs that an earlier start has left, for two must not train in one folder; whether there was any."""
+        try:
+            told = self._record.load()
+            if told is not None:
+                self._progress.say(told)
+            left = self._record.unended()
+            for ident, workflow in left:
+                self._record.close(self._cancel_earlier(ident, workflow), ident)
+        except OSError as error:
+            problem = f"model_dir: run_meta.json: {error.strerror or error}"
+            raise wrong(self._wish.where("model_dir"), problem) from error
+        return bool(left)
+
+    def _cancel_earlier(self, ident: str, workflow: str) -> RunBody | None:
+        try:
+            job = self._client.run(ident)
+            if job.state in ENDED:
+                return job
+            if not belongs(job, workflow, self._wish.model_dir):  # the folder is a copy, or others write to it
+                self._progress.say(f"{ident}  stands in run_meta.json, but is no job of this folder: left alone")
+                return None
+            self._progress.say(f"{ident}  of an earlier start still runs: cancelling it")
+            job = self._client.cancel_run(ident)
+            while job.state not in ENDED:
+                job = self._client.run(ident, wait_s=5.0)
+            return job
+        except MooringsError as error:
+            if error.code != "run.unknown":
+                raise
+            return None
+
+
+def belongs(job: RunBody, workflow: str, model_dir: Path) -> bool:
+    """Whether a job that a folder's record names is one of that workflow, and in that folder."""
+    part, folder = job.job.appliance, job.job.checkpoint_directory
+    if part is None or part.workflow != workflow or folder is None:
+        return False
+    try:
+        return Path(folder).samefile(model_dir)
+    except OSError:
+        return False
+
+
+def segments(first_step: int, last_step: int, frequency: int | None) -> Iterator[int]:
+    """The steps at which training stops to evaluate: every multiple of ``frequency``, and the last one."""
+    every = frequency or last_step
+    step = first_step
+    while step < last_step:
+        step = min(last_step, (step // every + 1) * every)
+        yield step
+
+
+def is_done(wish: Wish, begin: Checkpoint | None, progress: Progress) -> bool:
+    """Whether nothing is left to train; says so."""
+    if wish.compile_only or not wish.trains or begin is None or begin.step < wish.last_step:
+        return False
+    done = f"{begin.path.name} has {begin.step} steps, and max_steps is {wish.last_step}"
+    progress.say(f"nothing is left to do: {done}")
+    return True
+
+
+def _letters(count: int) -> str:
+    return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(count))

@@ -1,0 +1,38 @@
+"""A file that a command makes for its user: new, private, and there only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file, 0600, made before anything is gathered for it; removed again if it does not get whole.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from error
+        raise
+
+
+def unwritable(path: Path, error: OSError) -> MooringsError:
+    """What is told of a file that cannot be made."""
+    return MooringsError("config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another one")

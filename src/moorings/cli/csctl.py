@@ -1,0 +1,122 @@
+"""``csctl``: ``moor wafer`` for fingers and scripts that know the vendor's command; installed only where asked for.
+
+The installed file starts this module with the very Python that has Moorings. A second console script was refused: every
+machine with Moorings would then have a ``csctl``, also those that have the vendor's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+
+FILE_NAME = "csctl"
+DEFAULT_SESSION = "default"
+_VENDORS_DEFAULT = "job-operator"  # the vendor's namespace of who names none
+_MARK = "# csctl of Moorings"
+_NAMESPACE = re.compile(r"(?:-n|--namespace)(?:=(.*))?|-n(.+)", re.DOTALL)
+_PASSED_OVER = re.compile(r"(?P<config>--csconfig|--config-path)(?:=.*)?|(?:-d|--debug)(?:=.*)?|-d\d+", re.DOTALL)
+_JOINED = re.compile(r"(-[olp])=(.*)", re.DOTALL)  # -o=json, which the vendor's command reads as -o json
+
+
+def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The same call for ``moor wafer``, and what is to be told about it.
+
+    Raises:
+        MooringsError: ``name.invalid``: a flag without its value.
+    """
+    words, notes, sessions = list(arguments), [], []
+    told: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            told += [word, *words]
+            break
+        if (found := _NAMESPACE.fullmatch(word)) is not None:
+            value = found[1] if found[1] is not None else found[2]
+            sessions = [value if value is not None else _value(word, words)]
+        elif (found := _PASSED_OVER.fullmatch(word)) is not None:
+            if "=" not in word and not re.fullmatch(r"-d\d+", word):
+                _value(word, words)
+            if found["config"]:
+                notes.append(f"{found['config']} is passed over: see 'moor config view' for where the controller is")
+        elif (found := _JOINED.fullmatch(word)) is not None:
+            told += [found[1], found[2]]
+        else:
+            told.append(word)
+    asked = ["--session", DEFAULT_SESSION if sessions == [_VENDORS_DEFAULT] else sessions[0]] if sessions else []
+    at = told.index("--") if "--" in told else len(told)
+    return [*told[:at], *asked, *told[at:]], notes
+
+
+def _value(flag: str, words: list[str]) -> str:
+    if not words:
+        raise MooringsError("name.invalid", f"{flag} needs a value", hint="see 'csctl --help'")
+    return words.pop(0)
+
+
+def install(folder: Path, python: str = sys.executable) -> Path:
+    """The file ``csctl`` in ``folder``, made, or made anew if it is ours.
+
+    Raises:
+        MooringsError: ``config.invalid``: it is somebody else's, or cannot be written.
+    """
+    path = folder / FILE_NAME
+    draft = folder / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        if (path.exists() or path.is_symlink()) and not _ours(path):
+            raise MooringsError(
+                "config.invalid", f"{path} is there already, and not ours", hint="name another folder, or remove it"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
+                file.write(script(python))
+                os.fchmod(file.fileno(), 0o755)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise MooringsError(
+            "config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another folder"
+        ) from error
+    return path
+
+
+def script(python: str) -> str:
+    """The file's text. ``-P``: modules in the folder where it is called are not ours."""
+    start = f"exec {shlex.quote(python)} -P -m moorings.cli.csctl"
+    return f"#!/bin/sh\n{_MARK}, by 'moor wafer install-csctl'\n{start} \"$@\"\n"
+
+
+def _ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(200)
+
+
+def main() -> int:
+    """Run one command; the exit code."""
+    from moorings.cli.console import Console
+    from moorings.cli.errors import error_lines, exit_code
+    from moorings.cli.main import main as moor
+
+    console = Console(os.environ)
+    try:
+        arguments, notes = translate(sys.argv[1:])
+    except MooringsError as error:
+        for line in error_lines(error):
+            console.error(line)
+        return exit_code(error)
+    for note in notes:
+        console.note(f"note: {note}")
+    return moor(["wafer", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What ``moor wafer log-export`` packs: all that is known of one job, and nothing that is secret.
+
+The output is streamed from the controller into the archive, so a job may have written more than fits in memory. It is
+read for secrets like everything else: whoever gets the archive to find a fault needs none of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import time
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+from moorings.cli.wafer import WaferJob
+from moorings.client.client import Client
+from moorings.client.requests import EventFilter
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+from moorings.wire.shapes import RunBody
+
+PIECE_CHARS = 1 << 20  # of output that is looked through at once
+_CARRY_CHARS_MAX = 1 << 16  # of a key that has begun and not ended where a piece ends
+_BEGIN, _END = "-----BEGIN ", "-----END "
+ABOUT = """\
+Job {name}, as of {at}. Made by 'moor wafer log-export'.
+
+job.json      the job, as 'moor wafer get job {name} -o json' shows it
+run.json      the run behind it; of its environment only the names
+claim.json    its claim on systems and memory
+events.json   what happened to both, in order
+why.json      while it waits: why, and what would change that
+logs/task-N   what task N has written{lines}
+
+What looks like a secret (keys, tokens, passwords) is replaced by "{left_out}".
+{missing}"""
+
+
+def export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, at: str, lines: int | None) -> list[str]:
+    """Write the archive.
+
+    Args:
+        client: of the controller.
+        job: as it is shown.
+        run: the same job.
+        to: where the archive goes.
+        at: the time, for the README.
+        lines: only so many of the last lines of each task; None: all.
+
+    Returns:
+        What could not be had, a sentence each.
+
+    Raises:
+        MooringsError: ``owner.denied``: the job is somebody else's.
+    """
+    redaction = Redaction(value for name, value in run.job.environment.items() if is_secret_name(name))
+    missing: list[str] = []
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, make in _records(client, job, run):
+            try:
+                made = redaction.data(make(), hidden=("environment",))
+            except MooringsError as error:
+                missing.append(f"{name}: {error.detail}")
+            else:
+                text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+                _write(archive, job, name, [text])
+        for task in range(run.job.tasks):
+            try:
+                output = _redacted(redaction, _text(client.logs(run.id, task=task)))
+                _write(archive, job, f"logs/task-{task}.log", output if lines is None else _last(output, lines))
+            except MooringsError as error:
+                if error.code == "owner.denied":
+                    raise
+                missing.append(f"logs/task-{task}.log: {error.detail}")
+        only = f" (the last {lines} lines)" if lines is not None else ""
+        gone = "\nCould not be had:\n" + "".join(f"  {one}\n" for one in missing) if missing else ""
+        about = ABOUT.format(name=job.meta.name, at=at, lines=only, left_out=LEFT_OUT, missing=gone)
+        _write(archive, job, "README.txt", [about])
+    return missing
+
+
+def _records(client: Client, job: WaferJob, run: RunBody) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "job.json", lambda: encode(job)
+    yield "run.json", lambda: encode(run)
+    yield "events.json", lambda: _events(client, run)
+    if run.claim is not None:
+        claim = run.claim
+        yield "claim.json", lambda: encode(client.claim(claim))
+        if job.queued:
+            yield "why.json", lambda: encode(client.explain_claim(claim))
+
+
+def _events(client: Client, run: RunBody) -> object:
+    """What happened to the run and to its claim, each once."""
+    found = {event.seq: event for event in client.events_after(EventFilter(run=run.id), 0)}
+    if run.claim is not None:
+        found |= {event.seq: event for event in client.events_after(EventFilter(claim=run.claim), 0)}
+    return [encode(found[seq]) for seq in sorted(found)]
+
+
+def _write(archive: zipfile.ZipFile, job: WaferJob, name: str, pieces: Iterable[str]) -> None:
+    member = zipfile.ZipInfo(f"{job.meta.name}/{name}", time.localtime()[:6])
+    member.external_attr, member.compress_type = 0o600 << 16, zipfile.ZIP_DEFLATED
+    with archive.open(member, "w", force_zip64=True) as file:
+        for piece in pieces:
+            file.write(piece.encode("utf-8", "replace"))
+
+
+def _text(chunks: Iterable[bytes]) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk)
+    yield decoder.decode(b"", final=True)
+
+
+def _redacted(redaction: Redaction, chunks: Iterable[str]) -> Iterator[str]:
+    return (redaction.text(piece) for piece in whole_pieces(chunks))
+
+
+def whole_pieces(chunks: Iterable[str], most: int = PIECE_CHARS) -> Iterator[str]:
+    """The same text in pieces of about ``most`` characters that end with a line, and not within a private key."""
+    kept: list[str] = []
+    length = 0
+    for chunk in chunks:
+        kept.append(chunk)
+        length += len(chunk)
+        if length >= most:
+            text = "".join(kept)
+            cut = _cut(text)
+            if cut:
+                yield text[:cut]
+            kept, length = [text[cut:]], len(text) - cut
+    yield "".join(kept)
+
+
+def _cut(text: str) -> int:
+    """Where ``text`` may be cut; a line without an end is cut where it is, lest it fill the memory."""
+    cut = text.rfind("\n") + 1 or len(text)
+    begun = text.rfind(_BEGIN, 0, cut)
+    if begun >= 0 and text.find(_END, begun, cut) < 0 and cut - begun <= _CARRY_CHARS_MAX:
+        return begun
+    return cut
+
+
+def _last(pieces: Iterable[str], lines: int) -> Sequence[str]:
+    kept: deque[str] = deque(maxlen=lines)
+    for piece in pieces:
+        kept.extend(io.StringIO(piece))
+    return kept

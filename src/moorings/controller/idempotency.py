@@ -1,0 +1,30 @@
+"""Idempotency keys: what a caller may send, and what tells the same request from another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from moorings.core.claims import KEY_CHARS_MAX
+from moorings.core.errors import MooringsError
+from moorings.core.events import canonical
+
+
+def check_key(key: str) -> str:
+    """``key`` if it may be one.
+
+    Raises:
+        MooringsError: ``key.invalid``.
+    """
+    if not 1 <= len(key) <= KEY_CHARS_MAX or not key.isprintable() or not key.isascii():
+        raise MooringsError(
+            "key.invalid",
+            "the idempotency key is not allowed",
+            hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters",
+        )
+    return key
+
+
+def digest_of(asked: Mapping[str, object]) -> str:
+    """The same for the same request."""
+    return hashlib.sha256(canonical(asked).encode()).hexdigest()

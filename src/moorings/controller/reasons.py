@@ -1,0 +1,44 @@
+"""Why a claim is where it is, as everybody who asks is told: what core explains, and what a driver has said."""
+
+from __future__ import annotations
+
+from moorings.controller.hardware import Hardware
+from moorings.controller.loop import Loop
+from moorings.core.claims import Claim, ClaimState, PartitionId
+from moorings.core.queue import Wait, explain, unreachable
+from moorings.core.reasons import Reason
+from moorings.ports.clock import Clock
+
+NO_PARTITION = PartitionId("")  # never an id
+
+
+def partition_of(claim: Claim) -> PartitionId:
+    """The partition it holds, or what is no partition's id."""
+    return claim.partition or NO_PARTITION
+
+
+class Reasons:
+    """Explains claims from what the controller knows now."""
+
+    def __init__(self, loop: Loop, hardware: Hardware, clock: Clock) -> None:
+        self._loop = loop
+        self._hardware = hardware
+        self._clock = clock
+
+    def delay(self, claim: Claim) -> Reason | None:
+        """Why a granted claim's partition takes long, where that is known."""
+        state = self._loop.fleet.pools.get(claim.pool) if claim.pool is not None else None
+        if claim.state is not ClaimState.GRANTED or state is None:
+            return None
+        if state.problem:
+            return unreachable(state)
+        delay = self._hardware.delays.get(partition_of(claim))
+        return (
+            Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
+        )
+
+    def wait(self, claim: Claim) -> Wait | None:
+        """Its place in the queue, and why it waits; None: it does not."""
+        if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
+            return None
+        return explain(self._loop.fleet, claim, self._clock.now())

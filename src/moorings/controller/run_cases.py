@@ -1,0 +1,317 @@
+"""What can be asked of the controller about runs: start, follow, stop, label, serve earlier or later.
+
+As in ``service``: form and caller are checked before anything is queued, and nothing is written but through the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+
+from moorings.controller.idempotency import check_key, digest_of
+from moorings.controller.loop import Change, Loop
+from moorings.controller.reasons import Reasons, partition_of
+from moorings.controller.views import RunView
+from moorings.controller.waiting import Waiters
+from moorings.core.access import Caller, Role, check_may_act
+from moorings.core.claims import PRIORITY_MAX, ClaimId
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import SetPriority
+from moorings.core.reasons import Reason
+from moorings.core.records import said
+from moorings.ports.clock import Ids
+from moorings.ports.engine import Engine
+from moorings.ports.store import AppliancePart, KeyUse, Page, Store
+from moorings.workloads.appliance import KIND, WORKFLOW_JOBS_MAX, ApplianceJob, check_priority, priority_there
+from moorings.workloads.jobs import JobSpec, check_job
+from moorings.workloads.runs import ENDED, Run, RunId, RunState
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
+
+_PAGE = 200
+
+
+class RunCases:
+    """The use cases of runs."""
+
+    def __init__(self, loop: Loop, store: Store, engines: Mapping[str, Engine], ids: Ids, reasons: Reasons) -> None:
+        self._loop = loop
+        self._store = store
+        self._engines = engines
+        self._ids = ids
+        self._reasons = reasons
+        self._waits: Waiters[RunId] = Waiters()
+        loop.listen(self._tell_waiting)
+
+    def _tell_waiting(self, change: Change) -> None:
+        self._waits.wake(None if change.reloaded else [run.id for run in change.runs])
+
+    async def create(
+        self,
+        caller: Caller,
+        job: JobSpec,
+        *,
+        engine: str = "local",
+        within: str | None = None,
+        key: str | None = None,
+    ) -> RunView:
+        """A new run, or the one this caller's ``key`` made before.
+
+        Args:
+            caller: who asks.
+            job: what is to run.
+            engine: where.
+            within: a claim of the caller's; the run uses its partition, and leaves it as it is when it ends.
+            key: idempotency key.
+
+        Raises:
+            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and what else an engine
+                says of a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``, ``key.*``.
+        """
+        if caller.role not in (Role.ADMIN, Role.USER):
+            raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not start jobs")
+        if engine not in self._engines:
+            hint = f"engines here: {', '.join(self._engines) or 'none'}"
+            if engine in ("slurm", "kubernetes"):
+                hint += f"; a table [{engine}] in the controller's settings adds this one"
+            raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
+        notes = tuple(self._engines[engine].check(check_job(job)))
+        ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
+        use = None
+        if key is not None:
+            asked = {"job": said(job), "engine": engine} | ({"claim": within} if within is not None else {})
+            use = KeyUse(caller.subject, check_key(key), digest_of(asked), run=ident)
+        if job.appliance is not None:
+            job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
+        else:
+            admin = caller.role is Role.ADMIN
+            job = replace(job, priority=priority_there(job.accelerators.kind, job.priority, admin=admin))
+        claim = await self._claim_for(caller, engine, within)
+        given = CreateRun(
+            id=ident, claim=claim, job=job, engine=engine, subject=caller.subject, within=within is not None
+        )
+        run = await self._loop.post(given, use)
+        assert isinstance(run, Run)
+        return replace(await self._run_view(run), notes=notes)
+
+    async def _claim_for(self, caller: Caller, engine: str, within: str | None) -> ClaimId | None:
+        """The claim of a new run: a new one, that of ``within``, or none where another scheduler has it."""
+        if within is None:
+            return None if self._engines[engine].schedules else ClaimId(self._ids.new("claim"))
+        if self._engines[engine].schedules:
+            raise MooringsError("engine.rejected", f"engine {engine} takes its partitions from its own scheduler")
+        fleet = self._loop.fleet
+        claim = fleet.claims.get(ClaimId(within)) or fleet.claims.get(fleet.names.get(within, ClaimId("")))
+        if claim is None:
+            raise MooringsError("claim.unknown", f"there is no claim {within[:80]!r}", hint="moor get claims")
+        if claim.subject != caller.subject:
+            check_may_act(caller, claim.owner, claim.subject, "run something within a claim")
+        return claim.id
+
+    async def _priority(self, caller: Caller, part: ApplianceJob, asked: int) -> int:
+        """The priority of a new job of an appliance: that which its workflow has by now, or what is asked for."""
+        jobs = await asyncio.to_thread(self._jobs_of, part.workflow)
+        if any(run.subject != caller.subject for run in jobs):
+            raise MooringsError("owner.denied", f"workflow {part.workflow} is somebody else's")
+        if len(jobs) >= WORKFLOW_JOBS_MAX:
+            raise MooringsError(
+                "job.invalid", f"workflow {part.workflow} has {len(jobs)} jobs already", hint="begin a new one"
+            )
+        if jobs and jobs[-1].claim is not None:
+            last = self._loop.fleet.claims.get(jobs[-1].claim)
+            last = last or await asyncio.to_thread(self._store.claim, jobs[-1].claim)
+            return last.spec.priority if last is not None else asked
+        check_priority(asked, admin=caller.role is Role.ADMIN)
+        return asked
+
+    def _jobs_of(self, workflow: str) -> list[Run]:
+        """All jobs of a workflow, the newest last."""
+        jobs: list[Run] = []
+        while len(jobs) < WORKFLOW_JOBS_MAX:
+            after = jobs[-1].id if jobs else None
+            page = self._store.runs(Page(limit=_PAGE, after=after), part=AppliancePart(workflow=workflow))
+            jobs += page
+            if len(page) < _PAGE:
+                break
+        return jobs
+
+    async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
+        """The run with other labels; None takes one away.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``run.ended``, ``owner.denied``, ``label.invalid``.
+        """
+        run = await self._find_run(ident, caller)
+        check_may_act(caller, f"local/{run.id}", run.subject, "label a run")
+        if not run.ended:
+            changed = await self._loop.post(LabelRun(run.id, changes))
+            assert isinstance(changed, Run)
+            return await self._run_view(changed)
+        raise MooringsError("run.ended", f"run {run.id} is {run.state}; its labels stay as they are")
+
+    async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:
+        """The run, to be served earlier or later; with it all jobs of its workflow that have not ended.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``run.ended``, ``run.queued_elsewhere``, ``owner.denied``,
+                ``priority.denied``, ``claim.invalid``.
+        """
+        run = await self._find_run(ident, caller)
+        check_may_act(caller, f"local/{run.id}", run.subject, "change the priority of a run")
+        if abs(priority) > PRIORITY_MAX:
+            raise MooringsError("claim.invalid", f"priority {priority} is out of range")
+        if run.ended:
+            raise MooringsError("run.ended", f"run {run.id} is {run.state}; nothing of it waits")
+        if run.claim is None:
+            raise MooringsError("run.queued_elsewhere", f"run {run.id} waits in the queue of its engine's scheduler")
+        part = run.job.appliance
+        if part is not None or run.job.accelerators.kind == KIND:
+            check_priority(priority, admin=caller.role is Role.ADMIN)
+        kin = [run]
+        if part is not None:
+            unended = self._loop.runs.by_id.values()
+            kin = [one for one in unended if one.job.appliance and one.job.appliance.workflow == part.workflow]
+        for one in kin:
+            if one.claim is not None:
+                await self._loop.post(SetPriority(one.claim, priority))
+        return await self._run_view(self._loop.runs.by_id.get(run.id, run))
+
+    async def get(self, ident: str, *, wait_s: float = 0) -> RunView:
+        """The run with that id or job name; waits up to ``wait_s`` for its end.
+
+        Raises:
+            MooringsError: ``run.unknown``.
+        """
+        return await self._run_view(await self._run_until_ended(await self._find_run(ident), wait_s))
+
+    async def list(
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
+    ) -> Sequence[RunView]:
+        """Runs by creation."""
+        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
+        return [await self._run_view(run) for run in found]
+
+    async def list_briefly(
+        self,
+        page: Page,
+        *,
+        states: frozenset[RunState] | None = None,
+        subject: str | None = None,
+        part: AppliancePart | None = None,
+    ) -> Sequence[RunView]:
+        """Runs by creation, without their reasons and places in the queue: these cost more than all the rest.
+
+        Those that have not ended are all in memory: a page of a thousand from the database costs three times as much.
+        """
+        if states is not None and not states & ENDED:
+            return [self._brief(run) for run in await self._unended(page, states, subject, part)]
+        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
+        return [self._brief(self._loop.runs.by_id.get(run.id, run)) for run in found]
+
+    async def _unended(
+        self, page: Page, states: frozenset[RunState], subject: str | None, part: AppliancePart | None
+    ) -> Sequence[Run]:
+        start = None
+        if page.after is not None:  # it may have ended since the page before
+            start = self._loop.runs.by_id.get(RunId(page.after)) or await asyncio.to_thread(self._store.run, page.after)
+            if start is None or start.id != page.after:
+                return ()
+        chosen = (
+            run
+            for run in self._loop.runs.by_id.values()
+            if run.state in states
+            and (subject is None or run.subject == subject)
+            and (part is None or part.takes(run.job.appliance, run.labels))
+            and (start is None or (run.created_at, run.id) > (start.created_at, start.id))
+        )
+        return heapq.nsmallest(max(page.limit, 0), chosen, key=lambda run: (run.created_at, run.id))
+
+    def _brief(self, run: Run) -> RunView:
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
+        return RunView(run, claim, partition, None, None)
+
+    async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+        """The run, asked to stop; waits up to ``wait_s`` for its end. A run that has ended stays as it is.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``owner.denied``.
+        """
+        run = await self._find_run(ident, caller)
+        check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
+        if not run.ended:
+            changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
+            if not isinstance(changed, Run):
+                await self._loop.confirm()  # it has ended, or another controller leads and knows it
+            run = changed if isinstance(changed, Run) else await self._find_run(run.id)
+        return await self._run_view(await self._run_until_ended(run, wait_s))
+
+    async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """The output of a run's tasks, in chunks.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``owner.denied``, ``engine.unknown``, ``page.invalid`` (no such task).
+        """
+        run = await self._find_run(ident, caller)
+        check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
+        if run.engine not in self._engines:
+            raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
+        if task is not None and not 0 <= task < run.job.tasks:
+            raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
+        return self._logs(run, task, follow)
+
+    async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        waiting = (RunState.WAITING, RunState.STARTING)
+        while follow and run.state in waiting and run.started_at is None:  # one that was requeued has output
+            run = await self._run_change(run)
+        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follow and not run.ended):
+            yield chunk
+
+    async def _run_change(self, run: Run) -> Run:
+        """The run once it has moved on since ``run`` was read."""
+        while True:
+            held = self._loop.runs.by_id.get(run.id)
+            if held is None:  # it has ended
+                held = await asyncio.to_thread(self._store.run, run.id)
+            if held is not None and held.version > run.version:
+                return held
+            await self._waits.next(run.id)
+
+    async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
+        try:
+            async with asyncio.timeout(max(wait_s, 0)):
+                while not run.ended:
+                    run = await self._run_change(run)
+        except TimeoutError:
+            return self._loop.runs.by_id.get(run.id, run)
+        return run
+
+    async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
+        """The run with that id, or the newest with that job name: of the caller's own, where something is to be done.
+
+        Job names are not unique; what changes or shows a run must not reach a namesake of somebody else.
+        """
+        run = self._loop.runs.by_id.get(RunId(ident))
+        if run is None:
+            subject = caller.subject if caller is not None else None
+            run = await asyncio.to_thread(self._store.run, ident[:200], subject)
+        if run is None:
+            raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
+        return self._loop.runs.by_id.get(run.id, run)
+
+    async def _run_view(self, run: Run) -> RunView:
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        wait = self._reasons.wait(claim) if claim is not None and run.state is RunState.WAITING else None
+        reason = wait.reasons[0] if wait is not None else self._loop.runs.reason_of(run)
+        if run.engine not in self._engines and not run.ended:
+            reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
+        if reason is None and claim is not None:
+            reason = self._reasons.delay(claim) or claim.reason
+        partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
+        return RunView(run, claim, partition, wait.position if wait is not None else None, reason)

@@ -1,0 +1,40 @@
+"""Claims and decisions as the event log holds them: data for canonical JSON, the same bytes for ever (law 9)."""
+
+from __future__ import annotations
+
+from moorings.core.claims import Claim, ClaimSpec
+from moorings.core.queue import Plan
+
+
+def created_data(claim: Claim) -> dict[str, object]:
+    """The whole request, as ``claim.created`` holds it."""
+    told = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
+    return told | spec_data(claim.spec)
+
+
+def spec_data(spec: ClaimSpec) -> dict[str, object]:
+    """What is asked for, as data that canonical JSON can hold."""
+    contract = spec.checkpoint
+    return {
+        "kind": spec.kind,
+        "size": spec.size,
+        "gcds": spec.gcds,
+        "replicas_per_gcd": spec.replicas_per_gcd,
+        "pool": spec.pool,
+        "resources": dict(spec.resources),
+        "project": spec.project,
+        "priority": spec.priority,
+        "time_limit_s": spec.time_limit_s,
+        "preemptible": spec.preemptible,
+        "checkpoint": [contract.resumable, contract.warn_signal, contract.warn_s, contract.grace_s],
+        "lease_s": spec.lease_s,
+        "queue": spec.queue,
+    }
+
+
+def decided_data(decided: Plan) -> dict[str, object]:
+    """A decision, as ``turn.decided`` holds it."""
+    return {
+        "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
+        "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
+    }

@@ -1,0 +1,58 @@
+"""Waiting for news of runs, and what looks in a row say together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+from moorings.core.instants import Instant, seconds_between
+from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.ports.clock import Clock
+from moorings.workloads.runs import RunId
+
+# Reads logs (file, prefix of each line) to their ends, or on until it is told that nothing will be added.
+LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
+
+
+async def wait_for_news(news: asyncio.Event, clock: Clock, longest_s: float) -> None:
+    """Returns when there is news, which then is none any more, or after so many seconds."""
+    waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(clock.sleep(longest_s))}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    news.clear()
+
+
+def seldom(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
+    """``ask`` for whoever asks more often than a scheduler should be: False until ``every_s`` seconds have passed."""
+    asked_at = clock.now()
+
+    async def asked() -> bool:
+        nonlocal asked_at
+        if 0 <= seconds_between(asked_at, clock.now()) < every_s:
+            return False
+        asked_at = clock.now()
+        return await ask()
+
+    return asked
+
+
+class Missing:
+    """Runs whose job a scheduler did not know when it was asked last: one good listing ends nothing (law 3)."""
+
+    def __init__(self) -> None:
+        self._streaks: dict[RunId, tuple[Streak, Instant]] = {}
+
+    def again(self, run: RunId, now: Instant) -> bool:
+        """Its job is missing in one more good listing; whether that is proof by now."""
+        streak, before = self._streaks.get(run, (Streak(), now))
+        streak = streak.longer(max(seconds_between(before, now), 0.0))
+        self._streaks[run] = streak, now
+        return streak.is_proof(LISTINGS_NEEDED)
+
+    def forget(self, run: RunId) -> None:
+        """Its job is there, or its end is known."""
+        self._streaks.pop(run, None)

@@ -1,0 +1,72 @@
+"""What every engine makes of an order, and how it says no."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.ports.engine import StartOrder
+from moorings.workloads.runs import RunId
+
+
+def rejected(detail: str, hint: str = "") -> MooringsError:
+    """What is never done."""
+    return MooringsError("engine.rejected", detail, hint=hint)
+
+
+def unavailable(detail: str, hint: str = "") -> MooringsError:
+    """What is not done now."""
+    return MooringsError("engine.unavailable", detail, hint=hint, retryable=True)
+
+
+def not_now(order: StartOrder, why: str) -> MooringsError:
+    """An order that is not carried out now."""
+    return unavailable(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")
+
+
+def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
+    """A signal (``USR1`` or ``SIGUSR1``) up to the number ``most``.
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    found = signal.Signals.__members__.get(f"SIG{name.upper().removeprefix('SIG')}")
+    if found is None or not 1 <= found <= min(most, signal.SIGRTMIN - 1):
+        raise rejected(f"no signal {name[:20]!r} can be sent to a run", "use USR1, USR2, TERM, INT, ...")
+    return found
+
+
+def checkpoint_variables(order: StartOrder) -> dict[str, str]:
+    """What a job is told of its checkpoints."""
+    variables = {}
+    if order.job.checkpoint_directory is not None:
+        variables["MOORINGS_CHECKPOINT_DIR"] = order.job.checkpoint_directory
+    if order.resume_from is not None:
+        variables["MOORINGS_RESUME_FROM"] = order.resume_from
+    return variables
+
+
+def variables_of(order: StartOrder) -> dict[str, str]:
+    """A job's own variables, and what it is told of its run; those of its partition are for others to add."""
+    named = {"MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
+    return {**order.job.environment, **named, **checkpoint_variables(order)}
+
+
+def choose_logs(run: RunId, tasks: int, task: int | None, log: Callable[[int], Path]) -> list[tuple[Path, bytes]]:
+    """The files with the output of one task, or of all, each with what is put before its lines.
+
+    Args:
+        run: whose.
+        tasks: how many it has.
+        task: which one; None: all.
+        log: the file of a task.
+
+    Raises:
+        MooringsError: ``engine.rejected``: there is no such task.
+    """
+    if task is not None and not 0 <= task < tasks:
+        raise rejected(f"run {run} has no task {task}", f"it has 0 to {tasks - 1}")
+    ranks = range(tasks) if task is None else (task,)
+    return [(log(rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks]

@@ -1,0 +1,374 @@
+"""What is let in: the defaults that are filled in, and everything that can be known to be wrong with an IPUJob. Pure.
+
+The schema refuses what is of the wrong kind, and CEL rules say more on newer servers; here stand all rules, for the
+webhook and for the operator (a job may have come while no webhook listened).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from moorings.core.claims import NAME_CHARS_MAX, ClaimSpec, check_name, check_spec
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.fields import ENDED, PODS_MAX, SPEC, Field
+from moorings.kubernetes.ipujob import FINALIZER, GROUP, IPUJob, JobKind, Obj
+from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, needs_service
+from moorings.kubernetes.privileges import EVERYWHERE, Limits, find_privileges, find_rights
+from moorings.kubernetes.reading import Fault, parse_ipujob, read_ipujob, shown
+
+FAULTS_TOLD_MAX = 8  # in one message
+GENERATED_CHARS = 5  # that the API server puts behind a `generateName`
+
+# What Moorings itself puts into Pods. A user's value would point the job at another partition, or break the launcher's
+# way to its workers. Other variables of the vendor (IPUOF_LOG_LEVEL, say) are the user's own.
+OUR_PREFIX = "moorings-"  # of volumes and containers
+OUR_LABELS = f"{GROUP}/"  # labels and annotations below it
+OUR_VARIABLES = frozenset(
+    {
+        "IPUOF_CONFIG_PATH",
+        "IPUOF_VIPU_API_GCD_ID",
+        "IPUOF_VIPU_API_HOST",
+        "IPUOF_VIPU_API_PARTITION_ID",
+        "IPUOF_VIPU_API_PORT",
+        "OMPI_MCA_orte_default_hostfile",
+        "OMPI_MCA_plm_rsh_agent",
+        "PRTE_MCA_plm_ssh_agent",
+        "PRTE_MCA_prte_default_hostfile",
+    }
+)
+OUR_VARIABLES_PREFIX = "MOORINGS_"
+OUR_PATHS = (BIN_DIR, CONFIG_DIR)
+
+_SET_BY_US = "Moorings sets it itself: leave it out"
+_TEMPLATE = "spec.workers.template"
+
+# Of what kind the fields of a template are that we read, or add to; the rest is the API server's to judge.
+_LIST, _OBJECT, _TEXTS = "a list of objects", "an object", "an object of strings"
+_OF_TEMPLATE = {"metadata": _OBJECT, "spec": _OBJECT}
+_OF_METADATA = {"labels": _TEXTS, "annotations": _TEXTS}
+_OF_SPEC = {
+    **dict.fromkeys(("containers", "initContainers", "volumes", "imagePullSecrets"), _LIST),
+    "nodeSelector": _TEXTS,
+    "securityContext": _OBJECT,
+}
+_OF_CONTAINER = {**dict.fromkeys(("env", "ports", "volumeMounts"), _LIST), "securityContext": _OBJECT}
+
+
+def default_ipujob(obj: Obj) -> list[Obj]:
+    """A JSON patch that adds what a new job leaves out; nothing that was given is changed.
+
+    The finalizer is among it, so that there is no moment without it. For a CREATE only: on an UPDATE it would put the
+    finalizer back that an uninstall takes away.
+    """
+    patch: list[Obj] = []
+    finalizers = obj["metadata"].get("finalizers")
+    if finalizers is None:
+        patch.append(_add("/metadata/finalizers", [FINALIZER]))
+    elif FINALIZER not in finalizers:
+        patch.append(_add("/metadata/finalizers/-", FINALIZER))
+    left_out = [field for field in SPEC if field.default is not None and _is_left_out(obj, field)]
+    return [*patch, *(_add("/" + field.path.replace(".", "/"), field.default) for field in left_out)]
+
+
+def _add(path: str, value: object) -> Obj:
+    return {"op": "add", "path": path, "value": value}
+
+
+def _is_left_out(obj: Obj, field: Field) -> bool:
+    """Whether a field and its other spelling are missing, while there is something that it could stand in."""
+    holder = _at(obj, field.path.rpartition(".")[0])
+    return isinstance(holder, Mapping) and all(_at(obj, path) is None for path in (field.path, field.alias) if path)
+
+
+def _at(obj: Obj, path: str) -> object:
+    found: object = obj
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def check_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
+    """The job, if nothing is wrong with it.
+
+    Raises:
+        MooringsError: ``ipujob.invalid``, naming each field that is wrong.
+    """
+    _refuse(find_faults(obj, limits))
+    return parse_ipujob(obj)
+
+
+def check_update(old: Obj, new: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
+    """The changed job, if it may be changed so.
+
+    What was wrong already is no reason: rules may have become stricter since the job was made. A job that is being
+    deleted may be changed in any way, and so may metadata: a finalizer that could not be taken away would hold it for
+    ever.
+
+    Raises:
+        MooringsError: ``ipujob.invalid``, naming the fields.
+    """
+    before, after = parse_ipujob(old), parse_ipujob(new)
+    if after.deleted or old.get("spec") == new.get("spec"):
+        return after
+    _refuse(
+        Fault(path, "cannot be changed while the job exists", "delete the job and create it anew")
+        for path, changed in _fixed(before, after)
+        if changed
+    )
+    if before.status.state in ENDED and before.instances != after.instances:
+        problem = f"cannot be changed: the job is {before.status.state}, and is not started anew"
+        _refuse([Fault("spec.jobInstances", problem, "delete the job and create it anew")])
+    known = find_faults(old, limits)
+    _refuse(fault for fault in find_faults(new, limits) if fault not in known)
+    return after
+
+
+def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
+    """What may not change, and whether it did; of values, so that another spelling of the same is no change."""
+    yield "spec.ipusPerJobInstance", before.ipus != after.ipus
+    yield "spec.workerPerJobInstance", before.workers != after.workers
+    yield "spec.modelReplicasPerWorker", before.replicas != after.replicas
+    yield "spec.interactive", before.ttl_s != after.ttl_s
+    one, other = ((job.has_launcher, job.command, job.args, job.launcher) for job in (before, after))
+    yield "spec.launcher", one != other and before.ttl_s == after.ttl_s
+    yield _TEMPLATE, before.template != after.template
+    yield "spec.priority", before.priority != after.priority
+
+
+def find_faults(obj: Obj, limits: Limits = EVERYWHERE) -> tuple[Fault, ...]:
+    """Everything that can be known to be wrong with a job without asking anybody; one without faults can be built."""
+    job, unread = read_ipujob(obj)
+    found = [*_name(job, obj), *unread, *_launcher(job), *_template(job)]
+    if not limits.trusts(job.namespace):
+        found += find_privileges(_TEMPLATE, job.template, job.launcher if job.has_launcher else {})
+    if not unread:  # else the numbers are defaults, and would be complained of in vain
+        found += [*_split(job), *_pods(job), *_priority(job, limits)]
+    return tuple(found)
+
+
+def _refuse(faults: Iterable[Fault]) -> None:
+    found = list(faults)
+    if not found:
+        return
+    first = found[0]
+    if len(found) == 1:
+        raise MooringsError("ipujob.invalid", f"{first.path}: {first.problem}", hint=first.hint)
+    told = [
+        f"{fault.path}: {fault.problem}" + (f" ({fault.hint})" if fault.hint else "")
+        for fault in found[:FAULTS_TOLD_MAX]
+    ]
+    if len(found) > FAULTS_TOLD_MAX:
+        told.append(f"and {len(found) - FAULTS_TOLD_MAX} more")
+    raise MooringsError("ipujob.invalid", "; ".join(told))
+
+
+def _name(job: IPUJob, obj: Obj) -> Iterator[Fault]:
+    prefix = obj["metadata"].get("generateName")
+    name = job.name or (f"{prefix}{'x' * GENERATED_CHARS}" if isinstance(prefix, str) else "")
+    if len(name) > NAME_CHARS_MAX:
+        yield Fault(
+            "metadata.name",
+            f"has {len(name)} characters; at most {NAME_CHARS_MAX} are allowed",
+            "longer names make the vendor's library fail later with a misleading device error",
+        )
+        return
+    try:
+        check_name(name)
+    except MooringsError as error:
+        yield Fault("metadata.name", error.detail, error.hint)
+        return
+    if "." in name:
+        yield Fault(
+            "metadata.name", f"{shown(name)} has a dot, and mpirun cuts the names of hosts there", "use '-' instead"
+        )
+    elif needs_service(job) and name[0].isdigit():
+        yield Fault(
+            "metadata.name",
+            f"{shown(name)} begins with a digit, which a Service's name may not",
+            "begin with a letter: the workers of an inference job with several find each other by a Service",
+        )
+
+
+def _launcher(job: IPUJob) -> Iterator[Fault]:
+    if job.kind is JobKind.INTERACTIVE and (job.command or job.args):
+        yield Fault(
+            "spec.launcher.command",
+            "excludes spec.interactive",
+            "an interactive launcher runs no command of its own: leave one of them out",
+        )
+    elif job.kind is JobKind.TRAINING and not job.command:
+        yield Fault(
+            "spec.launcher.command",
+            "is missing",
+            "say what the launcher runs; leave the launcher out of an inference job",
+        )
+
+
+def _split(job: IPUJob) -> Iterator[Fault]:
+    """The rules of every claim, which do not know what IPUJobs call their fields."""
+    spec = ClaimSpec(kind="ipu", size=job.ipus, gcds=job.workers, replicas_per_gcd=job.replicas, priority=job.priority)
+    try:
+        check_spec(spec)
+    except MooringsError as error:
+        path, hint = _CLAIMS[error.code]
+        yield Fault(path, error.detail, hint or error.hint)
+
+
+_CLAIMS = {
+    "claim.size_invalid": ("spec.ipusPerJobInstance", ""),
+    "claim.gcds_invalid": (
+        "spec.workerPerJobInstance",
+        "each worker has a GCD: the number of workers must divide ipusPerJobInstance",
+    ),
+    "claim.replicas_invalid": (
+        "spec.modelReplicasPerWorker",
+        "the number of replicas must divide the IPUs of each worker",
+    ),
+    "claim.invalid": ("spec.priority", ""),
+}
+
+
+def _priority(job: IPUJob, limits: Limits) -> Iterator[Fault]:
+    if job.priority > limits.max_priority:
+        yield Fault(
+            "spec.priority",
+            f"{job.priority} is above {limits.max_priority}, the highest that is allowed here",
+            "it would go before everybody who waits for the same IPUs; an admin can raise jobs.maxPriority",
+        )
+
+
+def _pods(job: IPUJob) -> Iterator[Fault]:
+    if job.instances * job.workers > PODS_MAX:
+        yield Fault(
+            "spec.jobInstances",
+            f"{job.instances} instances of {job.workers} workers are more than {PODS_MAX} Pods",
+            "make several jobs of it",
+        )
+
+
+# -- the Pod template --------------------------------------------------------------------------------------------------
+
+
+def _template(job: IPUJob) -> Iterator[Fault]:
+    yield from _kinds(_TEMPLATE, job.template, _OF_TEMPLATE)
+    metadata, where = _dict(job.template.get("metadata")), f"{_TEMPLATE}.spec"
+    yield from _kinds(f"{_TEMPLATE}.metadata", metadata, _OF_METADATA)
+    yield from _labels(metadata)
+    spec = _dict(job.template.get("spec"))
+    yield from _kinds(where, spec, _OF_SPEC)
+    yield from find_rights(where, spec)
+    if spec.get("restartPolicy") == "Always":
+        yield Fault(
+            f"{where}.restartPolicy",
+            "must not be Always",
+            "leave it out: a worker is started anew by spec.restartPolicy, with a clean partition",
+        )
+    containers = list(_dicts(spec.get("containers")))
+    if not containers:
+        yield Fault(f"{where}.containers", "is missing", "name at least one container, with its image")
+    volumes = []
+    for index, volume in _dicts(spec.get("volumes")):
+        yield from _strings(f"{where}.volumes[{index}]", volume, "name")
+        volumes.append(name := volume.get("name"))
+        if _is_ours(name, OUR_PREFIX):
+            yield Fault(f"{where}.volumes[{index}].name", f"{shown(name)} is a name of Moorings' own", "rename it")
+    for kind, found in (("containers", containers), ("initContainers", list(_dicts(spec.get("initContainers"))))):
+        for index, container in found:
+            yield from _container(f"{where}.{kind}[{index}]", container, volumes)
+    names = [container.get("name") for _, container in containers]
+    for name in dict.fromkeys(str(name) for name in names if names.count(name) > 1):
+        yield Fault(f"{where}.containers", f"two are called {shown(name)}", "give each a name of its own")
+    if job.has_launcher:
+        first = containers[0][1] if containers else {}
+        yield from _launcher_container(job.launcher, first, volumes)
+
+
+def _labels(metadata: Mapping[str, Any]) -> Iterator[Fault]:
+    for kind in ("labels", "annotations"):
+        for name in _dict(metadata.get(kind)):
+            if _is_ours(name, OUR_LABELS):
+                yield Fault(f"{_TEMPLATE}.metadata.{kind}", f"{shown(name)} is one of Moorings' own", "leave it out")
+
+
+def _container(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+    yield from _strings(where, container, "name", "image")
+    yield from _kinds(where, container, _OF_CONTAINER)
+    if _is_ours(container.get("name"), OUR_PREFIX):
+        yield Fault(f"{where}.name", f"{shown(container['name'])} is a name of Moorings' own", "rename it")
+    yield from _environment(where, container)
+    yield from _mounts(where, container, volumes)
+
+
+def _launcher_container(launcher: Mapping[str, Any], worker: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+    """The launcher has the mounts of the workers' first container and its own, and where its tools are."""
+    yield from _kinds("spec.launcher", launcher, _OF_CONTAINER)
+    yield from _environment("spec.launcher", launcher)
+    yield from _mounts("spec.launcher", launcher, volumes)
+    taken = [mount.get("mountPath") for _, mount in _dicts(worker.get("volumeMounts"))]
+    for index, mount in _dicts(launcher.get("volumeMounts")):
+        if mount.get("mountPath") in taken:
+            yield Fault(
+                f"spec.launcher.volumeMounts[{index}].mountPath",
+                f"{shown(mount['mountPath'])} is mounted already",
+                "the launcher has the mounts of the workers' first container, too",
+            )
+
+
+def _environment(where: str, container: Mapping[str, Any]) -> Iterator[Fault]:
+    for index, variable in _dicts(container.get("env")):
+        yield from _strings(f"{where}.env[{index}]", variable, "name")
+        name = variable.get("name")
+        if isinstance(name, str) and (name in OUR_VARIABLES or name.startswith(OUR_VARIABLES_PREFIX)):
+            yield Fault(f"{where}.env[{index}].name", f"{shown(name)} is not yours to set", _SET_BY_US)
+
+
+def _mounts(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+    for index, mount in _dicts(container.get("volumeMounts")):
+        path = f"{where}.volumeMounts[{index}]"
+        yield from _strings(path, mount, "name", "mountPath")
+        if mount.get("name") not in volumes:
+            yield Fault(f"{path}.name", f"there is no volume {shown(mount.get('name'))}", f"add it to {_TEMPLATE}.spec")
+        if str(mount.get("mountPath")).rstrip("/") in OUR_PATHS:
+            yield Fault(f"{path}.mountPath", f"{shown(mount['mountPath'])} is Moorings' own", "mount it elsewhere")
+
+
+def _strings(where: str, found: Mapping[str, Any], *fields: str) -> Iterator[Fault]:
+    for field in fields:
+        value = found.get(field)
+        if value is None or value == "":
+            yield Fault(f"{where}.{field}", "is missing")
+        elif not isinstance(value, str):
+            yield Fault(f"{where}.{field}", f"must be a string, not {shown(value)}")
+
+
+def _kinds(where: str, found: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[Fault]:
+    for field, kind in kinds.items():
+        value, path = found.get(field), f"{where}.{field}"
+        if value is None:
+            continue
+        if not isinstance(value, list if kind == _LIST else Mapping):
+            yield Fault(path, f"must be {kind}, not {shown(value)}")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if not isinstance(item, Mapping):
+                    yield Fault(f"{path}[{index}]", f"must be an object, not {shown(item)}")
+        elif kind == _TEXTS:
+            for name, text in value.items():
+                if not isinstance(text, str):
+                    yield Fault(f"{path}[{name}]", f"must be a string, not {shown(text)}", "put it in quotes")
+
+
+def _is_ours(name: object, prefix: str) -> bool:
+    return isinstance(name, str) and name.startswith(prefix)
+
+
+def _dict(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _dicts(found: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects in a list, with their places."""
+    for index, each in enumerate(found if isinstance(found, list) else ()):
+        if isinstance(each, Mapping):
+            yield index, each

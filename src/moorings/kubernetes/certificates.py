@@ -1,0 +1,352 @@
+"""The webhooks' certificates: made and renewed by the operator itself, kept in one Secret. Pure but for fresh keys.
+
+``renew`` decides: from what the Secret holds, what the API server believes and ``now`` to what the Secret should hold.
+``certificate_keeper`` does it.
+
+The Secret has the keys of kube-webhook-certgen, ``ca``, ``cert`` and ``key``, so the chart's patch job may make it; one
+of our own also has ``ca-key``. ``ca`` is a bundle: an authority comes into it before anything is signed by it, and
+leaves it long after the last certificate of it was replaced, so there is no moment at which a call would fail.
+
+cert-manager was refused as a condition: one more thing to install before the first job.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.ipujob import Obj
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+CA, CERT, KEY, CA_KEY = "ca", "cert", "key", "ca-key"  # of the Secret
+
+AUTHORITY_LIFE = timedelta(days=3650)
+SERVING_LIFE = timedelta(days=365)
+SKEW = timedelta(hours=1)  # the API server's clock may be behind
+LEFT = 3  # renewed when less than a third of a certificate's life is left
+SPREAD = timedelta(minutes=5)  # until every API server believes an authority that came into the bundle
+OVERLAP = timedelta(days=7)  # until every replica serves what came into the Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What the Secret holds, as PEM.
+
+    Attributes:
+        ca: whom callers believe; one authority or several.
+        cert: what is served.
+        key: its private key.
+        ca_key: of one authority in ``ca``; empty: all of this was made by somebody else.
+    """
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+    ca_key: bytes = b""
+
+    def __repr__(self) -> str:
+        return "Certificates(...)"  # there are private keys in it
+
+
+def service_names(service: str, namespace: str, more: Iterable[str] = ()) -> tuple[str, ...]:
+    """The names by which a Service is called, the API server's own first; ``more`` are hosts and addresses."""
+    full = f"{service}.{namespace}.svc"
+    return tuple(dict.fromkeys((full, service, f"{service}.{namespace}", f"{full}.cluster.local", *more)))
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+
+
+def make_certificates(names: Sequence[str], now: datetime) -> Certificates:
+    """A new authority and a certificate of it.
+
+    Raises:
+        MooringsError: ``webhook.invalid``: a name that is none.
+    """
+    authority, key = _make_authority(now)
+    return _issue(Certificates(_pem(authority), b"", b"", _key_pem(key)), names, now)
+
+
+def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    public, serial = key.public_key(), x509.random_serial_number()
+    # A name of its own: while an old and a new authority are both believed, nobody takes one for the other.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings webhooks {serial:x}"[:40])])
+    made = (
+        x509.CertificateBuilder(name, name, public, serial, now - SKEW, now + AUTHORITY_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return made, key
+
+
+def _issue(held: Certificates, names: Sequence[str], now: datetime) -> Certificates:
+    """``held`` with a new certificate by the authority whose key it has."""
+    signing_key = _load_key(held.ca_key)
+    signer = _signer(held)
+    assert signer is not None, "the authority of the key is in the bundle"
+    assert isinstance(signing_key, ec.EllipticCurvePrivateKey), "we made it"
+    called = x509.SubjectAlternativeName([_general(name) for name in names])
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    ends = min(now + SERVING_LIFE, signer.not_valid_after_utc)
+    identifier = signer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    made = (
+        x509.CertificateBuilder(signer.subject, subject, public, x509.random_serial_number(), now - SKEW, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(called, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(signing_key, hashes.SHA256())
+    )
+    return replace(held, cert=_pem(made), key=_key_pem(key))
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(  # an authority without it is refused by Python 3.13 and by Go
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not name.isascii() or not name.replace("-", "a").replace(".", "a").isalnum() or len(name) > 253:
+        hint = "write names as operator.example.org and 10.0.0.1, without port"
+        raise MooringsError("webhook.invalid", f"{name[:80]!r} is neither a host's name nor an address", hint=hint)
+    return x509.DNSName(name.lower())
+
+
+# -- deciding ----------------------------------------------------------------------------------------------------------
+
+
+def renew(
+    held: Certificates | None, names: Sequence[str], believed: Sequence[bytes], now: datetime
+) -> Certificates | None:
+    """What the Secret should hold instead; None: it is good as it is.
+
+    An authority is replaced in three steps, days or minutes apart: a new one comes into the bundle; once it is
+    believed, a certificate is made of it; the old one leaves.
+
+    Args:
+        held: what it holds; None: there is none, or nothing in it can be read.
+        names: what the certificate must be good for, the most important first.
+        believed: the bundle of each webhook that would call us.
+        now: the time.
+    """
+    if held is None:
+        made = make_certificates(names, now)
+        # Somebody has deleted it, and other replicas serve what was in it until they look again.
+        before = (one for each in believed for one in _parse_all(each))
+        return replace(made, ca=_bundle([*before, *_parse_all(made.ca)], now))
+    signer = _signer(held)
+    if not _serves(held, names[0], now):  # every call fails as it is: there is nothing to be careful about
+        if signer is None or now >= signer.not_valid_after_utc:
+            made = make_certificates(names, now)
+            return replace(made, ca=_bundle([*_parse_all(held.ca), *_parse_all(made.ca)], now))
+        return _issue(held, names, now)
+    serving = _parse(held.cert)
+    by_signer = signer is not None and _is_signed_by(serving, signer)
+    if signer is None:
+        return _add_authority(held, now) if _is_due(serving, now) or _any_due(held, serving, now) else None
+    if by_signer and _is_due(signer, now):
+        return _add_authority(held, now)
+    wanted = not by_signer or _is_due(serving, now) or not set(map(_plain, names)) <= _names(serving)
+    if wanted and _is_spread(signer, believed, now):
+        return _issue(held, names, now)
+    authorities = _parse_all(held.ca)
+    made_at = serving.not_valid_before_utc + SKEW
+    kept = [signer] if by_signer and now >= made_at + OVERLAP else authorities
+    bundle = _bundle(kept, now)
+    return replace(held, ca=bundle) if len(_parse_all(bundle)) < len(authorities) else None
+
+
+def _add_authority(held: Certificates, now: datetime) -> Certificates:
+    authority, key = _make_authority(now)
+    return replace(held, ca=_bundle([*_parse_all(held.ca), authority], now), ca_key=_key_pem(key))
+
+
+def ends_at(held: Certificates) -> datetime:
+    """Until when the certificate is good; one that ``renew`` has let pass."""
+    return _parse(held.cert).not_valid_after_utc
+
+
+def _serves(held: Certificates, name: str, now: datetime) -> bool:
+    """Whether a caller would take the certificate. One that is not good yet stays: a clock went back."""
+    try:
+        serving, key = _parse(held.cert), _load_key(held.key)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return (
+        key.public_key() == serving.public_key()
+        and now < serving.not_valid_after_utc
+        and _plain(name) in _names(serving)
+        and any(_is_signed_by(serving, one) and now < one.not_valid_after_utc for one in _parse_all(held.ca))
+    )
+
+
+def _signer(held: Certificates) -> x509.Certificate | None:
+    """The authority in the bundle whose key we have."""
+    if not held.ca_key:
+        return None
+    try:
+        public = _load_key(held.ca_key).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return next((one for one in _parse_all(held.ca) if one.public_key() == public), None)
+
+
+def _is_due(certificate: x509.Certificate, now: datetime) -> bool:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return (ends - now) * LEFT < ends - begins
+
+
+def _any_due(held: Certificates, serving: x509.Certificate, now: datetime) -> bool:
+    return all(_is_due(one, now) for one in _parse_all(held.ca) if _is_signed_by(serving, one))
+
+
+def _is_spread(signer: x509.Certificate, believed: Sequence[bytes], now: datetime) -> bool:
+    return now >= signer.not_valid_before_utc + SKEW + SPREAD and all(signer in _parse_all(one) for one in believed)
+
+
+def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _names(certificate: x509.Certificate) -> set[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    hosts = (host.lower() for host in found.get_values_for_type(x509.DNSName))
+    return {*hosts, *map(str, found.get_values_for_type(x509.IPAddress))}
+
+
+def _plain(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
+
+
+def _bundle(authorities: Iterable[x509.Certificate], now: datetime) -> bytes:
+    return b"".join(map(_pem, dict.fromkeys(one for one in authorities if now < one.not_valid_after_utc)))
+
+
+def _parse(pem: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem)
+
+
+def _parse_all(pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return []
+
+
+def _load_key(pem: bytes) -> PrivateKeyTypes:
+    return serialization.load_pem_private_key(pem, password=None)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+# -- the Secret and the configurations ---------------------------------------------------------------------------------
+
+
+def parse_secret(found: Obj, ca: str = CA, cert: str = CERT, key: str = KEY) -> Certificates | None:
+    """What a Secret holds; None if one of its three keys is missing or cannot be read."""
+    data = found.get("data") or {}
+    try:
+        plain = {name: base64.b64decode(data.get(name) or "", validate=True) for name in (ca, cert, key, CA_KEY)}
+    except (binascii.Error, ValueError, TypeError):
+        return None
+    if not (plain[ca] and plain[cert] and plain[key]):
+        return None
+    return Certificates(plain[ca], plain[cert], plain[key], plain[CA_KEY])
+
+
+def parse_bundle(found: Obj, ca: str = CA) -> bytes:
+    """The authorities of a Secret, as PEM; empty if there are none in it."""
+    try:
+        plain = base64.b64decode((found.get("data") or {}).get(ca) or "", validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        return b""
+    return plain if _parse_all(plain) else b""
+
+
+def build_secret_data(held: Certificates, ca: str = CA, cert: str = CERT, key: str = KEY) -> dict[str, str]:
+    """The data of the Secret."""
+    plain = {ca: held.ca, cert: held.cert, key: held.key, CA_KEY: held.ca_key}
+    return {name: base64.b64encode(value).decode() for name, value in plain.items() if value}
+
+
+def build_secret(namespace: str, name: str, data: Mapping[str, str]) -> Obj:
+    """A Secret of type Opaque."""
+    metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "moorings"}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": dict(data)}
+
+
+def put_bundle(configuration: Obj, bundle: bytes, failure_policy: str = "") -> Obj | None:
+    """A webhook configuration whose webhooks believe ``bundle``; None: they do already.
+
+    Args:
+        configuration: as the API server has it; not changed.
+        bundle: authorities, as PEM.
+        failure_policy: ``Fail`` or ``Ignore``; empty: as it is.
+    """
+    wanted = {"caBundle": base64.b64encode(bundle).decode()}
+    policy = {"failurePolicy": failure_policy} if failure_policy else {}
+    given = list(configuration.get("webhooks") or ())
+    changed = [one | policy | {"clientConfig": one["clientConfig"] | wanted} for one in given]
+    return configuration | {"webhooks": changed} if changed != given else None
+
+
+def believed_by(configuration: Obj) -> list[bytes]:
+    """The bundle of each webhook of a configuration; an unreadable one is empty."""
+    found = []
+    for webhook in configuration.get("webhooks") or ():
+        try:
+            found.append(base64.b64decode(webhook["clientConfig"].get("caBundle") or "", validate=True))
+        except (binascii.Error, ValueError):
+            found.append(b"")
+    return found

@@ -1,0 +1,327 @@
+"""The API server over HTTPS: each call is made once, and whatever goes wrong is a ``KubeError``.
+
+Paths and bodies are ours, on httpx2; lightkube's own client was measured and refused (ADR 0007). Nothing is tried again
+here, since only the caller knows whether its wish is still the same a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import httpx2
+from lightkube.core.exceptions import ConfigError
+
+from moorings import __version__
+from moorings.client.causes import cause_text
+from moorings.kubernetes.credentials import Credentials, load_credentials
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import SECRET, Kind, KubeError, Listed, Watched
+
+PAGE = 500  # objects in one answer of a list, as client-go asks
+CONNECTIONS = 100
+STEP = 0.9  # of a call's time, for a connection or the next bytes
+KEPT_S = 60.0  # an idle connection; servers and balancers end theirs later
+RETRY_AFTER_MAX_S = 300.0
+WORDS_MAX = 1000
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the API server is waited for, in seconds.
+
+    Attributes:
+        call_s: for the whole answer to a call, or to one page of a list.
+        watch_s: after which the server is asked to end a watch; up to a fifth less, so that not all end at once.
+        silence_s: without a byte of a watch before it counts as dead. A server sends a bookmark every minute.
+    """
+
+    call_s: float = 10.0
+    watch_s: float = 290.0
+    silence_s: float = 90.0
+
+
+def connect(
+    environment: Mapping[str, str],
+    *,
+    path: str = "",
+    context: str = "",
+    patience: Patience | None = None,
+) -> Connection:
+    """A connection by a kubeconfig, or from inside a cluster; nothing is sent yet.
+
+    Args:
+        environment: of the process.
+        path: a kubeconfig; empty: ``KUBECONFIG``, then our Pod's account, then ``~/.kube/config``.
+        context: of the kubeconfig; empty: its current one.
+        patience: how long to wait.
+
+    Raises:
+        MooringsError: ``kubernetes.not_configured``.
+    """
+    return Connection(load_credentials(environment, path=path, context=context), patience or Patience())
+
+
+class Connection:
+    """A ``Kube``.
+
+    Args:
+        credentials: where it is and who we are.
+        patience: how long to wait.
+        chance: a number from 0 to 1, anew each time.
+    """
+
+    def __init__(
+        self, credentials: Credentials, patience: Patience, chance: Callable[[], float] = random.random
+    ) -> None:
+        self.namespace = credentials.namespace
+        self.server = credentials.server
+        self._patience = patience
+        self._chance = chance
+        self._http = httpx2.AsyncClient(
+            verify=credentials.tls,
+            auth=credentials.auth,
+            # Each step on the way is given up by httpx2 itself, which cleans up; the whole only if a server dribbles.
+            timeout=httpx2.Timeout(STEP * patience.call_s),
+            limits=httpx2.Limits(
+                max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEPT_S
+            ),
+            # The server would pack every long list, which costs it more than the network gains.
+            headers={
+                "User-Agent": f"moorings/{__version__}",
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+            },
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
+        return await self._call("GET", kind, self._path(kind, namespace, name))
+
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        trim: Callable[[Obj], Obj] | None = None,
+    ) -> Listed:
+        # Without a resourceVersion: the newest state there is, in pages of one moment.
+        params = {"limit": str(PAGE), **_selected(labels, fields)}
+        path = self._path(kind, namespace)
+        items: list[Obj] = []
+        while True:
+            page = await self._call("GET", kind, path, params=params)
+            found = page.get("items") or ()
+            items += found if trim is None else map(trim, found)
+            metadata = page["metadata"]
+            if not metadata.get("continue"):
+                return Listed(items, metadata["resourceVersion"])
+            params["continue"] = metadata["continue"]
+
+    async def watch(
+        self, kind: Kind, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Watched]:
+        params = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": since,
+            "timeoutSeconds": str(max(1, round(self._patience.watch_s * (1 - 0.2 * self._chance())))),
+            **_selected(labels, fields),
+        }
+        timeout = httpx2.Timeout(STEP * self._patience.call_s, read=self._patience.silence_s)
+        async with (
+            self._telling(),
+            self._http.stream("GET", self._path(kind, namespace), params=params, timeout=timeout) as answer,
+        ):
+            if answer.status_code != 200:
+                async with asyncio.timeout(self._patience.call_s):
+                    raise parse_refusal(answer.status_code, answer.headers, await answer.aread(), kind)
+            yield Watched("BOOKMARK", {"metadata": {"resourceVersion": since}})  # who waits knows that the watch stands
+            rest = b""
+            async for chunk in answer.aiter_raw():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield parse_event(line, kind)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+        namespace = namespace or _namespace(body)
+        assert namespace is not None or not kind.namespaced, f"a {kind.name} is made in a namespace"
+        return await self._call("POST", kind, self._path(kind, namespace), body=_typed(kind, body))
+
+    async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+        path = self._path(kind, namespace or _namespace(body), body["metadata"]["name"])
+        return await self._call("PUT", kind, path, body=_typed(kind, body))
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Obj | Sequence[Obj],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> Obj:
+        path = self._path(kind, namespace, name, subresource)
+        media = MERGE_PATCH if isinstance(body, dict) else JSON_PATCH
+        return await self._call("PATCH", kind, path, body=body, media=media)
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        grace_s: int | None = None,
+    ) -> None:
+        options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            await self._call("DELETE", kind, self._path(kind, namespace, name), body=options)
+        except KubeError as error:
+            if error.status == 409 and uid and await self._uid(kind, name, namespace) != uid:
+                return
+            if error.status != 404:
+                raise
+
+    async def _uid(self, kind: Kind, name: str, namespace: str | None) -> str:
+        try:
+            return str((await self.get(kind, name, namespace))["metadata"]["uid"])
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return ""
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _path(self, kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        return self.server + build_path(kind, namespace, name, subresource)
+
+    async def _call(
+        self,
+        method: str,
+        kind: Kind,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Obj | Sequence[Obj] | None = None,
+        media: str = "application/json",
+    ) -> Obj:
+        async with self._telling(), asyncio.timeout(self._patience.call_s):
+            if body is None:
+                answer = await self._http.request(method, url, params=params)
+            else:
+                content = json.dumps(body, separators=(",", ":")).encode()
+                answer = await self._http.request(
+                    method, url, params=params, content=content, headers={"Content-Type": media}
+                )
+        if not answer.is_success:
+            raise parse_refusal(answer.status_code, answer.headers, answer.content, kind)
+        return _parse(answer.content)
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
+        """What keeps us from an answer, as a KubeError."""
+        try:
+            yield
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise KubeError(0, "Timeout", f"{self.server} does not answer") from error
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
+            raise KubeError(0, "Unreachable", f"{self.server} is not reached: {cause_text(error)}") from error
+        except ConfigError as error:
+            raise KubeError(
+                0, "NoCredentials", f"there is nothing to tell {self.server} who we are: {error}"
+            ) from error
+
+
+def build_path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The path of an object, or of all of a kind (in one namespace, or in all)."""
+    parts = ["api", kind.version] if not kind.group else ["apis", kind.group, kind.version]
+    if kind.namespaced and namespace is not None:
+        parts += ["namespaces", namespace]
+    assert namespace is not None or not kind.namespaced or not name, f"a {kind.name} stands in a namespace"
+    return "/" + "/".join(quote(part, safe="") for part in (*parts, kind.plural, name, subresource) if part)
+
+
+def parse_event(line: bytes, kind: Kind) -> Watched:
+    """One line of a watch.
+
+    Raises:
+        KubeError: it says that the watch has failed, most often with 410, or it cannot be read.
+    """
+    event = _parse(line)
+    if event["type"] == "ERROR":
+        status = event["object"]
+        raise _refusal(int(status.get("code", 500)), status, kind, 0.0)
+    return Watched(event["type"], event["object"])
+
+
+def parse_refusal(status: int, headers: Mapping[str, str], content: bytes, kind: Kind) -> KubeError:
+    """What an answer that is no success says. What stands in front of an API server may answer in its place."""
+    try:
+        said = json.loads(content)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or said.get("kind") != "Status":
+        said = {"message": f"HTTP status {status} without a reason"}
+    return _refusal(status, said, kind, _retry_after(headers.get("Retry-After", "")))
+
+
+def _refusal(status: int, said: Obj, kind: Kind, retry_after_s: float) -> KubeError:
+    reason = str(said.get("reason") or "")
+    # An API server may quote what it was given, and a Secret is nobody's to read in a log.
+    message = str(said.get("message") or "")[:WORDS_MAX] if kind is not SECRET else f"a Secret was refused: {reason}"
+    details = said.get("details")
+    if not retry_after_s and isinstance(details, dict):
+        retry_after_s = min(float(details.get("retryAfterSeconds") or 0), RETRY_AFTER_MAX_S)
+    return KubeError(status, reason, message or reason or f"HTTP status {status}", retry_after_s=retry_after_s)
+
+
+def _retry_after(text: str) -> float:
+    """Seconds; the other form, a date, is used by no API server."""
+    return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
+
+
+def _parse(content: bytes) -> Obj:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise KubeError(0, "Unreadable", "the API server's answer is not JSON") from error
+    if not isinstance(found, dict):
+        raise KubeError(0, "Unreadable", "the API server's answer is no object")
+    return found
+
+
+def _selected(labels: str, fields: str) -> dict[str, str]:
+    given = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: text for name, text in given.items() if text}
+
+
+def _namespace(body: Obj) -> str | None:
+    found: str | None = body["metadata"].get("namespace") if "metadata" in body else None
+    return found
+
+
+def _typed(kind: Kind, body: Obj) -> Obj:
+    """With what a list leaves out of its items."""
+    return {"apiVersion": kind.api_version, "kind": kind.name, **body}

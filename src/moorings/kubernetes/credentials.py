@@ -1,0 +1,238 @@
+"""Where the API server is and who we are to it: from a kubeconfig, or from the Pod that we run in.
+
+lightkube reads the format and makes TLS contexts of it. Ours is what it lacks: the order of the places, several files
+in ``KUBECONFIG``, and exec plugins of version 1, which are asked once for many calls and again when their token ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+from lightkube.config.client_adapter import user_auth, verify_cluster
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+from lightkube.config.models import Cluster, User, UserExec
+from lightkube.core.exceptions import ConfigError
+
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND
+from moorings.wire.codec import parse_time
+
+EXEC_VERSIONS = ("v1", "v1beta1", "v1alpha1")
+EXEC_S = 30.0  # a plugin may ask a cloud
+EARLY_S = 30.0  # a token is asked for anew so long before it ends
+
+Doc = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a connection needs.
+
+    Attributes:
+        server: URL.
+        namespace: of the context, or of our Pod.
+        tls: whom we believe, and our certificate if we have one.
+        auth: what is sent with each request; None: the certificate says it all.
+    """
+
+    server: str
+    namespace: str
+    tls: ssl.SSLContext
+    auth: httpx2.Auth | None
+
+
+def load_credentials(
+    environment: Mapping[str, str], *, path: str = "", context: str = "", account: str = SERVICE_ACCOUNT
+) -> Credentials:
+    """Credentials from ``path``, from ``KUBECONFIG``, from our Pod or from ``~/.kube/config``: the first that is there.
+
+    Args:
+        environment: of the process.
+        path: a kubeconfig.
+        context: of the kubeconfig; empty: its current one.
+        account: the folder in which a Pod has its service account.
+
+    Raises:
+        MooringsError: ``kubernetes.not_configured``.
+    """
+    named = path or environment.get("KUBECONFIG", "")
+    home = Path(environment.get("HOME", "/")) / ".kube" / "config"
+    try:
+        if named:
+            files = [Path(path)] if path else [Path(one) for one in named.split(os.pathsep) if one]
+            config = _from_files(files, context)
+        elif environment.get("KUBERNETES_SERVICE_HOST") and Path(account, "token").exists():
+            config = _from_account(environment, Path(account))
+        elif home.exists():
+            config = _from_files([home], context)
+        else:
+            raise MooringsError(
+                "kubernetes.not_configured",
+                "there is no kubeconfig, and this is no Pod of a cluster",
+                hint="set KUBECONFIG, or name the kubeconfig in the settings",
+            )
+        return _credentials(config, environment)
+    except (ConfigError, OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        where = named or (str(home) if home.exists() else account)
+        raise MooringsError(
+            "kubernetes.not_configured",
+            f"{where} cannot be used: {_cause(error)}",
+            hint="see that 'kubectl config view' shows a cluster, a user and the context",
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """Never with a line of the file: keys stand in it."""
+    if isinstance(error, yaml.YAMLError):
+        return "it is not YAML"
+    if isinstance(error, KeyError):
+        return f"there is no {error.args[0]!r} in it"
+    if isinstance(error, (AttributeError, TypeError)):
+        return "it has not the form of a kubeconfig"
+    return cause_text(error)
+
+
+def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> Credentials:
+    user = config.user or User()
+    plugin = user.exec if user.token is None and user.token_file is None else None
+    auth = user_auth(user) if plugin is None else ExecAuth(plugin, environment)
+    return Credentials(
+        server=config.cluster.server.rstrip("/"),
+        namespace=config.namespace,
+        tls=verify_cluster(config.cluster, user, config.abs_file),
+        auth=auth,
+    )
+
+
+def _from_account(environment: Mapping[str, str], account: Path) -> SingleConfig:
+    host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
+    authority = f"[{host}]" if ":" in host else host
+    namespace = account / "namespace"
+    return _chosen(
+        KubeConfig.from_one(
+            cluster=Cluster(server=f"https://{authority}:{port}", certificate_auth=str(account / "ca.crt")),
+            user=User(token_file=str(account / "token")),  # rotates; it is read again
+            namespace=namespace.read_text().strip() if namespace.exists() else None,
+        ),
+        "",
+    )
+
+
+def _from_files(files: Sequence[Path], context: str) -> SingleConfig:
+    """As kubectl merges them: a name counts where it is met first; a file that is not there is left out, if not all."""
+    there = [file for file in files if file.exists()] or list(files[:1])
+    merged: Doc = {"clusters": [], "contexts": [], "users": []}
+    for file in there:
+        document = yaml.safe_load(file.read_text()) or {}
+        if not merged.get("current-context"):
+            merged["current-context"] = document.get("current-context")
+        for part in ("clusters", "contexts", "users"):
+            names = {entry["name"] for entry in merged[part]}
+            found = document.get(part) or []
+            merged[part] += [_absolute(entry, file.resolve().parent) for entry in found if entry["name"] not in names]
+    return _chosen(KubeConfig.from_dict(merged, fname=there[0]), context)
+
+
+def _chosen(config: KubeConfig, context: str) -> SingleConfig:
+    chosen = config.get(context or None)
+    assert chosen is not None  # it raises where there is none
+    return chosen
+
+
+def _absolute(entry: Doc, folder: Path) -> Doc:
+    """An entry of a kubeconfig with its paths made absolute: they count from the file they stand in."""
+    made = dict(entry)
+    for part in ("cluster", "user"):
+        values = made.get(part)
+        if isinstance(values, dict):
+            made[part] = values = dict(values)
+            for name in ("certificate-authority", "client-certificate", "client-key", "tokenFile"):
+                if values.get(name):
+                    values[name] = str(folder / values[name])
+            plugin = values.get("exec")
+            if plugin and "/" in plugin["command"]:
+                values["exec"] = {**plugin, "command": str(folder / plugin["command"])}
+    return made
+
+
+class ExecAuth(httpx2.Auth):
+    """The token that a program prints, kept until it ends or is refused.
+
+    Args:
+        plugin: as the kubeconfig has it.
+        environment: what the program is given, beside what the kubeconfig adds.
+    """
+
+    def __init__(self, plugin: UserExec, environment: Mapping[str, str]) -> None:
+        group, _, version = plugin.apiVersion.partition("/")
+        if group != "client.authentication.k8s.io" or version not in EXEC_VERSIONS:
+            raise ConfigError(f"plugins of version {plugin.apiVersion} are not known")
+        about = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
+        self._command = (plugin.command, *(plugin.args or ()))
+        self._environment = {
+            **environment,
+            **{variable.name: variable.value for variable in plugin.env or ()},
+            "KUBERNETES_EXEC_INFO": json.dumps(about),
+        }
+        self._token = ""
+        self._ends_at: int | None = None  # microseconds since 1970: what the program says, not how long we kept it
+        self._asking = asyncio.Lock()
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """The request with a token, and once more with a new one if that was refused."""
+        token = await self._current("")
+        request.headers["Authorization"] = f"Bearer {token}"
+        answer = yield request
+        if answer.status_code == 401:
+            request.headers["Authorization"] = f"Bearer {await self._current(token)}"
+            yield request
+
+    async def _current(self, refused: str) -> str:
+        async with self._asking:  # many wait for one run of the program
+            over = self._ends_at is not None and time.time_ns() // 1000 > self._ends_at - EARLY_S * SECOND
+            if not self._token or over or self._token == refused:
+                self._token, self._ends_at = parse_exec(await self._run())
+            return self._token
+
+    async def _run(self) -> bytes:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *self._command, env=self._environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+        try:
+            async with asyncio.timeout(EXEC_S):
+                printed, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        if process.returncode != 0:
+            last = said.decode(errors="replace").strip()[-200:]
+            raise ConfigError(f"{self._command[0]} ended with {process.returncode}: {last}")
+        return printed
+
+
+def parse_exec(printed: bytes) -> tuple[str, int | None]:
+    """The token that a plugin printed, and when it ends (microseconds since 1970; None: it did not say).
+
+    Raises:
+        ConfigError: it is no ExecCredential with a token.
+    """
+    try:
+        status = json.loads(printed)["status"]
+        ends = status.get("expirationTimestamp")
+        return str(status["token"]), None if ends is None else parse_time(ends)
+    except (ValueError, LookupError, TypeError, AttributeError, MooringsError) as error:
+        raise ConfigError("the plugin of the kubeconfig printed no ExecCredential with a token") from error

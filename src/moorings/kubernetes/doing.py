@@ -1,0 +1,347 @@
+"""Doing what a plan says about one job: calls to the API server and to the proxy, in the plan's order.
+
+What was made is remembered until the watch tells of it, for the next plan may come sooner than the watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import FINALIZER, IPUJob, Obj
+from moorings.kubernetes.kube import (
+    CONFIG_MAP,
+    IPU_JOB,
+    POD,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    Kube,
+    KubeError,
+)
+from moorings.kubernetes.objects import (
+    PodOptions,
+    build_access,
+    build_config,
+    build_launcher,
+    build_service,
+    build_worker,
+    needs_service,
+)
+from moorings.kubernetes.plan import (
+    Act,
+    AddFinalizer,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    DeletePod,
+    DropFinalizer,
+    EnsureBeside,
+    Release,
+    Reset,
+)
+from moorings.kubernetes.pods import parse_pod
+from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
+from moorings.kubernetes.refusals import Failure
+from moorings.wire.codec import time_text
+
+log = logging.getLogger("moorings.kubernetes.operator")
+
+SEEN_S = 15.0  # what was made and is not seen by then is not reckoned with any more
+
+
+class Partitioning(Protocol):
+    """What is asked of the proxy; all raise MooringsError."""
+
+    async def create(self, request: PartitionRequest) -> PartitionBody:
+        """Ask for a partition, once however often."""
+        ...
+
+    async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
+        """Give one back; what is left of it."""
+        ...
+
+    async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        """Clean one; the answer comes when it is done."""
+        ...
+
+
+@dataclass(slots=True)
+class Made:
+    """Pods that were made or deleted and that the watch may not have told of yet: by uid, with their time."""
+
+    created: dict[str, tuple[float, Obj]] = field(default_factory=dict)
+    deleted: dict[str, float] = field(default_factory=dict)
+
+    def beside(self, seen: Iterable[Obj], now: float) -> list[Obj]:
+        """The Pods there are: those seen, and those made since."""
+        found = []
+        for pod in seen:
+            uid = pod["metadata"]["uid"]
+            self.created.pop(uid, None)
+            if uid in self.deleted and pod["metadata"].get("deletionTimestamp") is None:
+                if now - self.deleted[uid] < SEEN_S:
+                    pod = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": ""}}
+                else:
+                    del self.deleted[uid]
+            found.append(pod)
+        there = {pod["metadata"]["uid"] for pod in found} | self.created.keys()
+        for uid in self.deleted.keys() - there:
+            del self.deleted[uid]
+        for uid, (at, pod) in list(self.created.items()):
+            if now - at >= SEEN_S:
+                del self.created[uid]
+            else:
+                found.append(pod)
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not self.created and not self.deleted
+
+
+@dataclass(slots=True)
+class Doer:
+    """Does what plans say.
+
+    Attributes:
+        kube: the API server.
+        proxy: in front of the controllers.
+        options: how Pods are made.
+        may: whether this operator still leads; asked before every act.
+        noted: what the proxy answered, to be reckoned with at once.
+        gone: of which it answered that nothing is left.
+    """
+
+    kube: Kube
+    proxy: Partitioning
+    options: PodOptions
+    may: Callable[[], bool]
+    noted: Callable[[PartitionBody], None]
+    gone: Callable[[PartitionBody], None]
+    now: Callable[[], float]
+    ensured: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    async def do(
+        self, job: IPUJob, acts: Iterable[Act], partitions: Mapping[int, PartitionBody], made: Made
+    ) -> list[Failure]:
+        """Do all of it that can be done; what could not.
+
+        Args:
+            job: whose acts they are.
+            acts: in their order.
+            partitions: of the job, by instance.
+            made: takes what was made.
+        """
+        first: list[Act] = []
+        by_instance: dict[int, list[Act]] = {}
+        for act in acts:
+            number = _instance(job, act)
+            (first if number is None else by_instance.setdefault(number, [])).append(act)
+        told = await self._each([partial(self._act, job, act, partitions, made) for act in first])
+        if failed := [Failure(None, error) for error in told if error is not None]:
+            return failed
+        told = await self._each([partial(self._chain, job, one, partitions, made) for one in by_instance.values()])
+        return [Failure(number, error) for number, error in zip(by_instance, told, strict=True) if error is not None]
+
+    async def _chain(self, job: IPUJob, acts: list[Act], partitions: Mapping[int, PartitionBody], made: Made) -> None:
+        """The acts of one instance: Pods at the same time, all else one after the other."""
+        pods = [act for act in acts if isinstance(act, CreateWorker | CreateLauncher | DeletePod)]
+        for act in acts:
+            if act not in pods:
+                await self._act(job, act, partitions, made)
+        await self._all([partial(self._act, job, act, partitions, made) for act in pods])
+
+    async def _all(self, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Do all that can be done, then raise the first error."""
+        if failed := list(filter(None, await self._each(works))):
+            raise failed[0]
+
+    async def _each(self, works: Sequence[Callable[[], Awaitable[None]]]) -> list[MooringsError | None]:
+        """Do all that can be done; the error of each."""
+        if len(works) == 1:  # the usual case, without a task
+            try:
+                await works[0]()
+            except MooringsError as error:
+                return [error]
+            return [None]
+        found = await asyncio.gather(*(work() for work in works), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, MooringsError):
+                raise one
+        return [one if isinstance(one, MooringsError) else None for one in found]
+
+    async def _act(self, job: IPUJob, act: Act, partitions: Mapping[int, PartitionBody], made: Made) -> None:
+        self._check_may()
+        match act:
+            case AddFinalizer():
+                await self._set_finalizers(job, (*job.finalizers, FINALIZER))
+            case DropFinalizer():
+                await self._drop_finalizer(job)
+            case Claim(instance):
+                self.noted(await self.proxy.create(request_for(job, instance, self.options.max_priority)))
+            case Release(instance):
+                await self._release(job, instance, partitions.get(instance))
+            case Reset(instance):
+                await self._check_unused(job, instance)
+                self._check_may()  # it took time to ask
+                self.noted(await self.proxy.reset(job.namespace, job.name, job.uid, instance))
+            case EnsureBeside():
+                await self._ensure_beside(job)
+            case CreateWorker(number, restart):
+                partition = partitions[number // job.workers]
+                await self._create_pod(job, build_worker(job, number, restart, partition, self.options), made)
+            case CreateLauncher(instance, restart, reset):
+                partition = partitions[instance]
+                pod = build_launcher(job, instance, restart, partition, self.options, reset=reset)
+                await self._create_pod(job, pod, made)
+            case DeletePod(name, uid):
+                await self.kube.delete(POD, name, job.namespace, uid=uid)
+                made.deleted[uid] = self.now()
+
+    def _check_may(self) -> None:
+        if not self.may():
+            raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
+
+    async def _release(self, job: IPUJob, instance: int, partition: PartitionBody | None) -> None:
+        await self._check_unused(job, instance)
+        self._check_may()
+        left = await self.proxy.release(job.namespace, job.name, job.uid, instance)
+        if left is not None:
+            self.noted(left)
+        elif partition is not None:
+            self.gone(partition)
+
+    async def _check_unused(self, job: IPUJob, instance: int) -> None:
+        """Nothing, if no program of an instance runs: the API server's word, for what was watched may be old.
+
+        Raises:
+            MooringsError: ``ipujob.in_use`` (retryable).
+        """
+        first = instance * job.workers
+        workers = [names.worker_name(job.name, number) for number in range(first, first + job.workers)]
+        for name in [names.launcher_name(job.name, instance)] if job.has_launcher else workers:
+            try:
+                found = await self.kube.get(POD, name, job.namespace)
+            except KubeError as error:
+                if error.status == 404:
+                    continue
+                raise
+            pod = parse_pod(found)
+            if is_owned(found, job.uid) and pod is not None and not pod.ended:
+                raise MooringsError("ipujob.in_use", f"{name} still uses its partition", retryable=True)
+
+    async def _drop_finalizer(self, job: IPUJob) -> None:
+        try:
+            await self._set_finalizers(job, tuple(one for one in job.finalizers if one != FINALIZER))
+        except KubeError as error:
+            if error.status != 404:
+                raise
+
+    async def _set_finalizers(self, job: IPUJob, finalizers: tuple[str, ...]) -> None:
+        meta = {"finalizers": list(finalizers), "resourceVersion": job.resource_version}
+        await self.kube.patch(IPU_JOB, job.name, {"metadata": meta}, job.namespace)
+
+    async def _create_pod(self, job: IPUJob, pod: Obj, made: Made) -> None:
+        try:
+            found = await self.kube.create(POD, pod, job.namespace)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":
+                self.ensured.pop(job.uid, None)  # something beside it may be missing
+                raise
+            found = await self.kube.get(POD, pod["metadata"]["name"], job.namespace)
+            _check_owned(found, job, "Pod")
+        made.created[found["metadata"]["uid"]] = (self.now(), found)
+
+    async def _ensure_beside(self, job: IPUJob) -> None:
+        edition = (job.generation, job.status.restart_count)  # what somebody deleted is there for the next attempt
+        if self.ensured.get(job.uid) == edition:
+            return
+        if job.has_launcher:
+            account, role, binding = build_access(job)
+            chains = [
+                [(SERVICE_ACCOUNT, account)],
+                [(ROLE, role), (ROLE_BINDING, binding)],  # the API server takes no binding to a role that is not there
+                [(CONFIG_MAP, build_config(job))],
+            ]
+        else:
+            chains = [[(SERVICE, build_service(job))]] if needs_service(job) else []
+        await self._all([partial(self._ensure, job, chain) for chain in chains])
+        self.ensured[job.uid] = edition
+
+    async def _ensure(self, job: IPUJob, chain: Sequence[tuple[Kind, Obj]]) -> None:
+        """Have these objects, one after the other."""
+        for kind, body in chain:
+            await self._have(job, kind, body)
+
+    async def _have(self, job: IPUJob, kind: Kind, body: Obj) -> None:
+        """Have an object, with our content: made, or mended if it is this job's."""
+        try:
+            await self.kube.create(kind, body, job.namespace)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        else:
+            return
+        found = await self.kube.get(kind, body["metadata"]["name"], job.namespace)
+        _check_owned(found, job, kind.name)
+        content = {key: value for key, value in body.items() if key in ("data", "rules", "subjects")}
+        if any(found.get(key) != value for key, value in content.items()):
+            await self.kube.replace(kind, {**found, **content}, job.namespace)
+
+
+def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionRequest:
+    """What is asked for an instance; a job from before a limit of priorities asks with the highest that is allowed."""
+    return PartitionRequest(
+        namespace=job.namespace,
+        job=job.name,
+        uid=job.uid,
+        instance=instance,
+        ipus=job.ipus,
+        gcds=job.workers,
+        replicas_per_gcd=job.replicas,
+        priority=min(job.priority, max_priority),
+        job_created_at=time_text(job.created_at),
+    )
+
+
+def is_owned(found: Obj, uid: str) -> bool:
+    """Whether an object is controlled by the job of that uid."""
+    owners = found["metadata"].get("ownerReferences") or ()
+    return any(one.get("uid") == uid and one.get("controller") for one in owners)
+
+
+def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:
+    """Nothing, if the object is this job's: a stranger's is neither used nor changed."""
+    if is_owned(found, job.uid):
+        return
+    name = found["metadata"]["name"]
+    earlier = any(one.get("kind") == "IPUJob" for one in found["metadata"].get("ownerReferences") or ())
+    raise MooringsError(
+        "ipujob.name_taken",
+        f"there is a {kind} {name} already, which is {'an earlier job' if earlier else 'not this job'}'s",
+        hint="it goes with its own job" if earlier else f"rename the job, or remove that {kind}",
+        retryable=True,
+    )
+
+
+def _instance(job: IPUJob, act: Act) -> int | None:
+    """The instance that an act is about; None: the whole job."""
+    match act:
+        case Claim(instance) | Release(instance) | Reset(instance) | CreateLauncher(instance, _, _):
+            return instance
+        case CreateWorker(number, _):
+            return number // job.workers
+        case DeletePod():
+            return -1
+        case AddFinalizer() | DropFinalizer() | EnsureBeside():
+            return None

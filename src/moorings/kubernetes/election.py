@@ -1,0 +1,321 @@
+"""Which of several replicas works: the one that holds a Lease, by the rules of client-go, so that tools understand it.
+
+``decide`` and the values around it are pure. A lease is over when *we* saw it unchanged for its length: other machines'
+clocks count for nothing. ``is_leading`` is true only while nobody else can think that the lease is over, by a clock
+that also runs while this process, or this machine, stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import LEASE, Kube, KubeError
+from moorings.wire.codec import time_text
+
+log = logging.getLogger("moorings.kubernetes.election")
+
+RELEASE_S = 5.0  # a stop does not wait longer for the API server
+JITTER = 1.2  # of the wait between two looks of those who stand by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The times of an election, in seconds, as client-go names them.
+
+    Attributes:
+        lease_s: an unchanged lease is over after this.
+        renew_s: who has not renewed for so long leads no more; less than ``lease_s``.
+        retry_s: between two renewals, or two looks at the lease; less than ``renew_s``.
+    """
+
+    lease_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > self.renew_s > JITTER * self.retry_s > 0:
+            raise MooringsError(
+                "kubernetes.terms_invalid",
+                f"a lease of {self.lease_s} s, renewed for {self.renew_s} s, every {self.retry_s} s, cannot be kept",
+                hint="the lease must be longer than the renewing, and that longer than 1.2 times the retries",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a Lease says.
+
+    Attributes:
+        holder: whose it is; empty: nobody's.
+        lease_s: its length; 0: it does not say.
+        acquired: when the holder got it, in the holder's words.
+        transitions: how often it went to another.
+        version: resourceVersion; changes with every renewal.
+    """
+
+    holder: str
+    lease_s: float
+    acquired: str
+    transitions: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A record, and when we saw it first, by our own clock (seconds)."""
+
+    record: Record
+    at: float
+
+
+class Step(Enum):
+    """What to do about a lease."""
+
+    TAKE = auto()
+    WAIT = auto()
+
+
+def parse_lease(found: Obj) -> Record:
+    """What a Lease object says."""
+    spec = found.get("spec") or {}
+    return Record(
+        holder=spec.get("holderIdentity") or "",
+        lease_s=float(spec.get("leaseDurationSeconds") or 0),
+        acquired=spec.get("acquireTime") or "",
+        transitions=int(spec.get("leaseTransitions") or 0),
+        version=found["metadata"]["resourceVersion"],
+    )
+
+
+def sight(seen: Sighting | None, record: Record, now: float) -> Sighting:
+    """``seen``, if nothing has changed since."""
+    return seen if seen is not None and seen.record == record else Sighting(record, now)
+
+
+def decide(seen: Sighting, me: str, now: float, terms: Terms) -> Step:
+    """Whether a lease may be taken: it is nobody's, ours, or was unchanged for longer than it lasts."""
+    record = seen.record
+    free = record.holder in ("", me) or now > seen.at + (record.lease_s or terms.lease_s)
+    return Step.TAKE if free else Step.WAIT
+
+
+def build_spec(me: str, before: Record | None, terms: Terms, now: Instant) -> Obj:
+    """The spec of a lease that is ours from now on, or still."""
+    stays = before is not None and before.holder == me
+    return {
+        "holderIdentity": me,
+        "leaseDurationSeconds": max(1, round(terms.lease_s)),
+        "acquireTime": before.acquired if before is not None and stays and before.acquired else time_text(now),
+        "renewTime": time_text(now),
+        "leaseTransitions": 0 if before is None else before.transitions + (0 if stays else 1),
+    }
+
+
+def build_released(before: Record, now: Instant) -> Obj:
+    """The spec of a lease that is nobody's: whoever looks next takes it."""
+    return {
+        "holderIdentity": "",
+        "leaseDurationSeconds": 1,
+        "acquireTime": time_text(now),
+        "renewTime": time_text(now),
+        "leaseTransitions": before.transitions,
+    }
+
+
+def _wall() -> Instant:
+    return Instant(time.time_ns() // 1000)
+
+
+def _elapsed() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # CLOCK_MONOTONIC stands still while the machine sleeps
+
+
+class Elector:
+    """One candidate.
+
+    Args:
+        kube: the API server.
+        namespace: of the Lease.
+        name: of the Lease.
+        identity: ours; no other process has it, and none will.
+        terms: the times.
+        elapsed: seconds of a clock that never stops.
+        wall: the time that is written into the Lease, for people.
+        chance: a number from 0 to 1, anew each time.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        terms: Terms | None = None,
+        *,
+        elapsed: Callable[[], float] = _elapsed,
+        wall: Callable[[], Instant] = _wall,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._kube = kube
+        self._namespace, self._name, self._me = namespace, name, identity
+        self._terms = terms or Terms()
+        self._elapsed, self._wall, self._chance = elapsed, wall, chance
+        self._seen: Sighting | None = None
+        self._object: Obj | None = None  # the Lease as we saw or wrote it last
+        self._until = float("-inf")  # we lead until then, by `elapsed`
+
+    @property
+    def identity(self) -> str:
+        """Who we are."""
+        return self._me
+
+    @property
+    def leader(self) -> str:
+        """Who led when we looked last; empty: nobody."""
+        return "" if self._seen is None else self._seen.record.holder
+
+    def is_leading(self) -> bool:
+        """Whether nobody else can lead at this moment."""
+        return self._elapsed() < self._until
+
+    def check(self) -> None:
+        """To be asked right before a write that only a leader may make.
+
+        Raises:
+            MooringsError: ``kubernetes.not_leading``.
+        """
+        if not self.is_leading():
+            raise MooringsError(
+                "kubernetes.not_leading", f"another replica may lead by now: {self._name}", retryable=True
+            )
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the lease, work while it is ours, cancel the work when it is lost, and wait again.
+
+        When ``work`` ends by itself, or this is cancelled, the lease is given back for the next one to take at once.
+        """
+        while True:
+            try:
+                await self._acquire()
+                log.info("election.won", extra={"lease": self._name, "identity": self._me})
+                if await self._hold(work):
+                    return
+            finally:
+                await self._release()
+            log.warning("election.lost", extra={"lease": self._name, "leader": self.leader})
+
+    async def _acquire(self) -> None:
+        while not await self._try():  # noqa: ASYNC110, it is the API server that is looked at
+            await asyncio.sleep(self._terms.retry_s * (1 + (JITTER - 1) * self._chance()))
+
+    async def _hold(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether the work has ended by itself; what it raised is raised."""
+        working = asyncio.ensure_future(work())
+        keeping = asyncio.ensure_future(self._keep())
+        try:
+            await asyncio.wait((working, keeping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and not working.cancelled():
+                await working
+                return True
+            if keeping.done():
+                await keeping
+            return False
+        finally:
+            await _end(keeping)
+            await _end(working)
+
+    async def _keep(self) -> None:
+        """Renew until that was not possible for too long."""
+        while True:
+            await asyncio.sleep(min(self._terms.retry_s, max(0.0, self._until - self._elapsed())))
+            if not self.is_leading():  # also if it was our process that stood still: another may have begun
+                return
+            kept = await self._try() or (self._object is None and await self._try())
+            if not kept and self.leader not in ("", self._me):
+                self._until = float("-inf")
+                return
+
+    async def _try(self) -> bool:
+        """Take or renew the lease; whether it is ours now."""
+        begun = self._elapsed()
+        patience_s = self._until - begun if self._until > begun else self._terms.renew_s
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._take()
+        except TimeoutError:
+            log.debug("election.failed", extra={"lease": self._name, "detail": "no answer in time"})
+        except KubeError as error:
+            if error.status in (404, 409):
+                self._object = None  # it is not as we thought: look
+            log.debug("election.failed", extra={"lease": self._name, "status": error.status, "detail": error.detail})
+        else:
+            if self.leader == self._me:
+                # From before the question: whoever sees our renewal sees it later.
+                self._until = begun + self._terms.renew_s
+                return self.is_leading()
+        return False
+
+    async def _take(self) -> None:
+        if self._object is None or not self.is_leading():
+            try:
+                self._see(await self._kube.get(LEASE, self._name, self._namespace))
+            except KubeError as error:
+                if error.status != 404:
+                    raise
+                spec = build_spec(self._me, None, self._terms, self._wall())
+                body = {"metadata": {"namespace": self._namespace, "name": self._name}, "spec": spec}
+                self._see(await self._kube.create(LEASE, body, self._namespace))
+                return
+        assert self._object is not None
+        assert self._seen is not None
+        if decide(self._seen, self._me, self._elapsed(), self._terms) is Step.TAKE:
+            spec = build_spec(self._me, self._seen.record, self._terms, self._wall())
+            self._see(await self._kube.replace(LEASE, {**self._object, "spec": spec}, self._namespace))
+
+    def _see(self, found: Obj) -> None:
+        found["metadata"].pop("managedFields", None)  # the server keeps them; each renewal would carry them
+        self._object = found
+        self._seen = sight(self._seen, parse_lease(found), self._elapsed())
+
+    async def _release(self) -> None:
+        """Give the lease back, if it is ours; a failure only costs the next one the rest of the lease."""
+        self._until = float("-inf")
+        with contextlib.suppress(KubeError, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                if not await self._clear():
+                    await self._clear()  # a renewal whose answer did not come has changed the version in between
+
+    async def _clear(self) -> bool:
+        """Whether the lease is not ours any more."""
+        self._see(await self._kube.get(LEASE, self._name, self._namespace))
+        assert self._object is not None
+        assert self._seen is not None
+        if self.leader == self._me:
+            spec = build_released(self._seen.record, self._wall())
+            try:
+                self._see(await self._kube.replace(LEASE, {**self._object, "spec": spec}, self._namespace))
+            except KubeError as error:
+                if error.status != 409:
+                    raise
+                return False
+        return True
+
+
+async def _end(task: asyncio.Future[None]) -> None:
+    """Cancel a task and wait for its end; what it raises by then is nobody's answer."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("election.work_failed", exc_info=error)

@@ -1,0 +1,143 @@
+"""What is asked of kubelets, through the API server: Pods' output and a process in a Pod.
+
+Beside ``connection``: an output that is followed holds a connection for as long as the Pod runs, and there may be
+hundreds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import urlencode
+
+import httpx2
+from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
+from lightkube.core.exceptions import ConfigError
+
+from moorings import __version__
+from moorings.client.causes import cause_text
+from moorings.kubernetes.connection import build_path, parse_refusal
+from moorings.kubernetes.credentials import Credentials
+from moorings.kubernetes.kube import POD, KubeError
+
+CALL_S = 10.0
+EXEC_S = 30.0
+PROTOCOL = "v4.channel.k8s.io"
+OUTPUT_BYTES_MAX = 64 << 10
+
+# What kubelet puts at the end of an output, with status 200, when it has removed the container meanwhile.
+_GONE = re.compile(
+    rb"(?:unable to retrieve container logs for |rpc error: code = NotFound desc = )[^\n]*[0-9a-f]{64}[^\n]*\n?\Z"
+)
+
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+
+
+class Calls:
+    """Calls to kubelets."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._server = credentials.server
+        self._http = httpx2.AsyncClient(
+            verify=credentials.tls,
+            auth=credentials.auth,
+            timeout=httpx2.Timeout(CALL_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+            headers={"User-Agent": f"moorings/{__version__}", "Accept-Encoding": "identity"},
+        )
+
+    async def output(self, namespace: str, pod: str, container: str, *, follow: bool) -> AsyncIterator[bytes]:
+        """A container's output from its beginning, as far as its node keeps it; with ``follow`` until it has ended.
+
+        Raises:
+            KubeError: 404 where there is no such Pod, 400 before there is such a container.
+        """
+        words = {"container": container, **({"follow": "true"} if follow else {})}
+        url = f"{self._server}{build_path(POD, namespace, pod, 'log')}?{urlencode(words)}"
+        timeout = httpx2.Timeout(CALL_S, read=None if follow else CALL_S)
+        async with _telling(self._server), self._http.stream("GET", url, timeout=timeout) as answer:
+            if answer.status_code != 200:
+                raise parse_refusal(answer.status_code, answer.headers, await answer.aread(), POD)
+            held = b""
+            async for chunk in answer.aiter_raw():
+                chunk, held = held + chunk, b""
+                if found := _GONE.search(chunk):
+                    chunk, held = chunk[: found.start()], chunk[found.start() :]
+                if chunk:
+                    yield chunk
+            if held:
+                raise KubeError(404, "NotFound", held.decode("utf-8", "replace").strip())
+
+    async def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> tuple[int, str]:
+        """Run a command in a container; its exit code and what it printed.
+
+        Raises:
+            KubeError: it could not be run.
+        """
+        words = [("container", container), ("stdout", "1"), ("stderr", "1"), *(("command", word) for word in command)]
+        url = f"{self._server}{build_path(POD, namespace, pod, 'exec')}?{urlencode(words)}"
+        printed = b""
+        async with (
+            _telling(self._server),
+            asyncio.timeout(EXEC_S),
+            self._http.websocket(url, subprotocols=[PROTOCOL]) as socket,
+        ):
+            while True:
+                message = await socket.receive_bytes()
+                channel, content = message[0], message[1:]
+                if channel in (_STDOUT, _STDERR):
+                    printed = (printed + content)[:OUTPUT_BYTES_MAX]
+                elif channel == _STATUS:
+                    return parse_status(content), printed.decode("utf-8", "replace").strip()
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._http.aclose()
+
+
+def parse_status(content: bytes) -> int:
+    """The exit code that the last message of an exec tells.
+
+    Raises:
+        KubeError: the command was not run.
+    """
+    said = json.loads(content)
+    if said.get("status") == "Success":
+        return 0
+    if said.get("reason") == "NonZeroExitCode":
+        causes: list[Mapping[str, str]] = (said.get("details") or {}).get("causes") or []
+        for cause in causes:
+            if cause.get("reason") == "ExitCode":
+                return int(cause["message"])
+    raise KubeError(422, "NotRun", str(said.get("message") or "the command could not be run")[:1000])
+
+
+@asynccontextmanager
+async def _telling(server: str) -> AsyncIterator[None]:
+    """What keeps us from an answer, as a KubeError."""
+    try:
+        yield
+    except Exception as raised:
+        error = _only(raised)
+        if isinstance(error, KubeError):
+            raise error from raised
+        if isinstance(error, TimeoutError | httpx2.TimeoutException):
+            raise KubeError(0, "Timeout", f"{server} does not answer") from raised
+        if isinstance(error, WebSocketUpgradeError):
+            raise parse_refusal(error.response.status_code, error.response.headers, b"", POD) from raised
+        if isinstance(error, _FAULTS):
+            raise KubeError(0, "Unreachable", f"{server} is not reached: {cause_text(error)}") from raised
+        raise
+
+
+_FAULTS = (httpx2.HTTPError, httpx2.StreamError, HTTPXWSException, ConfigError, OSError, ValueError)
+
+
+def _only(error: BaseException) -> BaseException:
+    """The one error in a group of one: a WebSocket is read by tasks of its own."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

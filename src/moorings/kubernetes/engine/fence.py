@@ -1,0 +1,106 @@
+"""Which controller may bring IPUJobs to life: the one that began to lead last.
+
+The API server knows nothing of our leaders, and between a look at who leads and the making of a job a controller may
+stand still for an hour. So a job is made without an instance, which holds nothing, and comes to life by a change that
+names the version it was read in. Whoever begins to lead raises the epoch in a ConfigMap first, and then touches every
+job that is not alive yet: a change prepared before that fails on the job's version, one prepared later sees the epoch.
+An epoch in a Lease or ConfigMap alone was refused: nothing would tie it to the making of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.engine.submission import EPOCH, INSTALLATION, epoch_of, is_alive
+from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, Kube, KubeError
+from moorings.ports.store import Epoch
+
+TRIES = 20
+
+
+class Fence:
+    """The fence around the IPUJobs of an installation.
+
+    Args:
+        kube: the API server.
+        namespaces: where its jobs may be; the ConfigMap is in the first one.
+        installation: whose.
+    """
+
+    def __init__(self, kube: Kube, namespaces: Iterable[str], installation: str) -> None:
+        self._kube = kube
+        self._namespaces = tuple(namespaces)
+        self._installation = installation
+        self._name = f"moorings-engine-{installation}"
+
+    async def set(self, epoch: Epoch) -> None:
+        """From now on nothing comes to life under an earlier epoch.
+
+        Raises:
+            KubeError: that is not certain.
+        """
+        if await self._raise(epoch):
+            for namespace in self._namespaces:
+                ours = await self._kube.list(IPU_JOB, namespace, labels=f"{INSTALLATION}={self._installation}")
+                for job in ours.items:
+                    if not is_alive(job) and epoch_of(job) < epoch:
+                        await self._touch(job["metadata"]["name"], namespace, epoch)
+
+    async def check(self, epoch: Epoch) -> None:
+        """Nothing, if nobody has begun to lead since.
+
+        Raises:
+            KubeError: it cannot be told.
+            MooringsError: ``engine.unavailable``: another controller leads by now.
+        """
+        try:
+            found = await self._kube.get(CONFIG_MAP, self._name, self._namespaces[0])
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return
+        newest = _epoch(found)
+        if epoch < newest:
+            raise MooringsError(
+                "engine.unavailable",
+                f"another controller leads by now (epoch {newest}, this one's is {epoch})",
+                retryable=True,
+            )
+
+    async def _raise(self, epoch: Epoch) -> bool:
+        """Raise the epoch, unless it is higher; whether it is this one now."""
+        home = self._namespaces[0]
+        body = {"metadata": {"name": self._name, "namespace": home}, "data": {"epoch": str(epoch)}}
+        for _ in range(TRIES):
+            try:
+                found = await self._kube.get(CONFIG_MAP, self._name, home)
+                if (newest := _epoch(found)) >= epoch:
+                    return newest == epoch
+                await self._kube.replace(CONFIG_MAP, {**found, "data": body["data"]}, home)
+            except KubeError as error:
+                if error.status == 409:
+                    continue
+                if error.status != 404:
+                    raise
+                try:
+                    await self._kube.create(CONFIG_MAP, body, home)
+                except KubeError as refusal:
+                    if refusal.reason != "AlreadyExists":
+                        raise
+                    continue
+            return True
+        raise KubeError(409, "Conflict", f"the ConfigMap {self._name} changes all the time")
+
+    async def _touch(self, name: str, namespace: str, epoch: Epoch) -> None:
+        try:
+            await self._kube.patch(IPU_JOB, name, {"metadata": {"annotations": {EPOCH: str(epoch)}}}, namespace)
+        except KubeError as error:
+            if error.status != 404:
+                raise
+
+
+def _epoch(found: dict[str, object]) -> int:
+    data = found.get("data")
+    text = data.get("epoch", "") if isinstance(data, dict) else ""
+    return int(text) if str(text).isdecimal() else 0

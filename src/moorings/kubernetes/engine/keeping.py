@@ -1,0 +1,205 @@
+"""What is seen of runs' Pods, kept as it comes: how tasks stand and ended, and their output.
+
+A Pod may be deleted at any moment, by the operator too (the others, when one task has failed), and takes its end and
+its output along. So ends are written down and outputs copied from the moment that a container runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, seconds_between
+from moorings.kubernetes.engine.calls import Calls
+from moorings.kubernetes.engine.output import copy_output
+from moorings.kubernetes.engine.rundir import Asked, Attempt, RunFolder, Task
+from moorings.kubernetes.engine.submission import ATTEMPT, CONTAINER, RUN
+from moorings.kubernetes.engine.verdict import merge, parse_sighting
+from moorings.kubernetes.ipujob import Obj
+from moorings.ports.clock import Clock
+from moorings.wire.codec import parse_time
+from moorings.workloads.runs import RunId
+
+log = logging.getLogger("moorings.kubernetes.engine")
+
+COPIES_AT_ONCE = 1000
+
+
+@dataclass(slots=True)
+class Life:
+    """What is known of an attempt that has not ended.
+
+    Attributes:
+        tasks: by rank.
+        asked: what was asked; None: that was not looked for yet.
+        restart: how often its job was started anew; tasks are those of the last start.
+        deleted: its IPUJob was seen to go.
+        warned: it was told that its time limit is near.
+        stopped_at: when it was told to stop last.
+    """
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    asked: Asked | None = None
+    restart: int = 0
+    deleted: bool = False
+    warned: bool = False
+    stopped_at: Instant | None = None
+
+
+Which = tuple[RunId, int]
+
+
+class Keeping:
+    """Keeps what Pods show.
+
+    Args:
+        folder: of the runs.
+        calls: where outputs come from.
+        clock: waiting.
+        news: called when something new is known.
+    """
+
+    def __init__(self, folder: Path, calls: Calls, clock: Clock, news: Callable[[], None]) -> None:
+        self._folder = folder
+        self._calls = calls
+        self._clock = clock
+        self._news = news
+        self._lives: dict[Which, Life] = {}
+        self._loaded: set[Which] = set()
+        self._done: set[Which] = set()
+        self._copies: dict[str, tuple[Which, asyncio.Task[None]]] = {}  # by Pod's uid
+        self._writing: asyncio.Queue[tuple[Which, int, Task]] = asyncio.Queue()
+        self._writer: asyncio.Task[None] | None = None
+        self._room = asyncio.Semaphore(COPIES_AT_ONCE)
+
+    def start(self) -> None:
+        """Begin, if that was not done."""
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write(), name="engine-ends")
+
+    async def close(self) -> None:
+        """End; what was not copied is copied by the next one."""
+        tasks = [task for _, task in self._copies.values()]
+        if self._writer is not None:
+            tasks.append(self._writer)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    async def life(self, run: RunId, attempt: Attempt) -> Life:
+        """What is known of an attempt, with what an earlier controller wrote down.
+
+        Raises:
+            OSError, ValueError: that cannot be read.
+        """
+        which = (run, attempt.number)
+        life = self._lives.setdefault(which, Life())
+        if which not in self._loaded:
+            for rank, task in (await asyncio.to_thread(attempt.tasks)).items():
+                life.tasks.setdefault(rank, task)
+            self._loaded.add(which)
+        return life
+
+    def known(self, run: RunId, number: int) -> Life | None:
+        """The same, as far as it was asked for or seen."""
+        return self._lives.get((run, number))
+
+    def forget(self, run: RunId, number: int) -> None:
+        """Its end is recorded."""
+        which = (run, number)
+        self._done.add(which)
+        self._lives.pop(which, None)
+        self._loaded.discard(which)
+        for uid in [uid for uid, (whose, _) in self._copies.items() if whose == which]:
+            del self._copies[uid]
+
+    def copies(self, run: RunId, number: int) -> int:
+        """How many outputs of an attempt are still being copied."""
+        return sum(which == (run, number) and not task.done() for which, task in self._copies.values())
+
+    def is_over(self, pod: Obj) -> bool:
+        """Whether nothing of a Pod runs."""
+        seen = parse_sighting(pod)
+        return seen is None or seen.task.over
+
+    def is_running(self, pod: Obj) -> bool:
+        """Whether the task of a Pod runs."""
+        seen = parse_sighting(pod)
+        return seen is not None and not seen.task.over and seen.task.began_at is not None
+
+    def age_s(self, found: Obj) -> float:
+        """How long an object has been there."""
+        try:
+            return seconds_between(parse_time(found["metadata"]["creationTimestamp"]), self._clock.now())
+        except (KeyError, MooringsError):
+            return 0.0
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def take(self, pod: Obj) -> None:
+        """What a Pod shows now."""
+        seen = parse_sighting(pod)
+        which = _which(pod)
+        if seen is None or which is None or which in self._done:
+            return
+        life = self._lives.setdefault(which, Life())
+        if seen.restart < life.restart:
+            return
+        if seen.restart > life.restart:
+            life.restart = seen.restart
+            life.tasks.clear()
+        before = life.tasks.get(seen.rank)
+        now = life.tasks[seen.rank] = merge(before, seen.task)
+        if now.over and now != before:
+            self._writing.put_nowait((which, seen.rank, now))
+        namespace = pod["metadata"]["namespace"]
+        if now.began_at is not None and seen.uid not in self._copies:
+            work = self._copy(which, namespace, seen.name, seen.rank)
+            task = asyncio.create_task(work, name=f"output-{seen.name}")
+            self._copies[seen.uid] = (which, task)
+            task.add_done_callback(lambda _: self._news())
+        self._news()
+
+    async def _copy(self, which: Which, namespace: str, pod: str, rank: int) -> None:
+        run, number = which
+        folder = RunFolder.of(self._folder, run)
+        if folder is None:
+            return
+        attempt = folder.attempt(number)
+        if not await asyncio.to_thread(attempt.log(rank).parent.is_dir):
+            return
+        if await asyncio.to_thread((attempt.path / "end.json").exists):
+            return
+        life = self._lives.get(which, Life())
+
+        def over() -> bool:
+            task = life.tasks.get(rank)
+            return task is None or task.over or which not in self._lives
+
+        opened = partial(self._calls.output, namespace, pod, CONTAINER, follow=True)
+        async with self._room:
+            await copy_output(opened, attempt.log(rank), over, self._clock.sleep)
+
+    async def _write(self) -> None:
+        while True:
+            (run, number), rank, task = await self._writing.get()
+            folder = RunFolder.of(self._folder, run)
+            if folder is None:
+                continue
+            try:
+                await asyncio.to_thread(folder.attempt(number).save_task, rank, task)
+            except OSError as error:
+                log.warning("run.unwritten", extra={"run": run, "detail": str(error)})
+
+
+def _which(pod: Obj) -> Which | None:
+    labels = pod["metadata"].get("labels") or {}
+    run, attempt = labels.get(RUN), labels.get(ATTEMPT, "")
+    return (RunId(run), int(attempt)) if run and attempt.isdecimal() else None

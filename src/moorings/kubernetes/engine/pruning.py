@@ -1,0 +1,35 @@
+"""Which runs' folders may go for their age: those whose end is recorded, or that never came to life."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorings.core.instants import SECOND, Instant
+from moorings.kubernetes.engine.rundir import RunFolder
+from moorings.workloads.runs import RunId
+
+
+@contextlib.contextmanager
+def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
+    """Yields whether a run ended before an instant. Nothing is held: only the controller that asks starts runs here.
+
+    Raises:
+        OSError: its folder cannot be read.
+    """
+    folder = RunFolder.of(runs, run)
+    yield folder is not None and _ended_before(folder, before)
+
+
+def _ended_before(folder: RunFolder, before: Instant) -> bool:
+    try:
+        newest = folder.newest()
+        facts = newest.facts() if newest is not None else None
+    except ValueError:  # damaged
+        return False
+    if newest is None or facts is None or (facts.end is None and facts.alive):
+        return False
+    if facts.end is not None and facts.end.ended_at is not None:
+        return facts.end.ended_at < before
+    return newest.path.stat().st_mtime < before / SECOND

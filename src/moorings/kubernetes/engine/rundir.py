@@ -1,0 +1,158 @@
+"""What is kept of a run on the controller's disk, 0700: Kubernetes forgets Pods, their ends and their output.
+
+::
+
+    <run id>/<attempt>/
+        order.json        what was asked, of which anything is needed later
+        alive             the IPUJob was, or is about to be, brought to life: it is not made again
+        stop.json         why it is to stop; the first reason stays
+        warned            it was told that its time limit is near
+        tasks/<rank>.json how a task ended
+        logs/<rank>.log   its output
+        end.json          how the attempt ended; the last word
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from moorings.core.instants import Instant
+from moorings.core.records import revive
+from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
+from moorings.workloads.runs import EndRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of Kubernetes, as far as it is needed later."""
+
+    namespace: str
+    name: str
+    tasks: int
+    grace_s: float
+    time_limit_s: float | None = None
+    warn_s: float = 0.0
+    warn_signal: str = "USR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run is to stop: ``asked`` or ``limit``."""
+
+    why: str
+    detail: str
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is seen of a task.
+
+    Attributes:
+        began_at: when its process began; None: it did not.
+        ended_at: when it ended; None: it has not, or that is not known.
+        code: its exit code; None: it has not ended, or nobody knows it.
+        over: nothing of it runs any more.
+        stopped: it was told to end before it did.
+        unstarted: its program could not be started; ``why`` says why.
+        why: kubelet's words about its end.
+        cause: Kubernetes' reason for ending its Pod: ``Evicted``, ``NodeLost``...
+    """
+
+    began_at: Instant | None = None
+    ended_at: Instant | None = None
+    code: int | None = None
+    over: bool = False
+    stopped: bool = False
+    unstarted: bool = False
+    why: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an attempt's folder says."""
+
+    asked: Asked
+    alive: bool = False
+    stop: Stop | None = None
+    warned: bool = False
+    end: EndRecord | None = None
+
+
+class RunFolder(FolderOfRun["Attempt"]):
+    """One run's folder; need not exist."""
+
+    ids = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as a label's value has it
+
+    def attempt(self, number: int) -> Attempt:
+        """That attempt."""
+        return Attempt(self.path / str(number), number)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(AttemptFolder):
+    """One attempt of a run."""
+
+    def facts(self) -> Facts:
+        """What the folder says now.
+
+        Raises:
+            OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
+        """
+        return Facts(
+            asked=revive(Asked, json.loads((self.path / "order.json").read_bytes())),
+            alive=(self.path / "alive").exists(),
+            stop=_load(Stop, self.path / "stop.json"),
+            warned=(self.path / "warned").exists(),
+            end=_load(EndRecord, self.path / "end.json"),
+        )
+
+    def tasks(self) -> dict[int, Task]:
+        """How tasks ended, by rank, as far as that was written down.
+
+        Raises:
+            OSError, ValueError: the folder cannot be read.
+        """
+        found = {}
+        for path in (self.path / "tasks").glob("*.json"):
+            task = _load(Task, path)
+            if task is not None and path.stem.isdecimal():
+                found[int(path.stem)] = task
+        return found
+
+    def save_order(self, asked: Asked) -> None:
+        """Write that this attempt was ordered."""
+        for folder in (self.path.parent, self.path, self.path / "logs", self.path / "tasks"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self.write_once("order.json", dump(asked))
+
+    def save_alive(self) -> None:
+        """Write that its IPUJob is about to be brought to life."""
+        self.write_once("alive", b"")
+
+    def save_stop(self, stop: Stop) -> None:
+        """Write why it is to stop; the first reason stays."""
+        self.write_once("stop.json", dump(stop))
+
+    def save_warned(self) -> None:
+        """Write that it was warned."""
+        self.write_once("warned", b"")
+
+    def save_task(self, rank: int, task: Task) -> None:
+        """Write how a task ended."""
+        self.write(f"tasks/{rank}.json", dump(task))
+
+
+def _load(kind: type[T], path: Path) -> T | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return revive(kind, json.loads(content))

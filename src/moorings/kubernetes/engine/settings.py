@@ -1,0 +1,134 @@
+"""What an admin says of the cluster that runs go to: the table ``[kubernetes]`` of the controller's settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.tables import Table
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_VOLUME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_PATH = re.compile(r"(/[^/:\0]+)+")
+_ABSOLUTE = re.compile(r"/[^\0]*")
+_ID_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What tasks find under a path of their containers.
+
+    Attributes:
+        path: where they find it; absolute.
+        claim: a PersistentVolumeClaim of the run's namespace; empty: ``host_path``.
+        host_path: a folder of every node; empty: ``claim``.
+        read_only: whether they may only read.
+    """
+
+    path: str
+    claim: str = ""
+    host_path: str = ""
+    read_only: bool = False
+
+    def holds(self, folder: str) -> bool:
+        """Whether a folder is in it."""
+        return folder == self.path or folder.startswith(f"{self.path}/")
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return f"the claim {self.claim}" if self.claim else f"its node's {self.host_path}"
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesEngineSettings:
+    """The cluster.
+
+    Attributes:
+        namespace: of the IPUJobs.
+        kubeconfig: a file; empty: as kubectl finds it.
+        context: of the kubeconfig; empty: its current one.
+        projects: namespaces of projects that have one of their own.
+        volumes: what tasks find of the site's file systems.
+        user: id that tasks run as; None: the image's.
+        group: the same of their group.
+        request_cpus: whether a task's CPUs are asked of Kubernetes' scheduler.
+    """
+
+    namespace: str
+    kubeconfig: str = ""
+    context: str = ""
+    projects: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[Volume, ...] = ()
+    user: int | None = None
+    group: int | None = None
+    request_cpus: bool = True
+
+    @classmethod
+    def read(cls, table: Table) -> KubernetesEngineSettings:
+        """The settings of a table ``[kubernetes]``.
+
+        Raises:
+            MooringsError: with the table's code, naming file and line.
+        """
+        named = table.table("projects")
+        projects = {}
+        for name in named.keys():
+            one = named.table(name)
+            projects[name] = one.matched("namespace", _NAME, "a namespace's name")
+            one.finish()
+        named.finish()
+        found = cls(
+            namespace=table.matched("namespace", _NAME, "a namespace's name"),
+            kubeconfig=table.matched("kubeconfig", _ABSOLUTE, "an absolute path") if table.has("kubeconfig") else "",
+            context=table.text("context", ""),
+            projects=projects,
+            volumes=_volumes(table),
+            user=_number(table, "user"),
+            group=_number(table, "group"),
+            request_cpus=table.boolean("request_cpus", default=True),
+        )
+        table.finish()
+        return found
+
+    def namespace_of(self, project: str) -> str:
+        """Where the jobs of a project go."""
+        return self.projects.get(project, self.namespace)
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(dict.fromkeys((self.namespace, *self.projects.values())))
+
+    def volume_of(self, folder: str) -> Volume | None:
+        """The volume that a folder of a task is in; None: it is in its container, and goes with it."""
+        holding = [volume for volume in self.volumes if volume.holds(folder)]
+        return max(holding, key=lambda volume: len(volume.path), default=None)
+
+
+def _volumes(table: Table) -> tuple[Volume, ...]:
+    found: list[Volume] = []
+    for one in table.tables("volumes"):
+        volume = Volume(
+            path=one.matched("path", _PATH, "an absolute path without ':', and not / itself"),
+            claim=one.matched("claim", _VOLUME, "a claim's name") if one.has("claim") else "",
+            host_path=one.matched("host_path", _ABSOLUTE, "an absolute path") if one.has("host_path") else "",
+            read_only=one.boolean("read_only", default=False),
+        )
+        if bool(volume.claim) == bool(volume.host_path):
+            one.complain(None, "a volume is either a claim or a host_path", hint='path = "/work"\nclaim = "work"')
+        if any(volume.path == other.path for other in found):
+            one.complain("path", f"{volume.path} is there twice")
+        found.append(volume)
+        one.finish()
+    return tuple(found)
+
+
+def _number(table: Table, key: str) -> int | None:
+    if not table.has(key):
+        return None
+    number = table.integer(key)
+    if not 0 <= number <= _ID_MAX:
+        table.complain(key, f"{key} {number} is no number of a user or group")
+    return number

@@ -1,0 +1,228 @@
+"""What Kubernetes is told of a run: an IPUJob without a launcher, and the Secret of its variables. Pure.
+
+The IPUJob is made with no instance, and brought to life by a change of that number: whoever leads by then can make that
+change fail (``fence``). Variables stand in a Secret, which fewer people may read than Pods, and whose values, unlike
+those of a Pod's own variables, are taken as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+
+from moorings.core.claims import NAME_CHARS_MAX
+from moorings.core.records import plain
+from moorings.engines.orders import parse_signal, rejected, variables_of
+from moorings.kubernetes import names
+from moorings.kubernetes.admission import find_faults
+from moorings.kubernetes.engine.rundir import Asked, RunFolder
+from moorings.kubernetes.engine.settings import KubernetesEngineSettings
+from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, Obj, RestartType
+from moorings.ports.engine import StartOrder
+from moorings.ports.store import Epoch
+from moorings.workloads.jobs import JobSpec, claim_of
+from moorings.workloads.runs import RunId
+
+ACCELERATOR = "ipu"
+CONTAINER = "task"
+
+RUN, ATTEMPT, INSTALLATION = "moorings/run", "moorings/attempt", "moorings/installation"  # labels
+EPOCH, ORDER = "moorings/epoch", "moorings/order"  # annotations
+
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_HASH_CHARS = 24
+
+
+def check_job(job: JobSpec) -> None:
+    """Nothing, if Kubernetes can run it.
+
+    Raises:
+        MooringsError: ``engine.rejected``.
+    """
+    if not job.image:
+        raise rejected(
+            "a run on Kubernetes needs a container image",
+            'put image = "registry/name:tag" into the table [kubernetes] of the job file',
+        )
+    if job.accelerators.kind != ACCELERATOR:
+        hint = "use the engine local for these, where the controller has a pool of them"
+        raise rejected(f"IPUJobs have accelerators of kind ipu, and none of kind {job.accelerators.kind[:40]!r}", hint)
+    if job.accelerators.size < 1:
+        raise rejected("a run on Kubernetes needs devices", "ask for some, or make a Job of it with kubectl")
+    if job.accelerators.pool is not None:
+        hint = "leave pool out of the job: the proxy takes the first that has room"
+        raise rejected("a job on Kubernetes cannot choose a pool", hint)
+    try:
+        for text in (*job.command, job.workdir, *job.environment.values()):
+            text.encode()
+    except UnicodeEncodeError:
+        raise rejected("a command, folder or variable is not UTF-8", "Kubernetes takes nothing else") from None
+    parse_signal(job.checkpoint.warn_signal)
+
+
+def differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
+    """What a job file does not mean on Kubernetes as it does on one machine; sentences for whoever starts the job."""
+    told = [f"in Kubernetes it is an IPUJob of the namespace {settings.namespace_of(job.project)}, image {job.image}"]
+    volume = settings.volume_of(job.workdir)
+    if volume is None:
+        told.append(
+            f"its working folder {job.workdir} does not travel: there is what its image has, or an empty folder"
+        )
+    else:
+        told.append(f"its working folder {job.workdir} is in {volume.path}, which is {volume.origin}")
+    if job.checkpoint_directory is not None and settings.volume_of(job.checkpoint_directory) is None:
+        told.append(f"its checkpoints in {job.checkpoint_directory} are lost when it ends: that is in no volume")
+    if "PATH" in job.environment:
+        told.append("PATH is that of whoever started it, and not what its image says")
+    if job.resources.nodes > 1:
+        told.append("on which nodes its tasks run is Kubernetes' choice")
+    if not settings.request_cpus and job.resources.cpus > 1:
+        told.append("its CPUs are not asked of Kubernetes")
+    if job.checkpoint.resumable:
+        told.append("Kubernetes does not start it again by itself, though it can be resumed")
+    return tuple(told)
+
+
+def name_of(run: RunId, attempt: int) -> str:
+    """What the IPUJob of an attempt is called: the run's id, or what a hash makes of one that is no such name."""
+    name = run if attempt == 0 else f"{run}-{attempt}"
+    if _DNS_LABEL.fullmatch(name) and len(name) <= NAME_CHARS_MAX:
+        return name
+    return f"run-{hashlib.sha256(f'{run}/{attempt}'.encode()).hexdigest()[:_HASH_CHARS]}"
+
+
+def secret_name(job: str) -> str:
+    """The Secret with the variables of an IPUJob."""
+    return f"{job}-environment"
+
+
+def asked_of(order: StartOrder, settings: KubernetesEngineSettings) -> Asked:
+    """What has to be known of an order later.
+
+    Raises:
+        MooringsError: ``engine.rejected``: no run of Kubernetes' can have that id.
+    """
+    if not RunFolder.ids.fullmatch(order.run):
+        raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
+    job, contract = order.job, order.job.checkpoint
+    return Asked(
+        namespace=settings.namespace_of(job.project),
+        name=name_of(order.run, order.attempt),
+        tasks=job.tasks,
+        grace_s=contract.grace_s,
+        time_limit_s=job.time_limit_s,
+        warn_s=contract.warn_s,
+        warn_signal=contract.warn_signal,
+    )
+
+
+def build_job(order: StartOrder, asked: Asked, settings: KubernetesEngineSettings, installation: str) -> Obj:
+    """The IPUJob of an order, without an instance yet.
+
+    Raises:
+        MooringsError: ``engine.rejected``: it could never run.
+    """
+    job = order.job
+    labels = {RUN: order.run, ATTEMPT: str(order.attempt), INSTALLATION: installation}
+    notes = {EPOCH: str(order.epoch), ORDER: json.dumps(plain(asked), separators=(",", ":"))}
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": asked.name, "namespace": asked.namespace, "labels": labels, "annotations": notes},
+        "spec": {
+            "jobInstances": 0,
+            "ipusPerJobInstance": str(job.accelerators.size),
+            "workerPerJobInstance": str(job.tasks),
+            "modelReplicasPerWorker": str(claim_of(job).replicas_per_gcd),
+            "priority": job.priority,
+            "restartPolicy": {"type": RestartType.NEVER.value},
+            "cleanPodPolicy": CleanPodPolicy.NONE.value,
+            "workers": {"template": {"metadata": {"labels": labels}, "spec": _pod_spec(order, asked, settings)}},
+        },
+    }
+    if faults := find_faults(body):
+        told = "; ".join(f"{fault.path}: {fault.problem}" for fault in faults[:3])
+        raise rejected(f"no IPUJob can be made of it: {told}", next((one.hint for one in faults if one.hint), ""))
+    return body
+
+
+def _pod_spec(order: StartOrder, asked: Asked, settings: KubernetesEngineSettings) -> Obj:
+    job = order.job
+    requests: Obj = {"cpu": str(job.resources.cpus)} if settings.request_cpus else {}
+    limits: Obj = {}
+    if job.resources.memory_bytes is not None:
+        requests["memory"] = limits["memory"] = str(job.resources.memory_bytes)
+    found: Obj = {
+        # The tasks are not process 1, which hears no signal that it does not listen to, and whose orphans nobody reaps.
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": max(math.ceil(asked.grace_s), 1),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": job.image,
+                "command": [word.replace("$", "$$") for word in job.command],  # else Kubernetes expands $(NAME) and $$
+                "workingDir": job.workdir,
+                "envFrom": [{"secretRef": {"name": secret_name(asked.name)}}],
+                "resources": {"requests": requests, "limits": limits},
+                "volumeMounts": [
+                    {"name": f"volume-{number}", "mountPath": volume.path, "readOnly": volume.read_only}
+                    for number, volume in enumerate(settings.volumes)
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": f"volume-{number}"}
+            | (
+                {"persistentVolumeClaim": {"claimName": volume.claim, "readOnly": volume.read_only}}
+                if volume.claim
+                else {"hostPath": {"path": volume.host_path}}
+            )
+            for number, volume in enumerate(settings.volumes)
+        ],
+    }
+    who = {"runAsUser": settings.user, "runAsGroup": settings.group}
+    if any(number is not None for number in who.values()):
+        found["securityContext"] = {key: number for key, number in who.items() if number is not None}
+    return found
+
+
+def build_secret(order: StartOrder, asked: Asked, uid: str) -> Obj:
+    """The Secret with a job's variables, and what every engine adds to them.
+
+    Args:
+        order: whose.
+        asked: what was asked.
+        uid: of the IPUJob, with which it goes.
+    """
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": asked.name, "uid": uid}
+    return {
+        "metadata": {
+            "name": secret_name(asked.name),
+            "namespace": asked.namespace,
+            "labels": {names.JOB: asked.name},
+            "ownerReferences": [owner],
+        },
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in variables_of(order).items()},
+    }
+
+
+def is_ours(found: Obj, run: RunId, attempt: int, installation: str) -> bool:
+    """Whether an IPUJob is that attempt's of that run, made by this installation."""
+    labels = found["metadata"].get("labels") or {}
+    return (labels.get(RUN), labels.get(ATTEMPT), labels.get(INSTALLATION)) == (run, str(attempt), installation)
+
+
+def is_alive(found: Obj) -> bool:
+    """Whether an IPUJob was brought to life."""
+    return bool((found.get("spec") or {}).get("jobInstances", 1))
+
+
+def epoch_of(found: Obj) -> Epoch:
+    """Of the controller that made an IPUJob, or led when it was looked over last."""
+    text = (found["metadata"].get("annotations") or {}).get(EPOCH, "")
+    return Epoch(int(text) if text.isdecimal() else 0)

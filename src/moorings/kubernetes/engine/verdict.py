@@ -1,0 +1,209 @@
+"""What is seen of a run, and how it ended, from its IPUJob and its Pods. Pure.
+
+A task's own end comes first. A Pod's phase alone proves nothing: kubelets before 1.22 call a Pod Failed while its
+containers are still in their grace period.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.quantities import duration_text
+from moorings.kubernetes import names
+from moorings.kubernetes.engine.rundir import Asked, Stop, Task
+from moorings.kubernetes.ipujob import Obj, Status
+from moorings.kubernetes.plan import COMPLETED, ENDED
+from moorings.kubernetes.pods import ENDED as PHASES_ENDED
+from moorings.kubernetes.pods import UNSEEN
+from moorings.wire.codec import parse_time
+from moorings.workloads.runs import CANNOT_START, KILLED, NOT_FOUND, Ending, EndRecord, exit_code
+
+ASKED, LIMIT = "asked", "limit"
+
+# How containerd, CRI-O and Docker say that there is no such program.
+_NO_PROGRAM = re.compile(r"not found|no such file", re.IGNORECASE)
+_UNSTARTED = frozenset({"StartError", "ContainerCannotRun"})
+
+
+@dataclass(frozen=True, slots=True)
+class PodSighting:
+    """A task, as its Pod shows it.
+
+    Attributes:
+        rank: which task.
+        restart: how often its job had been started anew.
+        deleting: whether the Pod is to go.
+    """
+
+    name: str
+    uid: str
+    rank: int
+    restart: int
+    deleting: bool
+    task: Task
+
+
+def parse_sighting(pod: Obj) -> PodSighting | None:
+    """What a Pod shows; None: it is no worker of a job."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    rank, restart = labels.get(names.WORKER, ""), labels.get(names.RESTART, "")
+    if not rank.isdecimal():
+        return None
+    asked_at = _deletion(meta)
+    containers = status.get("containerStatuses") or ()
+    state = (containers[0].get("state") or {}) if containers else {}
+    task = _task(state, status, asked_at)
+    number = int(restart) if restart.isdecimal() else 0
+    return PodSighting(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task)
+
+
+def _task(state: Obj, status: Obj, asked_at: Instant | None) -> Task:
+    if ended := state.get("terminated"):
+        began_at, ended_at = _time(ended.get("startedAt")), _time(ended.get("finishedAt"))
+        if ended.get("reason") in UNSEEN:  # its exit code is made up
+            why = "its node was down, and nobody saw its container end"
+            return Task(began_at=began_at or ended_at, ended_at=ended_at, over=True, why=why, cause=ended["reason"])
+        unstarted = ended.get("reason") in _UNSTARTED
+        code = ended.get("exitCode")
+        words = [ended.get("reason") or "", ended.get("message") or ""]
+        why = ": ".join(" ".join(word.split()) for word in words if word and word not in ("Completed", "Error"))
+        return Task(
+            began_at=None if unstarted else began_at or ended_at,
+            ended_at=ended_at,
+            code=_refused_code(why) if unstarted else code if isinstance(code, int) else None,
+            over=True,
+            stopped=asked_at is not None and ended_at is not None and ended_at >= asked_at,
+            unstarted=unstarted,
+            why=why,
+            cause=status.get("reason") or "",
+        )
+    if running := state.get("running"):
+        return Task(began_at=_time(running.get("startedAt")))
+    over = status.get("phase") in PHASES_ENDED
+    why = " ".join(str(status.get("message") or "").split())
+    return Task(over=over, stopped=over and asked_at is not None, why=why, cause=status.get("reason") or "")
+
+
+def _refused_code(why: str) -> int:
+    return NOT_FOUND if _NO_PROGRAM.search(why) else CANNOT_START
+
+
+def _deletion(meta: Obj) -> Instant | None:
+    """When a Pod was asked to go, to the second; None: nobody asked."""
+    until = _time(meta.get("deletionTimestamp"))
+    if until is None:
+        return None
+    return after(until, -float(meta.get("deletionGracePeriodSeconds") or 0))
+
+
+def _time(text: object) -> Instant | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        at = parse_time(text)
+    except MooringsError:
+        return None
+    return at if at > SECOND else None  # 1970 stands for never
+
+
+def merge(old: Task | None, new: Task) -> Task:
+    """What is known of a task after another look: what was seen of its end stays."""
+    return old if old is not None and old.over and old.code is not None else new
+
+
+def began_at(tasks: Mapping[int, Task]) -> Instant | None:
+    """When the first task began."""
+    return min((task.began_at for task in tasks.values() if task.began_at is not None), default=None)
+
+
+def all_began(asked: Asked, tasks: Mapping[int, Task]) -> bool:
+    """Whether every task runs, or has."""
+    return all(rank in tasks and tasks[rank].began_at is not None for rank in range(asked.tasks))
+
+
+def all_over(asked: Asked, tasks: Mapping[int, Task]) -> bool:
+    """Whether every task has ended, and how it did is known."""
+    return all(rank in tasks and tasks[rank].over for rank in range(asked.tasks))
+
+
+def judge(
+    asked: Asked, tasks: Mapping[int, Task], stop: Stop | None, status: Status | None, gone: bool, now: Instant
+) -> EndRecord:
+    """How a run ended that is over.
+
+    Args:
+        asked: what was asked.
+        tasks: what was seen of them, by rank.
+        stop: why it was to stop; None: nobody wanted that.
+        status: of its IPUJob, as far as it is known.
+        gone: somebody else has deleted the IPUJob.
+        now: the time of an end that nobody wrote down.
+    """
+    began = began_at(tasks)
+    codes = tuple(_code(tasks.get(rank)) for rank in range(asked.tasks))
+    failed = [(rank, task) for rank, task in tasks.items() if task.code not in (None, 0)]
+    failed.sort(key=lambda one: (one[1].stopped, one[1].ended_at or now, one[0]))
+    first = failed[0] if failed else None
+    caused = next((task for _, task in sorted(tasks.items()) if task.cause), None)
+    ending, detail = _ending(asked, first, caused, stop, status, gone=gone, began=began is not None, codes=codes)
+    ends = [task.ended_at for task in tasks.values() if task.ended_at is not None]
+    ended = max(ends) if len(ends) == asked.tasks else _completed(status) or max(ends, default=now)
+    return EndRecord(
+        ending=ending,
+        exit_code=exit_code(ending, first[1].code if first is not None else KILLED if KILLED in codes else None),
+        task_codes=codes,
+        started_at=began,
+        ended_at=max(ended, began) if began is not None else ended,
+        detail=detail,
+    )
+
+
+def _ending(
+    asked: Asked,
+    first: tuple[int, Task] | None,
+    caused: Task | None,
+    stop: Stop | None,
+    status: Status | None,
+    *,
+    gone: bool,
+    began: bool,
+    codes: Sequence[int | None],
+) -> tuple[Ending, str]:
+    where = f"IPUJob {asked.namespace}/{asked.name}"
+    if stop is not None:
+        if stop.why == LIMIT:
+            return Ending.TIMED_OUT, f"stopped at its time limit of {duration_text(asked.time_limit_s or 0)}"
+        return Ending.CANCELLED, stop.detail
+    if first is not None and not first[1].stopped:
+        rank, task = first
+        if task.unstarted:
+            return Ending.NOT_STARTED, task.why
+        if not task.cause:
+            return Ending.EXITED, f"task {rank} ended with exit code {task.code}" + (
+                f" ({task.why})" if task.why else ""
+            )
+    if caused is not None:
+        return Ending.LOST, f"Kubernetes ended it: {caused.cause}" + (f": {caused.why}" if caused.why else "")
+    if (status is not None and status.state == COMPLETED) or all(code == 0 for code in codes):
+        return Ending.EXITED, ""
+    if gone:
+        return Ending.CANCELLED, f"{where} was deleted in Kubernetes"
+    if status is not None and status.state in ENDED:
+        return (Ending.LOST if began else Ending.NOT_STARTED), status.message
+    return Ending.LOST, f"Kubernetes knows nothing of {where} any more"
+
+
+def _code(task: Task | None) -> int | None:
+    """Its exit code; None: it never began. One that nobody saw end was killed."""
+    if task is None or task.began_at is None:
+        return task.code if task is not None else None
+    return KILLED if task.code is None else task.code
+
+
+def _completed(status: Status | None) -> Instant | None:
+    return status.completed_at if status is not None else None

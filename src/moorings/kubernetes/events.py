@@ -1,0 +1,216 @@
+"""Events of Kubernetes (core/v1), shown by ``kubectl describe`` with their object. They tell people and decide nothing.
+
+So they never keep a reconcile waiting: ``tell`` only notes, ``serve`` sends, and whatever is too much or fails is
+dropped and counted. The limits are those of client-go's recorder, which clusters are used to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from moorings.core.instants import SECOND, Instant, seconds_between
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import EVENT, Kube, KubeError
+from moorings.wire.codec import time_text
+
+log = logging.getLogger("moorings.kubernetes.events")
+
+BURST = 25  # events of one object at once,
+REFILL_S = 300.0  # and then one in so many seconds
+KNOWN_MAX = 4096  # objects and events remembered
+PENDING_MAX = 1000  # events not sent yet
+MESSAGE_MAX = 1024  # characters; the API server takes no more
+NAME_MAX = 200  # of an event's name, before what makes it unique
+TRIES = 3
+PAUSE_S = 1.0
+PAUSE_MAX_S = 10.0
+
+Level = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """An event, as it is the same as another."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    level: Level
+    reason: str
+    message: str
+
+    @property
+    def object(self) -> str:
+        """The object that it is about."""
+        return self.uid or f"{self.kind}/{self.namespace}/{self.name}"
+
+
+@dataclass(slots=True)
+class _Series:
+    """One Event of the API server, which counts how often the same was told."""
+
+    name: str
+    count: int
+    first: Instant
+    last: Instant
+    exists: bool = False
+
+
+class Spam:
+    """How many events of an object may be sent: a bucket each, of as many objects as memory allows. Pure."""
+
+    def __init__(self, burst: int = BURST, refill_s: float = REFILL_S, known_max: int = KNOWN_MAX) -> None:
+        self._burst, self._refill_s, self._known_max = burst, refill_s, known_max
+        self._left: OrderedDict[str, tuple[float, Instant]] = OrderedDict()
+
+    def lets(self, key: str, now: Instant) -> bool:
+        """Whether one more may be sent; counts it if so."""
+        left, since = self._left.pop(key, (float(self._burst), now))
+        left = min(float(self._burst), left + max(0.0, seconds_between(since, now)) / self._refill_s)
+        allowed = left >= 1
+        self._left[key] = (left - 1 if allowed else left, now)
+        if len(self._left) > self._known_max:
+            self._left.popitem(last=False)
+        return allowed
+
+
+class Recorder:
+    """Notes events and sends them, one after the other, while ``serve`` runs.
+
+    Args:
+        kube: the API server.
+        component: who tells, such as ``ipu-operator``.
+        instance: which of its replicas.
+        wall: the time.
+    """
+
+    def __init__(self, kube: Kube, component: str, instance: str, wall: Callable[[], Instant]) -> None:
+        self.lost = 0  # neither sent nor going to be
+        self._kube = kube
+        self._component, self._instance = component, instance
+        self._wall = wall
+        self._spam = Spam()
+        self._known: OrderedDict[About, _Series] = OrderedDict()
+        self._pending: OrderedDict[About, None] = OrderedDict()
+        self._news = asyncio.Event()
+        self._numbers = itertools.count()
+
+    def tell(self, found: Obj, level: Level, reason: str, message: str) -> None:
+        """Note an event about an object.
+
+        Args:
+            found: has ``apiVersion``, ``kind`` and ``metadata``.
+            level: Normal or Warning.
+            reason: one word in CamelCase.
+            message: a sentence for people.
+        """
+        about = _about(found, level, reason, message)
+        now = self._wall()
+        full = len(self._pending) >= PENDING_MAX and about not in self._pending
+        if full or not self._spam.lets(about.object, now):
+            self.lost += 1
+            return
+        series = self._known.pop(about, None)
+        if series is None:
+            series = _Series(f"{about.name[:NAME_MAX]}.{now:x}{next(self._numbers) % 4096:03x}", 0, now, now)
+        series.count += 1
+        series.last = now
+        self._known[about] = series
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        self._pending[about] = None
+        self._news.set()
+
+    async def serve(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await self._news.wait()
+            while self._pending:
+                about, _ = self._pending.popitem(last=False)
+                await self._send(about)
+            self._news.clear()
+
+    async def _send(self, about: About) -> None:
+        series = self._known.get(about)
+        if series is None:  # so many others were told since
+            self.lost += 1
+            return
+        for left in reversed(range(TRIES)):
+            try:
+                await self._write(about, series)
+                return
+            except KubeError as error:
+                if not left or not error.retryable:
+                    self.lost += 1
+                    fields = {"about": about.object, "reason": about.reason, "detail": error.detail}
+                    log.debug("event.lost", extra=fields)
+                    return
+                pause_s = min(PAUSE_MAX_S, max(PAUSE_S, error.retry_after_s))
+            await asyncio.sleep(pause_s)
+
+    async def _write(self, about: About, series: _Series) -> None:
+        namespace = about.namespace or "default"  # where events of what stands in no namespace are looked for
+        if series.exists:
+            body = {"count": series.count, "lastTimestamp": _second(series.last), "message": about.message}
+            try:
+                await self._kube.patch(EVENT, series.name, body, namespace)
+                return
+            except KubeError as error:
+                if error.status != 404:  # the server forgets events after an hour
+                    raise
+        try:
+            await self._kube.create(EVENT, self._build(about, series, namespace), namespace)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":  # ours: the answer to the try before was lost
+                raise
+        series.exists = True
+
+    def _build(self, about: About, series: _Series, namespace: str) -> Obj:
+        return {
+            "metadata": {"name": series.name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "name": about.name,
+                **({"namespace": about.namespace} if about.namespace else {}),
+                **({"uid": about.uid} if about.uid else {}),
+            },
+            "type": about.level,
+            "reason": about.reason,
+            "message": about.message,
+            "source": {"component": self._component, "host": self._instance},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+            "firstTimestamp": _second(series.first),
+            "lastTimestamp": _second(series.last),
+            "count": series.count,
+        }
+
+
+def _about(found: Obj, level: Level, reason: str, message: str) -> About:
+    metadata = found["metadata"]
+    if len(message) > MESSAGE_MAX:
+        message = message[: MESSAGE_MAX - 3] + "..."
+    return About(
+        found["apiVersion"],
+        found["kind"],
+        metadata.get("namespace", ""),
+        metadata["name"],
+        metadata.get("uid", ""),
+        level,
+        reason,
+        message,
+    )
+
+
+def _second(at: Instant) -> str:
+    """``metav1.Time`` has whole seconds."""
+    return time_text(Instant(at // SECOND * SECOND)).replace(".000000", "")

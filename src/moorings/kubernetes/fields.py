@@ -1,0 +1,372 @@
+"""Every field of an IPUJob, once: the API server's schema, the webhook's defaults and the reference page use it.
+
+A path has ``[]`` where the items of a list begin and ``{}`` where the values of a mapping do. Bounds are JSON schema's
+own keywords; what a schema cannot say, CEL rules say where the server knows them (1.25 and later), and ``admission``
+says always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moorings.core.claims import NAME_CHARS_MAX, PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX
+from moorings.kubernetes.ipujob import CleanPodPolicy, Outcome, RestartType
+from moorings.kubernetes.plan import COMPLETED, FAILED
+
+PODS_MAX = 4096  # worker Pods of one job; keeps a slip of the finger from filling a cluster's database
+BACK_OFF_LIMIT = 3
+BACK_OFF_LIMIT_MAX = 1_000_000
+TTL_S = 3600
+TTL_S_MAX = TIME_LIMIT_S_MAX
+WORDS_MAX, WORD_CHARS_MAX = 1024, 32_768  # of a command; together they bound what CEL rules about it may cost
+ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started anew any more
+
+DIGITS = len(str(SIZE_MAX))
+
+
+class Type(StrEnum):
+    """What a field holds."""
+
+    INTEGER = "integer"
+    STRING = "string"
+    BOOLEAN = "boolean"
+    TIME = "time"  # RFC 3339, whole seconds
+    NUMBER = "integer or string"  # people write "2" and 2
+    OBJECT = "object"
+    OPEN = (
+        "open"  # an object whose further fields are kept as they are: Kubernetes' own, which change with its releases
+    )
+    LIST = "list"
+    MAP = "map"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A CEL rule: refused with ``message`` unless ``cel`` holds. With ``oldSelf`` it is looked at on changes only."""
+
+    cel: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field.
+
+    Attributes:
+        path: from the top.
+        type: what it holds.
+        meaning: what ``kubectl explain`` says.
+        default: what it is if it is left out.
+        alias: path of another spelling of it: with that one given there is no default, so that no schema can know it.
+        schema: its bounds, as JSON schema has them.
+        required: whether it must be there, if what it stands in is there.
+        rules: CEL rules about it.
+    """
+
+    path: str
+    type: Type
+    meaning: str
+    default: Any = None
+    alias: str = ""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    required: bool = False
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition(".")[2].removesuffix("[]").removesuffix("{}")
+
+    @property
+    def filled(self) -> bool:
+        """Whether the API server itself fills its default in."""
+        return self.default is not None and not self.alias
+
+
+_ANEW = "delete the job and create it anew"
+_SAME_NUMBER = Rule("string(self) == string(oldSelf)", f"cannot be changed while the job exists: {_ANEW}")
+_SAME = Rule("self == oldSelf", f"cannot be changed while the job exists: {_ANEW}")
+# A number that people also write in quotes. `maxLength` is for the cost that the API server reckons for CEL.
+_NUMBER = {"minimum": 1, "maximum": SIZE_MAX, "pattern": f"^[1-9][0-9]{{0,{DIGITS - 1}}}$", "maxLength": DIGITS}
+_WORDS = {"items": {"type": "string", "maxLength": WORD_CHARS_MAX}, "maxItems": WORDS_MAX}
+_ITEMS = {"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+_COUNT = {"minimum": 0}
+
+JOB_RULES = (
+    Rule(
+        f"size(self.metadata.name) <= {NAME_CHARS_MAX}",
+        f"metadata.name: at most {NAME_CHARS_MAX} characters are allowed: the vendor's library fails on longer names",
+    ),
+    Rule(
+        "!has(oldSelf.status) || !has(oldSelf.status.status) || "
+        f"!(oldSelf.status.status in {list(ENDED)}) || self.spec.jobInstances == oldSelf.spec.jobInstances",
+        f"spec.jobInstances: the job has ended and cannot be scaled: {_ANEW}",
+    ),
+)
+
+_IPUS = "int(self.ipusPerJobInstance)"
+_GIVEN = "(has(self.workerPerJobInstance) ? int(self.workerPerJobInstance) : {})"
+_WORKERS = _GIVEN.format("(has(self.workers.replicas) ? int(self.workers.replicas) : 1)")
+
+SPEC_RULES = (
+    Rule(
+        "has(self.ipusPerJobInstance) || has(self.modelReplicas) || has(self.ipusPerModelReplica)",
+        "ipusPerJobInstance is missing: say how many IPUs each instance gets",
+    ),
+    Rule(
+        "!has(self.interactive) || !has(self.launcher) || !(has(self.launcher.command) || has(self.launcher.args))",
+        "launcher.command and interactive exclude each other: an interactive launcher runs no command of its own",
+    ),
+    Rule(
+        "!has(self.launcher) || has(self.interactive) || has(self.launcher.command)",
+        "launcher.command is missing: a launcher runs a command; leave the launcher out of an inference job",
+    ),
+    Rule(
+        "!has(self.workerPerJobInstance) || !has(self.workers.replicas) || "
+        "int(self.workerPerJobInstance) == int(self.workers.replicas)",
+        "workers.replicas and workerPerJobInstance mean the same and differ: give one of them",
+    ),
+    Rule(
+        f"!has(self.ipusPerJobInstance) || {_IPUS} % {_WORKERS} == 0",
+        "ipusPerJobInstance must be a multiple of workerPerJobInstance: each worker has a GCD of the same size",
+    ),
+    Rule(
+        f"self.jobInstances * {_WORKERS} <= {PODS_MAX}",
+        f"jobInstances times workerPerJobInstance is more than {PODS_MAX} worker Pods",
+    ),
+    Rule(
+        "has(self.launcher) == has(oldSelf.launcher) && has(self.interactive) == has(oldSelf.interactive)",
+        f"launcher and interactive cannot come or go while the job exists: {_ANEW}",
+    ),
+)
+
+SPEC: tuple[Field, ...] = (
+    Field(
+        "spec",
+        Type.OBJECT,
+        "What is asked for. While the job exists only jobInstances, restartPolicy, cleanPodPolicy and releaseOnFinish "
+        "may be changed.",
+        required=True,
+        rules=SPEC_RULES,
+    ),
+    Field(
+        "spec.jobInstances",
+        Type.INTEGER,
+        "How many instances run, each with a partition of its own; `kubectl scale` sets it.",
+        default=1,
+        schema={"minimum": 0, "maximum": PODS_MAX, "format": "int32"},
+    ),
+    Field(
+        "spec.ipusPerJobInstance",
+        Type.NUMBER,
+        "IPUs of the partition of each instance. Required, unless modelReplicas or ipusPerModelReplica is given.",
+        schema=_NUMBER,
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.workerPerJobInstance",
+        Type.NUMBER,
+        "Worker Pods of each instance; each has one GCD of the partition. Divides ipusPerJobInstance.",
+        default="1",
+        alias="spec.workers.replicas",
+        schema={**_NUMBER, "maximum": PODS_MAX},
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.modelReplicasPerWorker",
+        Type.NUMBER,
+        "Copies of the model inside the GCD of each worker. Divides the IPUs of a GCD.",
+        default="1",
+        alias="spec.modelReplicas",
+        schema=_NUMBER,
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.modelReplicas",
+        Type.NUMBER,
+        "An older spelling: copies of the model in an instance, over all its workers. Times ipusPerModelReplica (1 if "
+        "left out) it is ipusPerJobInstance; divided by the workers it is modelReplicasPerWorker.",
+        schema=_NUMBER,
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.ipusPerModelReplica",
+        Type.NUMBER,
+        "An older spelling: IPUs of each copy of the model. Times modelReplicas (1 if left out) it is "
+        "ipusPerJobInstance.",
+        schema=_NUMBER,
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.launcher",
+        Type.OBJECT,
+        "The launcher Pod of each instance, which runs a command (mpirun, say) over the workers: a training job. It "
+        "has the image, environment and mounts of the workers' first container, and what is said here.",
+    ),
+    Field(
+        "spec.launcher.command",
+        Type.LIST,
+        "What the launcher runs. Required, unless the job is interactive.",
+        schema={**_WORDS, "minItems": 1},
+        rules=(_SAME,),
+    ),
+    Field("spec.launcher.args", Type.LIST, "Arguments of the command.", schema=_WORDS, rules=(_SAME,)),
+    Field("spec.launcher.image", Type.STRING, "Image of the launcher.", schema={"maxLength": 4096}, rules=(_SAME,)),
+    Field(
+        "spec.launcher.imagePullPolicy",
+        Type.STRING,
+        "When the image is pulled.",
+        schema={"enum": ["Always", "IfNotPresent", "Never"]},
+    ),
+    Field("spec.launcher.workingDir", Type.STRING, "Folder that the command begins in.", schema={"maxLength": 4096}),
+    Field("spec.launcher.env", Type.LIST, "Variables of the launcher, as a container has them.", schema=_ITEMS),
+    Field("spec.launcher.envFrom", Type.LIST, "Where further variables come from.", schema=_ITEMS),
+    Field("spec.launcher.resources", Type.OPEN, "Processors and memory of the launcher, as a container has them."),
+    Field("spec.launcher.securityContext", Type.OPEN, "Security context of the launcher's container."),
+    Field(
+        "spec.launcher.volumeMounts",
+        Type.LIST,
+        "Mounts of the launcher, of volumes in the workers' template.",
+        schema=_ITEMS,
+    ),
+    Field(
+        "spec.interactive",
+        Type.OBJECT,
+        "Makes the job interactive: a launcher that idles, for `kubectl exec`.",
+    ),
+    Field(
+        "spec.interactive.ttl",
+        Type.INTEGER,
+        "How long the session lasts, in seconds.",
+        default=TTL_S,
+        schema={"minimum": 1, "maximum": TTL_S_MAX},
+        rules=(_SAME,),
+    ),
+    Field("spec.workers", Type.OBJECT, "The worker Pods.", required=True),
+    Field(
+        "spec.workers.replicas",
+        Type.NUMBER,
+        "Another spelling of workerPerJobInstance; if both are given they must agree.",
+        schema={**_NUMBER, "maximum": PODS_MAX},
+        rules=(_SAME_NUMBER,),
+    ),
+    Field(
+        "spec.workers.template",
+        Type.OPEN,
+        "Template of the worker Pods, as everywhere in Kubernetes. Workers of a job with a launcher idle until it uses "
+        "them; those of an inference job run their own command. The launcher gets its volumes and mounts, too.",
+        required=True,
+    ),
+    Field("spec.workers.template.metadata", Type.OPEN, "Labels and annotations of the worker Pods."),
+    Field(
+        "spec.workers.template.spec",
+        Type.OPEN,
+        "What runs in a worker Pod. Its restartPolicy must not be Always: a worker is started anew with its partition.",
+        required=True,
+    ),
+    Field(
+        "spec.workers.template.spec.containers",
+        Type.LIST,
+        "Containers of a worker Pod; the first one is the worker.",
+        schema={**_ITEMS, "minItems": 1},
+        required=True,
+    ),
+    Field(
+        "spec.restartPolicy",
+        Type.OBJECT,
+        "Whether the job is started anew when it has ended.",
+        default={"type": RestartType.NEVER.value, "backOffLimit": BACK_OFF_LIMIT},
+    ),
+    Field(
+        "spec.restartPolicy.type",
+        Type.STRING,
+        "Always: however it ended. OnFailure: if it failed. Never. ExitCode: 1 to 127 is a failure for good, with 128 "
+        "to 255 it is started anew.",
+        default=RestartType.NEVER.value,
+        schema={"enum": [each.value for each in RestartType]},
+    ),
+    Field(
+        "spec.restartPolicy.backOffLimit",
+        Type.INTEGER,
+        "Restarts after failures, at most.",
+        default=BACK_OFF_LIMIT,
+        schema={"minimum": 0, "maximum": BACK_OFF_LIMIT_MAX, "format": "int32"},
+    ),
+    Field(
+        "spec.cleanPodPolicy",
+        Type.STRING,
+        "Which Pods go when the job has ended for good. All also overrides restartPolicy: nothing is started anew.",
+        default=CleanPodPolicy.NONE.value,
+        schema={"enum": [each.value for each in CleanPodPolicy]},
+    ),
+    Field(
+        "spec.releaseOnFinish",
+        Type.BOOLEAN,
+        "Whether a job that has ended for good gives its partitions back at once. False: they are kept until the job "
+        "is deleted.",
+        default=True,
+    ),
+    Field(
+        "spec.priority",
+        Type.INTEGER,
+        "Higher is first in the queue for partitions; at most what the site allows (`jobs.maxPriority`, 0 by default).",
+        default=0,
+        schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "format": "int32"},
+        rules=(_SAME,),
+    ),
+)
+
+STATUS: tuple[Field, ...] = (
+    Field("status", Type.OBJECT, "How the job stands; written by the operator."),
+    Field(
+        "status.status",
+        Type.STRING,
+        "In a word: Pending, Running, Restarting, Completed or Failed.",
+        schema={"maxLength": 64},
+    ),
+    Field(
+        "status.currentInstances",
+        Type.INTEGER,
+        "Instances that have their partition and all their Pods, and have not ended.",
+        schema=_COUNT,
+    ),
+    Field("status.desiredInstances", Type.INTEGER, "Instances that are wanted.", schema=_COUNT),
+    Field("status.lastMessage", Type.STRING, "The last thing there was to say, in a sentence."),
+    Field("status.selector", Type.STRING, "Labels of the worker Pods, for the scale subresource."),
+    Field("status.conditions", Type.LIST, "One of each type; the one whose status is True holds."),
+    Field("status.conditions[].type", Type.STRING, "Pending, Running, Restarting, Completed or Failed.", required=True),
+    Field(
+        "status.conditions[].status",
+        Type.STRING,
+        "Whether it holds.",
+        schema={"enum": ["True", "False", "Unknown"]},
+        required=True,
+    ),
+    Field("status.conditions[].reason", Type.STRING, "In a word, for programs."),
+    Field("status.conditions[].message", Type.STRING, "In a sentence, for people."),
+    Field("status.conditions[].lastTransitionTime", Type.TIME, "When its status changed last."),
+    Field("status.conditions[].lastUpdateTime", Type.TIME, "When anything of it changed last."),
+    Field("status.iPUPartitionCreated", Type.BOOLEAN, "Whether an instance has its partition."),
+    Field("status.launcherStatus", Type.STRING, "Phase of the launcher Pod."),
+    Field("status.restartCount", Type.INTEGER, "How often an instance was started anew.", schema=_COUNT),
+    Field("status.startTime", Type.TIME, "When the operator took the job up."),
+    Field("status.completionTime", Type.TIME, "When it ended for good."),
+    Field("status.workersStatus", Type.OBJECT, "Worker Pods by what became of them; what is left out is 0."),
+    Field("status.workersStatus.active", Type.INTEGER, "Pods that run.", schema=_COUNT),
+    Field("status.workersStatus.succeeded", Type.INTEGER, "Pods that ended well.", schema=_COUNT),
+    Field("status.workersStatus.failed", Type.INTEGER, "Pods that failed.", schema=_COUNT),
+    Field("status.observedGeneration", Type.INTEGER, "The generation of the job that this is about.", schema=_COUNT),
+    Field("status.instances", Type.MAP, "What is remembered of each instance, by its number."),
+    Field("status.instances{}.restarts", Type.INTEGER, "How often it was started anew.", schema=_COUNT),
+    Field("status.instances{}.failures", Type.INTEGER, "How many of them followed a failure.", schema=_COUNT),
+    Field(
+        "status.instances{}.outcome",
+        Type.STRING,
+        "How it ended for good.",
+        schema={"enum": [each.value for each in Outcome]},
+    ),
+    Field("status.instances{}.detail", Type.STRING, "Why it failed."),
+)

@@ -1,0 +1,279 @@
+"""A copy of all objects of a kind, kept up to date: a list, then a watch, and a list again whenever that cannot go on.
+
+It tells keys, never events: whoever is told looks at what is there by then. So a dropped watch, a list after an hour
+without contact and a hundred changes at once all come to the same, and nothing depends on having seen each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import Kind, Kube, KubeError, Listed, Watched
+
+log = logging.getLogger("moorings.kubernetes.informer")
+
+PAUSE_FIRST_S = 0.25
+PAUSE_MAX_S = 5.0  # nothing tells that a server is back: jobs wait as long
+LIVED_S = 5.0  # a watch that stood so long was a good one
+TELL_AFTER = 2  # failures in a row; one is daily life
+
+
+class Key(NamedTuple):
+    """Which object of a kind."""
+
+    namespace: str  # empty: the kind has none
+    name: str
+
+
+def without_managed_fields(found: Obj) -> Obj:
+    """The least there is to trim: who wrote which field, often half of an object."""
+    found["metadata"].pop("managedFields", None)
+    return found
+
+
+def _no_index(found: Obj) -> Iterable[str]:
+    del found
+    return ()
+
+
+class Cache:
+    """Objects by key and by index; tells what changed. No IO.
+
+    Args:
+        index: the values that an object is found by, such as its owner's key.
+    """
+
+    def __init__(self, index: Callable[[Obj], Iterable[str]]) -> None:
+        self._index = index
+        self._objects: dict[Key, Obj] = {}
+        self._indexed: dict[str, dict[Key, Obj]] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[Obj]:
+        return iter(self._objects.values())
+
+    def get(self, key: Key) -> Obj | None:
+        """One object."""
+        return self._objects.get(key)
+
+    def indexed(self, value: str) -> Sequence[Obj]:
+        """The objects of an index value, in no order."""
+        return tuple(self._indexed.get(value, {}).values())
+
+    def take(self, event: Watched) -> tuple[Key, set[str]]:
+        """What an event changed: its key, and the index values it had or has."""
+        key = key_of(event.object)
+        touched = self._drop(key)
+        if event.type != "DELETED":
+            touched |= self._put(key, event.object)
+        return key, touched
+
+    def replace(self, listed: Sequence[Obj]) -> list[tuple[Key, set[str]]]:
+        """Take a whole list; what is new, changed or gone."""
+        found = {key_of(one): one for one in listed}
+        changes = [(key, self._drop(key)) for key in [key for key in self._objects if key not in found]]
+        for key, one in found.items():
+            old = self._objects.get(key)
+            if old is None or _edition(old) != _edition(one):
+                touched = self._drop(key)
+                changes.append((key, touched | self._put(key, one)))
+        return changes
+
+    def _put(self, key: Key, found: Obj) -> set[str]:
+        self._objects[key] = found
+        values = set(self._index(found))
+        for value in values:
+            self._indexed.setdefault(value, {})[key] = found
+        return values
+
+    def _drop(self, key: Key) -> set[str]:
+        old = self._objects.pop(key, None)
+        if old is None:
+            return set()
+        values = set(self._index(old))
+        for value in values:
+            there = self._indexed[value]
+            del there[key]
+            if not there:
+                del self._indexed[value]
+        return values
+
+
+def key_of(found: Obj) -> Key:
+    """The key of an object."""
+    metadata = found["metadata"]
+    return Key(metadata.get("namespace", ""), metadata["name"])
+
+
+def _edition(found: Obj) -> tuple[str, str]:
+    metadata = found["metadata"]
+    return metadata.get("uid", ""), metadata["resourceVersion"]
+
+
+def pause(failures: int, retry_after_s: float, chance: float) -> float:
+    """Seconds until the next try after so many failures in a row; 0 failures: none.
+
+    Args:
+        failures: in a row.
+        retry_after_s: what the server asked for.
+        chance: from 0 to 1: not all come back at the same moment.
+    """
+    if not failures:
+        return 0.0
+    wanted = max(retry_after_s, min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(failures - 1, 16)))
+    return wanted * (1 + chance)
+
+
+class Informer:
+    """The objects of a kind, as far as ``labels`` and ``fields`` select them; ``serve`` keeps them up to date.
+
+    Args:
+        kube: the API server.
+        kind: of the objects.
+        on_change: is told the key of what is new, changed or gone.
+        on_index: is told every index value that such an object had or has.
+        namespace: None: all.
+        labels: a label selector.
+        fields: a field selector.
+        trim: drops what is not needed of an object, which it may change; ``metadata`` keeps namespace, name, uid and
+            resourceVersion. Without it a large cluster does not fit.
+        index: the values that an object is found by.
+        chance: a number from 0 to 1, anew each time.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        kind: Kind,
+        *,
+        on_change: Callable[[Key], None] | None = None,
+        on_index: Callable[[str], None] | None = None,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        trim: Callable[[Obj], Obj] = without_managed_fields,
+        index: Callable[[Obj], Iterable[str]] = _no_index,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.synced = asyncio.Event()  # a whole list was seen once
+        self._kube = kube
+        self._kind = kind
+        self._on_change = on_change
+        self._on_index = on_index
+        self._namespace = namespace
+        self._selection: Mapping[str, str] = {"labels": labels, "fields": fields}
+        self._trim = trim
+        self._cache = Cache(index)
+        self._chance = chance
+        self._since = ""  # where the watch goes on; empty: a list is needed
+        self._failures = 0
+        self._expired = False  # the last failure was a 410
+        self._heard_at: float | None = None
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __iter__(self) -> Iterator[Obj]:
+        """All objects; not to be changed, nor kept over an ``await``."""
+        return iter(self._cache)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        """One object, not to be changed."""
+        return self._cache.get(Key(namespace, name))
+
+    def indexed(self, value: str) -> Sequence[Obj]:
+        """The objects that ``index`` gave this value, in no order; not to be changed."""
+        return self._cache.indexed(value)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the server was last heard of; infinite: never."""
+        return float("inf") if self._heard_at is None else _now() - self._heard_at
+
+    # -- keeping up ----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Keep up until cancelled."""
+        while True:
+            begun = _now()
+            try:
+                if not self._since:
+                    self._take_list(
+                        await self._kube.list(self._kind, self._namespace, **self._selection, trim=self._trim)
+                    )
+                    begun = _now()
+                await self._watch()
+            except KubeError as error:
+                await self._recover(error, _now() - begun)
+            else:
+                self._failures = 0 if _now() - begun >= LIVED_S else self._failures + 1
+                await asyncio.sleep(pause(self._failures, 0.0, self._chance()))
+
+    async def _recover(self, error: KubeError, lived_s: float) -> None:
+        if self._since and lived_s >= LIVED_S:
+            self._failures = 0
+        expired, self._expired = self._expired, error.status == 410
+        if error.status == 410:  # what we know is older than what the server remembers
+            self._since = ""
+        self._failures += 1
+        level = logging.WARNING if self._failures == TELL_AFTER else logging.DEBUG
+        fields = {"kind": self._kind.plural, "status": error.status, "reason": error.reason, "detail": error.detail}
+        if error.status == 404 and self._kind.group:
+            if self._failures == 1:
+                told = f"the definition of {self._kind.name}s is missing: kubectl apply -f CRDs/"
+                log.warning("informer.undefined", extra={"kind": self._kind.plural, "detail": told})
+        else:
+            log.log(level, "informer.failed", extra=fields)
+        # The first 410 is no trouble of the server's, whatever was before: it answers, and a list is made at once.
+        failures = 0 if self._expired and not expired else self._failures
+        await asyncio.sleep(pause(failures, error.retry_after_s, self._chance()))
+
+    async def _watch(self) -> None:
+        events = self._kube.watch(self._kind, self._namespace, since=self._since, **self._selection)
+        try:
+            async for event in events:
+                self._heard()
+                version = event.object["metadata"]["resourceVersion"]
+                if event.type != "BOOKMARK":
+                    self._tell(*self._cache.take(Watched(event.type, self._trim(event.object))))
+                    if self._failures:
+                        self._recovered()
+                self._since = version
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()  # now, not when it is collected: it holds a connection
+
+    def _take_list(self, listed: Listed) -> None:
+        self._heard()
+        for key, touched in self._cache.replace(listed.items):
+            self._tell(key, touched)
+        self._since = listed.resource_version
+        self.synced.set()
+
+    def _tell(self, key: Key, touched: Iterable[str]) -> None:
+        if self._on_change is not None:
+            self._on_change(key)
+        if self._on_index is not None:
+            for value in touched:
+                self._on_index(value)
+
+    def _heard(self) -> None:
+        self._heard_at = _now()
+
+    def _recovered(self) -> None:
+        if self._failures >= TELL_AFTER:
+            log.info("informer.recovered", extra={"kind": self._kind.plural})
+        self._failures = 0
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,155 @@
+"""An IPUJob as a value: what a user asked for, with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moorings.core.instants import Instant
+
+GROUP = "graphcore.ai"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "IPUJob"
+PLURAL = "ipujobs"
+FINALIZER = "ipu.finalizers.graphcore.ai"
+
+Obj = dict[str, Any]  # a Kubernetes object, as its JSON has it
+
+
+class RestartType(StrEnum):
+    """Whether a job that has ended is started anew."""
+
+    ALWAYS = "Always"  # however it ended
+    ON_FAILURE = "OnFailure"  # if it failed, whatever the exit code
+    NEVER = "Never"
+    EXIT_CODE = "ExitCode"  # 1 to 127: it failed for good; 128 to 255: it is started anew
+
+
+class CleanPodPolicy(StrEnum):
+    """Which Pods go when the job has ended and will not start anew."""
+
+    NONE = "None"
+    WORKERS = "Workers"
+    ALL = "All"  # also overrides the restart policy: nothing is started anew
+
+
+class JobKind(StrEnum):
+    """What a job is, told by what its spec has."""
+
+    TRAINING = "training"  # a launcher runs a command over idle workers
+    INTERACTIVE = "interactive"  # a launcher idles, for people to work in
+    INFERENCE = "inference"  # workers run their own command, one partition an instance
+
+
+class Outcome(StrEnum):
+    """How an instance ended for good."""
+
+    DONE = "Done"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition of the status."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+    changed_at: Instant
+    updated_at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRecord:
+    """What has to be remembered of one instance.
+
+    Attributes:
+        restarts: how often it was started anew; Pods carry the number they were made under.
+        failures: how many of them followed a failure; counts against the back-off limit.
+        outcome: how it ended for good; empty while it has not.
+        detail: why it failed.
+    """
+
+    restarts: int = 0
+    failures: int = 0
+    outcome: Outcome | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The status, as it was last written."""
+
+    state: str = ""  # STATUS
+    current: int = 0  # CURRENT: instances that have their Pods
+    desired: int = 0  # DESIRED
+    message: str = ""  # LASTMESSAGE
+    conditions: tuple[Condition, ...] = ()
+    partition_created: bool = False
+    launcher: str = ""
+    restart_count: int = 0
+    started_at: Instant | None = None
+    completed_at: Instant | None = None
+    workers_active: int = 0
+    workers_succeeded: int = 0
+    workers_failed: int = 0
+    observed_generation: int = 0
+    instances: Mapping[int, InstanceRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IPUJob:
+    """One IPUJob.
+
+    Attributes:
+        command: what the launcher runs (training); empty otherwise.
+        args: its arguments, as in a container.
+        launcher: other fields of the launcher that a user set (image, env, resources, volumeMounts...), as JSON.
+        ttl_s: how long an interactive launcher idles; None for the other kinds.
+        instances: how many are wanted; each has a partition of its own.
+        ipus: size of each partition.
+        workers: worker Pods of each instance, each with a GCD of its own.
+        replicas: model replicas in each worker's GCD.
+        template: Pod template of the workers, as JSON; never changed.
+        backoff_limit: restarts after failures, at most.
+        deleted: whether it is being deleted.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created_at: Instant
+    deleted: bool
+    finalizers: tuple[str, ...]
+    kind: JobKind
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    launcher: Mapping[str, Any]
+    ttl_s: int | None
+    instances: int
+    ipus: int
+    workers: int
+    replicas: int
+    template: Mapping[str, Any]
+    restart: RestartType
+    backoff_limit: int
+    clean: CleanPodPolicy
+    release_on_finish: bool
+    priority: int
+    status: Status
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether there is a launcher Pod an instance."""
+        return self.kind is not JobKind.INFERENCE

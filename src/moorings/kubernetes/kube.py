@@ -1,0 +1,146 @@
+"""The API server: kinds, refusals and the few calls that we make of it. Objects are plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.ipujob import GROUP, PLURAL, VERSION, Obj
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object: where the API server has it."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As an object's ``apiVersion`` has it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+IPU_JOB = Kind(GROUP, VERSION, "IPUJob", PLURAL)
+POD = Kind("", "v1", "Pod", "pods")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+SECRET = Kind("", "v1", "Secret", "secrets")
+SERVICE = Kind("", "v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+EVENT = Kind("", "v1", "Event", "events")
+ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+TOKEN_REVIEW = Kind("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
+SUBJECT_ACCESS_REVIEW = Kind(
+    "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
+MUTATING_WEBHOOK = Kind(
+    "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
+)
+VALIDATING_WEBHOOK = Kind(
+    "admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False
+)
+DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
+
+
+class KubeError(MooringsError):
+    """The API server's refusal.
+
+    Args:
+        status: HTTP status; 0 if it was not reached.
+        reason: as its Status has it: ``NotFound``, ``AlreadyExists``, ``Conflict``, ``Expired``, ``Invalid``...
+        message: in its words.
+        retry_after_s: how long it asked to wait; 0 if it did not say.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float = 0.0) -> None:
+        code = "kubernetes.unreachable" if status == 0 or status >= 500 or status == 429 else "kubernetes.refused"
+        super().__init__(code, message, retryable=code == "kubernetes.unreachable" or status == 409)
+        self.status = status
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A whole list, and where a watch goes on."""
+
+    items: Sequence[Obj]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One event of a watch: ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
+
+    type: str
+    object: Obj
+
+
+class Kube(Protocol):
+    """Calls to the API server; all raise KubeError."""
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
+        """One object."""
+        ...
+
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        trim: Callable[[Obj], Obj] | None = None,
+    ) -> Listed:
+        """All objects of a kind, in one namespace or in all, page by page; what ``trim`` leaves of each is kept."""
+        ...
+
+    def watch(
+        self, kind: Kind, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Watched]:
+        """What changes after ``since``, until the server ends it; raises KubeError 410 when ``since`` is too old."""
+        ...
+
+    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+        """Make an object."""
+        ...
+
+    async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+        """Write an object as it is given; with its ``resourceVersion`` only if nobody was quicker."""
+        ...
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Obj | Sequence[Obj],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> Obj:
+        """Change an object: a JSON merge patch, or a JSON patch if ``body`` is a list."""
+        ...
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        grace_s: int | None = None,
+    ) -> None:
+        """Delete an object, in the background; with ``uid`` only that very one. One that is gone is no error."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...

@@ -1,0 +1,334 @@
+"""What is done in a launcher's Pod before the job's own command starts. Standard library only.
+
+Three things, in this order: kubectl is put where the remote-exec script finds it, the workers are waited for, and the
+proxy is asked for a clean partition. What is waited for is said in sentences, once for each change and every minute: it
+is what people read in the launcher's log. What is not known is not ready.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from moorings.client.causes import cause_text
+from moorings.client.requests import AnswerError, Call, build_target, parse_body
+from moorings.client.transport import Endpoint, Transport
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.launcher_api import PodApi
+from moorings.kubernetes.pods import ENDED, condition_of, containers_in
+from moorings.kubernetes.proxy.shapes import FAILED, LOST, READY, RELEASING, PartitionBody, PartitionsBody
+
+PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
+LOOK_S = 1.0  # between two looks at a partition that is being made ready
+TELL_S = 60.0
+DENIED_S = 60.0  # so long a refusal may only mean that a Role or a token has not come round yet
+ANSWER_S = 15.0  # of the proxy
+RESET_S = 120.0  # so long it may hold its answer to a reset: until the partition is clean
+_NOT_NOW = ("partition.not_active", "claim.not_ready")
+KUBECTL = Path("/usr/local/bin/kubectl")
+VERSIONS = Path("/usr/local/lib/kubectl")  # <version>/kubectl
+
+Tell = Callable[[str], None]
+
+
+class Patience:
+    """How long everything may take together, and what was told of it."""
+
+    def __init__(self, timeout_s: float, tell: Tell) -> None:
+        self._began_s = time.monotonic()
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._told = ""
+        self._told_s = 0.0
+
+    def say(self, text: str) -> None:
+        """Tell what is waited for, if it is news or was not told for a while.
+
+        Raises:
+            MooringsError: ``wait.timeout``, with the same words.
+        """
+        now_s = time.monotonic()
+        if self._timeout_s and now_s - self._began_s >= self._timeout_s:
+            hint = "'kubectl describe pod' tells more of each; the launcher's --timeout is how long it waits"
+            raise MooringsError("wait.timeout", f"after {self._timeout_s:g} s still {text}", hint=hint)
+        if text != self._told or now_s - self._told_s >= TELL_S:
+            self._tell(text)
+            self._told, self._told_s = text, now_s
+
+
+# -- kubectl -----------------------------------------------------------------------------------------------------------
+
+
+def choose_kubectl(kubectl: Path, version: str, versions: Path = VERSIONS) -> Path:
+    """Which kubectl is taken: that of a version, if the image has it."""
+    wanted = versions / version.removeprefix("v") / "kubectl"
+    tagged = versions / f"v{version.removeprefix('v')}" / "kubectl"
+    return next((path for path in (wanted, tagged) if version and path.is_file()), kubectl)
+
+
+def install_kubectl(kubectl: Path, into: Path) -> None:
+    """Put kubectl into a folder: whole or not at all.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    draft = into / ".kubectl.new"  # of one name: one that was cut off is written over
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(kubectl, draft)
+        draft.chmod(0o755)
+        draft.replace(into / "kubectl")
+    except OSError as error:
+        hint = "the launcher's image has kubectl, and the folder is a volume that it shares with the job"
+        detail = f"{kubectl} cannot be copied into {into}: {cause_text(error)}"
+        raise MooringsError("config.invalid", detail, hint=hint) from error
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is known of a worker: whether it is ready, whether it has ended, and in words."""
+
+    ready: bool
+    ended: bool
+    text: str
+
+
+UNSEEN = Sight(False, False, "is not known yet")
+ABSENT = Sight(False, False, "is not there yet")
+
+
+def see(pod: Obj | None) -> Sight:
+    """What a Pod's status says."""
+    if pod is None:
+        return ABSENT
+    status = pod.get("status") or {}
+    phase = str(status.get("phase") or "Pending")
+    if pod["metadata"].get("deletionTimestamp"):
+        return Sight(False, False, "is being deleted")
+    if phase in ENDED:
+        return Sight(False, True, f"has ended ({phase}{_because(_ending(status))})")
+    if condition_of(status, "Ready").get("status") == "True":
+        return Sight(True, False, "is Ready")
+    return Sight(False, False, f"is {phase}{_because(_waiting(status))}")
+
+
+def _because(words: str) -> str:
+    return f": {words}" if words else ""
+
+
+def _ending(status: Obj) -> str:
+    ended = [(name, one) for name, one in containers_in(status, "terminated") if one.get("exitCode")]
+    ended = ended or containers_in(status, "terminated")
+    if ended:
+        name, one = ended[0]
+        return f"container {name} ended with {one.get('exitCode')}{_because(_short(one.get('message')))}"
+    return _short(status.get("reason")) or _short(status.get("message"))
+
+
+def _waiting(status: Obj) -> str:
+    scheduled = condition_of(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason') or 'Unschedulable'}{_because(_short(scheduled.get('message')))}"
+    for _, one in containers_in(status, "waiting"):
+        reason, message = str(one.get("reason") or ""), _short(one.get("message"))
+        if reason not in ("", "PodInitializing"):
+            return f"{reason}{_because(message)}"
+    if status.get("phase") == "Running":
+        return _short(condition_of(status, "Ready").get("message")) or "not Ready"
+    return ""
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text or "").split())[:200]
+
+
+def waiting_text(sights: Mapping[str, Sight]) -> str:
+    """What is waited for, as a sentence; empty: all are ready."""
+    late = [f"{name} {sight.text}" for name, sight in sights.items() if not sight.ready]
+    if not late:
+        return ""
+    more = f"; and {len(late) - 5} more" if len(late) > 5 else ""
+    return f"waiting for {len(late)} of {len(sights)} workers: {'; '.join(late[:5])}{more}"
+
+
+class Workers:
+    """The workers' Pods, each watched by a thread of its own, until the process ends or this is closed.
+
+    Args:
+        api: the API server.
+        names: of the Pods.
+    """
+
+    def __init__(self, api: PodApi, names: Sequence[str]) -> None:
+        self._api = api
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._sights = dict.fromkeys(names, UNSEEN)
+        self._denied: dict[str, tuple[float, KubeError]] = {}
+        for name in names:
+            threading.Thread(target=self._follow, args=(name,), name=f"watch {name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no more; threads end when their watch does."""
+        self._over.set()
+
+    def wait(self, patience: Patience) -> None:
+        """Returns once all are ready at the same time.
+
+        Raises:
+            MooringsError: ``worker.failed``, ``wait.timeout``, or ``kubernetes.refused``: we may not look at one.
+        """
+        with self._changed:
+            while text := waiting_text(self._sights):
+                self._check()
+                patience.say(text)
+                self._changed.wait(1.0)
+
+    def _check(self) -> None:
+        ended = [f"{name} {sight.text}" for name, sight in self._sights.items() if sight.ended]
+        if ended:
+            raise MooringsError(
+                "worker.failed",
+                f"a worker will not come up: {'; '.join(ended[:5])}",
+                hint="'kubectl logs' of that Pod has its last words",
+            )
+        for name, (since_s, error) in self._denied.items():
+            if time.monotonic() - since_s >= DENIED_S:
+                hint = "the Role of the launcher's service account must let it list and watch its workers"
+                raise MooringsError(error.code, f"{name} may not be looked at: {error.detail}", hint=hint)
+
+    def _follow(self, name: str) -> None:
+        pause_s = PAUSE_S
+        while not self._over.is_set():
+            try:
+                pod, since = self._api.list(name)
+                self._put(name, see(pod))
+                began_s = time.monotonic()
+                for changed in self._api.watch(name, since):
+                    self._put(name, see(changed))
+                pause_s = PAUSE_S
+                wait_s = began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
+            except KubeError as error:
+                if error.status != 410:  # what we know is older than the server's memory: only look again
+                    self._put(name, Sight(False, False, f"is not known: {error.detail}"), error)
+                wait_s = max(pause_s, error.retry_after_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            self._over.wait(max(0.0, wait_s))
+
+    def _put(self, name: str, sight: Sight, error: KubeError | None = None) -> None:
+        with self._changed:
+            if error is None or error.status not in (401, 403):
+                self._denied.pop(name, None)
+            else:
+                self._denied.setdefault(name, (time.monotonic(), error))
+            self._sights[name] = sight
+            self._changed.notify_all()
+
+
+# -- the partition -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose partition it is, and who knows of it.
+
+    Attributes:
+        url: of the proxy.
+        namespace: of the job.
+        job: its name.
+        uid: its uid.
+        instance: which of its instances.
+        token_file: of a token for the proxy; read anew for each call.
+        ca_file: who vouches for the proxy, if it speaks TLS.
+    """
+
+    url: str
+    namespace: str
+    job: str
+    uid: str
+    instance: int
+    token_file: Path
+    ca_file: str = field(default="")
+
+    def ask(self, *, reset: bool) -> PartitionBody | None:
+        """The partition; None if the proxy knows of none.
+
+        Raises:
+            MooringsError: what the proxy or the way to it says.
+        """
+        parts = (self.namespace, self.job, self.uid, str(self.instance))
+        with Transport(Endpoint(self.url, self._token(), self.ca_file, timeout_s=ANSWER_S)) as proxy:
+            if reset:
+                target = build_target("/v1/partitions/{}/{}/{}/{}/reset", *parts)
+                return proxy.send(Call("POST", target, parse_body(PartitionBody), repeatable=False, wait_s=RESET_S))
+            target = build_target("/v1/partitions", namespace=self.namespace, job=self.job)
+            listed = proxy.send(Call("GET", target, parse_body(PartitionsBody)))
+        mine = (one for one in listed.items if (one.uid, one.instance) == (self.uid, self.instance))
+        return next(mine, None)
+
+    def _token(self) -> str:
+        try:
+            return self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            detail = f"the token {self.token_file} cannot be read: {cause_text(error)}"
+            raise MooringsError("config.invalid", detail, hint="the operator mounts it into the Pod") from error
+
+
+def make_clean(place: Place, patience: Patience, *, reset: bool) -> None:
+    """Returns once the partition is ready; with ``reset`` only after it was reset.
+
+    A reset whose answer was lost is asked for again: nothing runs there yet, and the proxy joins two into one.
+
+    Raises:
+        MooringsError: ``partition.unusable``, ``wait.timeout``, or what the proxy refuses for good.
+    """
+    pause_s, denied_s = PAUSE_S, 0.0
+    wanted, asks = reset, reset  # whether it has yet to be reset, and whether that is what is asked next
+    while True:
+        try:
+            found = place.ask(reset=asks)
+        except MooringsError as error:
+            if asks and error.code in _NOT_NOW:
+                asks = False  # see what it is now
+                continue
+            denied_s = (denied_s or time.monotonic()) if _is_denial(error) else 0.0
+            if not _may_pass(error) or (denied_s and time.monotonic() - denied_s >= DENIED_S):
+                raise
+            patience.say(f"waiting for the proxy {place.url}: {error.detail}")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            continue
+        pause_s, denied_s = PAUSE_S, 0.0
+        wanted = wanted and not asks
+        if found is not None and found.state in (FAILED, LOST, RELEASING):
+            _refuse(found)
+        if found is not None and found.state == READY and not wanted:
+            return
+        asks = wanted
+        state = "is not known to the proxy" if found is None else f"is {found.state}{_because(found.message)}"
+        patience.say(f"waiting {'until the partition can be reset' if wanted else 'for the partition'}: it {state}")
+        time.sleep(LOOK_S)
+
+
+def _is_denial(error: MooringsError) -> bool:
+    return isinstance(error, AnswerError) and error.status in (401, 403)
+
+
+def _may_pass(error: MooringsError) -> bool:
+    """404: a proxy that has just started may not know of it yet."""
+    return error.retryable or _is_denial(error) or (isinstance(error, AnswerError) and error.status == 404)
+
+
+def _refuse(found: PartitionBody) -> NoReturn:
+    detail = f"the partition is {found.state}{_because(found.message)}"
+    raise MooringsError("partition.unusable", detail, hint="the operator makes a new one when the job starts anew")

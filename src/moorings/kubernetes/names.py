@@ -1,0 +1,41 @@
+"""What things are called: one place for every derived name, label and annotation."""
+
+from __future__ import annotations
+
+from moorings.kubernetes.ipujob import GROUP
+
+JOB = f"{GROUP}/job-name"
+ROLE = f"{GROUP}/job-role"
+INSTANCE = f"{GROUP}/instance"
+WORKER = f"{GROUP}/worker"
+RESTART = f"{GROUP}/restart"
+PARTITION = f"{GROUP}/partition"  # annotation of a Pod: the partition it was made for
+IPUOF = f"{GROUP}/ipuof"  # annotation of a worker: the file that reaches its GCD, where no API does
+LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
+
+OWNER_KIND = "kubernetes"
+
+
+def worker_name(job: str, number: int) -> str:
+    """The ``number``-th worker Pod of a job, over all instances."""
+    return f"{job}-worker-{number}"
+
+
+def launcher_name(job: str, instance: int) -> str:
+    """The launcher Pod of an instance."""
+    return f"{job}-launcher" if instance == 0 else f"{job}-launcher-{instance}"
+
+
+def config_name(job: str) -> str:
+    """The ConfigMap of a job."""
+    return f"{job}-config"
+
+
+def account_name(job: str) -> str:
+    """The launchers' ServiceAccount, Role and RoleBinding."""
+    return f"{job}-launcher"
+
+
+def owner(cluster: str, namespace: str, job: str, uid: str, instance: int) -> str:
+    """Who holds the claim of an instance."""
+    return f"{OWNER_KIND}/{cluster}/{namespace}/{job}/{uid}/{instance}"

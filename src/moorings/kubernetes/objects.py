@@ -1,0 +1,403 @@
+"""The objects of a job: its Pods, and what stands beside them for its launchers. Pure; every name is in ``names``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import API_VERSION, KIND, IPUJob, JobKind, Obj
+from moorings.kubernetes.privileges import Limits
+from moorings.kubernetes.proxy.shapes import AUDIENCE, PartitionBody
+from moorings.kubernetes.remote import hostfile, kubexec_script
+from moorings.wire.shapes import GcdBody
+
+CONFIG_DIR = "/etc/moorings"
+SCRIPT = "kubexec.sh"
+IPUOF_DIR = "ipuof"  # in the folder above: what reaches a GCD, where that is said in a file
+BIN_DIR = "/opt/moorings/bin"
+TOKEN_DIR = "/var/run/secrets/moorings"  # noqa: S105 - a folder
+TOKEN_S = 3600
+IDLE_S = 365 * 86_400
+INIT = "moorings-launcher-init"
+VOLUMES = ("moorings-bin", "moorings-config", "moorings-token", "moorings-api")  # ours in a launcher
+API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # where every client looks
+_API_MOUNT = {"name": VOLUMES[3], "mountPath": API_DIR, "readOnly": True}
+_CONFIG_MOUNT = {"name": VOLUMES[1], "mountPath": CONFIG_DIR, "readOnly": True}
+ANNOTATIONS_BYTES_MAX = 256 * 1024  # of one object, names and values together, says the API server
+PORT_FIRST, PORTS = 20_000, 20_000  # where the tasks of an instance meet
+
+# Idle until told: a shell, for sleep as process 1 would not hear TERM, and deleting the Pod would take half a minute.
+_IDLE = "trap 'exit 0' TERM; sleep {seconds} & wait"
+_WATCHED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # of the program that the image is for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """How Pods are made here; the chart's values.
+
+    Attributes:
+        launcher_image: of the launchers' init container.
+        launcher_pull_policy: of that image.
+        pull_secrets: names of Secrets for pulling images.
+        kubectl_version: which of the image's kubectls; empty: its own.
+        proxy_url: where launchers reach the proxy.
+        host_network: Pods use their node's network: to reach its RDMA interface.
+        privileged: containers are privileged.
+        privileged_namespaces: both only in these namespaces; empty: in all.
+        dns_policy: of Pods in the node's network.
+    """
+
+    launcher_image: str = "launcher:latest"
+    launcher_pull_policy: str = "Never"
+    pull_secrets: tuple[str, ...] = ()
+    kubectl_version: str = ""
+    proxy_url: str = ""
+    host_network: bool = True
+    privileged: bool = True
+    privileged_namespaces: frozenset[str] = frozenset()
+    dns_policy: str = "ClusterFirstWithHostNet"
+    max_priority: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        """Where Pods may have power over their node, and what else is limited."""
+        return Limits(self.privileged, self.privileged_namespaces, self.max_priority)
+
+
+def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBody, options: PodOptions) -> Obj:
+    """A worker Pod.
+
+    Args:
+        job: whose.
+        number: of the worker, over all instances.
+        restart: how often its instance was started anew.
+        partition: READY.
+        options: how Pods are made.
+
+    Raises:
+        MooringsError: ``ipujob.invalid``: there is no room for the GCD's file.
+    """
+    instance, rank = divmod(number, job.workers)
+    spec = _pod_spec(job, partition, options)
+    containers = spec["containers"]
+    file = _file(partition, rank)
+    # Open MPI's daemon wants to find the remote-exec script, though it never runs it: without, it crashes.
+    for container in containers if file is not None else containers[:1] if job.has_launcher else ():
+        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), _CONFIG_MOUNT]
+    if job.has_launcher or file is not None:
+        spec["volumes"] = [*(spec.get("volumes") or ()), _worker_volume(job, file)]
+    if job.has_launcher:
+        _idle(containers[0], IDLE_S)
+        own = {}
+    else:
+        own = _meeting(job, instance, rank)
+        if job.workers > 1:
+            spec |= {"hostname": names.worker_name(job.name, number), "subdomain": job.name}
+    _put_environment(containers, _environment(partition, rank) | own)
+    labels = {names.ROLE: names.WORKER_ROLE, names.WORKER: str(number)}
+    found = _pod(job, names.worker_name(job.name, number), instance, restart, labels, partition, spec)
+    if file is not None:
+        _annotate(found, file)
+    return found
+
+
+def build_launcher(
+    job: IPUJob, instance: int, restart: int, partition: PartitionBody, options: PodOptions, *, reset: bool
+) -> Obj:
+    """A launcher Pod: the workers' first container with the launcher's command, after an init container of ours.
+
+    Args:
+        job: whose.
+        instance: which.
+        restart: how often it was started anew.
+        partition: READY.
+        options: how Pods are made.
+        reset: the partition may have been used.
+    """
+    spec = _pod_spec(job, partition, options)
+    main = spec["containers"][0]
+    spec["containers"] = [main]
+    for field in ("initContainers", "hostname", "subdomain"):
+        spec.pop(field, None)
+    for field in ("command", "args", "resources", "ports", *_WATCHED):
+        main.pop(field, None)  # the workers': the launcher only starts what runs there
+    main |= deepcopy({key: value for key, value in job.launcher.items() if key not in ("env", "volumeMounts")})
+    if job.kind is JobKind.INTERACTIVE:
+        _idle(main, job.ttl_s or 0)
+    else:
+        main["command"] = list(job.command)
+        if job.args:
+            main["args"] = list(job.args)
+    main["env"] = [*(main.get("env") or ()), *deepcopy(list(job.launcher.get("env") or ()))]
+    main["volumeMounts"] = [
+        *(main.get("volumeMounts") or ()),
+        *deepcopy(list(job.launcher.get("volumeMounts") or ())),
+        {"name": VOLUMES[0], "mountPath": BIN_DIR, "readOnly": True},
+        _CONFIG_MOUNT,
+        _API_MOUNT,
+    ]
+    _put_environment([main], _environment(partition, None) | _mpi(instance))
+    spec["initContainers"] = [_init_container(job, instance, options, reset=reset)]
+    spec["serviceAccountName"] = names.account_name(job.name)
+    # A token that ends with its Pod: before 1.24 the usual one is a Secret, and only made after a while.
+    spec["automountServiceAccountToken"] = False
+    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job)]
+    labels = {names.ROLE: names.LAUNCHER_ROLE}
+    return _pod(job, names.launcher_name(job.name, instance), instance, restart, labels, partition, spec)
+
+
+def build_config(job: IPUJob) -> Obj:
+    """The launchers' ConfigMap: the remote-exec script and a hostfile an instance."""
+    container = job.template["spec"]["containers"][0]["name"]
+    data = {SCRIPT: kubexec_script(container, f"{BIN_DIR}/kubectl")}
+    for instance in range(job.instances):
+        data[_hostfile(instance)] = hostfile(_workers(job, instance), 1)
+    return _beside(job, "v1", "ConfigMap", names.config_name(job.name)) | {"data": data}
+
+
+def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
+    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else."""
+    name = names.account_name(job.name)
+    rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
+    workers = [worker for instance in range(job.instances) for worker in _workers(job, instance)]
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "resourceNames": workers, "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
+    ]
+    account = _beside(job, "v1", "ServiceAccount", name)
+    role = _beside(job, rbac, "Role", name) | {"rules": rules}
+    binding = _beside(job, rbac, "RoleBinding", name) | {
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
+    }
+    return account, role, binding
+
+
+def build_service(job: IPUJob) -> Obj:
+    """The headless Service by which the workers of an instance find each other."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {names.JOB: job.name}}
+    return _beside(job, "v1", "Service", job.name) | {"spec": spec}
+
+
+def needs_service(job: IPUJob) -> bool:
+    """Whether the workers of an instance have to find each other by themselves."""
+    return not job.has_launcher and job.workers > 1
+
+
+def owner_reference(job: IPUJob) -> Obj:
+    """What makes an object go with its job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _beside(job: IPUJob, api_version: str, kind: str, name: str) -> Obj:
+    metadata = {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {names.JOB: job.name},
+        "ownerReferences": [owner_reference(job)],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def _pod(
+    job: IPUJob,
+    name: str,
+    instance: int,
+    restart: int,
+    labels: Mapping[str, str],
+    partition: PartitionBody,
+    spec: Obj,
+) -> Obj:
+    given = job.template.get("metadata") or {}
+    found = _beside(job, "v1", "Pod", name)
+    ours = {names.INSTANCE: str(instance), names.RESTART: str(restart), **labels}
+    found["metadata"]["labels"] = {**(given.get("labels") or {}), **found["metadata"]["labels"], **ours}
+    found["metadata"]["annotations"] = {**(given.get("annotations") or {}), names.PARTITION: partition.name}
+    return found | {"spec": spec}
+
+
+def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> Obj:
+    spec: Obj = deepcopy(dict(job.template["spec"]))
+    spec["restartPolicy"] = "Never"  # the partition must be clean before anything starts anew: the operator sees to it
+    covered = options.limits.covers(job.namespace)
+    if options.host_network and covered:
+        spec["hostNetwork"] = True
+        spec.setdefault("dnsPolicy", options.dns_policy)
+    if partition.node_selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **partition.node_selector}
+    if options.pull_secrets:
+        given = list(spec.get("imagePullSecrets") or ())
+        ours = [{"name": name} for name in options.pull_secrets]
+        spec["imagePullSecrets"] = [*given, *(one for one in ours if one not in given)]
+    if options.privileged and covered:
+        for container in spec["containers"]:
+            context = container.get("securityContext") or {}
+            if context.get("allowPrivilegeEscalation") is not False:  # the API server refuses one beside the other
+                container["securityContext"] = {"privileged": True} | context
+    return spec
+
+
+def _idle(container: Obj, seconds: int) -> None:
+    for field in ("args", *_WATCHED):
+        container.pop(field, None)
+    container["command"] = ["/bin/sh", "-c", _IDLE.format(seconds=seconds)]
+
+
+def _put_environment(containers: Sequence[Obj], ours: Mapping[str, str]) -> None:
+    """Ours are last: of two variables of one name the last one counts, and these say where the partition is."""
+    for container in containers:
+        given = [one for one in container.get("env") or () if one.get("name") not in ours]
+        container["env"] = [*given, *({"name": name, "value": value} for name, value in ours.items())]
+
+
+def _environment(partition: PartitionBody, gcd: int | None) -> dict[str, str]:
+    """What reaches the partition: of one GCD, or of the whole (a launcher)."""
+    binding = partition.binding
+    assert binding is not None
+    found = {**binding.api, "MOORINGS_PARTITION_ID": binding.partition}
+    if gcd is not None:
+        one = binding.gcds[gcd]
+        found |= {**one.environment, "MOORINGS_DEVICES": ",".join(one.devices)}
+        if binding.api:
+            found["IPUOF_VIPU_API_GCD_ID"] = str(gcd)
+        elif one.file_name:
+            found["IPUOF_CONFIG_PATH"] = f"{CONFIG_DIR}/{IPUOF_DIR}/{one.file_name}"
+    return found
+
+
+def _file(partition: PartitionBody, gcd: int) -> GcdBody | None:
+    """The GCD whose file a worker needs: where there is an API there is none, for both together are refused."""
+    binding = partition.binding
+    assert binding is not None
+    one = binding.gcds[gcd]
+    return one if one.file_name and not binding.api else None
+
+
+def _annotate(pod: Obj, file: GcdBody) -> None:
+    """Put a GCD's file where the Pod's own volume takes it from: an object less to make, and it goes with the Pod."""
+    annotations = pod["metadata"]["annotations"]
+    annotations[names.IPUOF] = file.file_text
+    size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
+    if size > ANNOTATIONS_BYTES_MAX:
+        raise MooringsError(
+            "ipujob.invalid",
+            f"{file.file_name} makes the annotations of {pod['metadata']['name']} {size} bytes large; "
+            f"{ANNOTATIONS_BYTES_MAX} are allowed",
+            hint="ask for more workers of fewer IPUs, or let the site's pool give jobs the API form",
+        )
+
+
+def _meeting(job: IPUJob, instance: int, rank: int) -> dict[str, str]:
+    """Where the workers of an instance find each other, for programs without a launcher."""
+    first = names.worker_name(job.name, instance * job.workers)
+    address = f"{first}.{job.name}.{job.namespace}.svc" if job.workers > 1 else "127.0.0.1"
+    port = PORT_FIRST + crc32(f"{job.uid}/{instance}".encode()) % PORTS  # they may share their node's network
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(job.workers),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def _mpi(instance: int) -> dict[str, str]:
+    """Open MPI, in the words of release 4 and of 5.
+
+    Without tree spawn a daemon goes to the background and its ``kubectl exec`` ends at once. With it each would stand
+    for the whole run, until a kubelet closes a stream that was silent for hours, and with it the job.
+    """
+    agent, hosts = f"{CONFIG_DIR}/{SCRIPT}", f"{CONFIG_DIR}/{_hostfile(instance)}"
+    return {
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "OMPI_MCA_orte_default_hostfile": hosts,
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "PRTE_MCA_plm_ssh_agent": agent,
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        "PRTE_MCA_prte_default_hostfile": hosts,
+    }
+
+
+def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: bool) -> Obj:
+    command = ["python3", "-m", "moorings.app.kubernetes_launcher", "--into", BIN_DIR]
+    if options.kubectl_version:
+        command += ["--kubectl-version", options.kubectl_version]
+    variables = {
+        "MOORINGS_WORKERS": ",".join(_workers(job, instance)),
+        "MOORINGS_PROXY_URL": options.proxy_url,
+        "MOORINGS_PARTITION": f"{job.namespace}/{job.name}/{job.uid}/{instance}",
+        "MOORINGS_PROXY_TOKEN_FILE": f"{TOKEN_DIR}/token",
+        "MOORINGS_RESET": "1" if reset else "0",
+    }
+    return {
+        "name": INIT,
+        "image": options.launcher_image,
+        "imagePullPolicy": options.launcher_pull_policy,
+        "command": command,
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": VOLUMES[0], "mountPath": BIN_DIR},
+            {"name": VOLUMES[2], "mountPath": TOKEN_DIR, "readOnly": True},
+            _API_MOUNT,
+        ],
+    }
+
+
+def _volumes(job: IPUJob) -> list[Obj]:
+    token = {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}
+    namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    api = [
+        {"serviceAccountToken": {"expirationSeconds": TOKEN_S, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return [
+        {"name": VOLUMES[0], "emptyDir": {}},
+        _config_volume(job),
+        {"name": VOLUMES[2], "projected": {"sources": [token]}},
+        {"name": VOLUMES[3], "projected": {"sources": api}},
+    ]
+
+
+def _config_volume(job: IPUJob) -> Obj:
+    config: dict[str, Any] = {"name": names.config_name(job.name), "defaultMode": 0o555}
+    return {"name": VOLUMES[1], "configMap": config}
+
+
+def _worker_volume(job: IPUJob, file: GcdBody | None) -> Obj:
+    if file is None:
+        return _config_volume(job)
+    place = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.IPUOF}']"}
+    sources: list[Obj] = [{"downwardAPI": {"items": [{"path": f"{IPUOF_DIR}/{file.file_name}", "fieldRef": place}]}}]
+    if job.has_launcher:
+        sources.append({"configMap": {"name": names.config_name(job.name)}})
+    return {"name": VOLUMES[1], "projected": {"sources": sources, "defaultMode": 0o555}}
+
+
+def _workers(job: IPUJob, instance: int) -> list[str]:
+    first = instance * job.workers
+    return [names.worker_name(job.name, number) for number in range(first, first + job.workers)]
+
+
+def _hostfile(instance: int) -> str:
+    return "hostfile" if instance == 0 else f"hostfile-{instance}"

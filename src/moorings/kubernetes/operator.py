@@ -1,0 +1,404 @@
+"""The operator: brings what is there in step with what IPUJobs ask for, job by job.
+
+Level-triggered: jobs, Pods and partitions are watched, each change names a job, and ``plan`` is asked about that job as
+it stands then. Nothing is remembered that could not be learnt anew, so it may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from moorings.core.claims import PRIORITY_MAX
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.kubernetes import names
+from moorings.kubernetes.admission import check_ipujob
+from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned
+from moorings.kubernetes.informer import Informer
+from moorings.kubernetes.ipujob import IPUJob, Obj, Status
+from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
+from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.objects import PodOptions
+from moorings.kubernetes.plan import (
+    COMPLETED,
+    FAILED,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    Partitions,
+    Plan,
+    Reset,
+    plan,
+)
+from moorings.kubernetes.pods import Pod, parse_pod
+from moorings.kubernetes.proxy import shapes
+from moorings.kubernetes.proxy.client import PartitionView
+from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.reading import parse_ipujob, status_object
+from moorings.kubernetes.refusals import Refusals
+from moorings.kubernetes.status import RUNNING, Story, build_status, same_but_for_words, tell
+from moorings.ports.clock import Clock
+
+log = logging.getLogger("moorings.kubernetes.operator")
+
+SOON_S = 0.5  # a status that is about to change is not written yet
+WORDS_S = 10.0  # nor one that only says the same in other words, more often than so
+ABSENT_S = 10.0  # a partition that the proxy no longer names under living Pods is gone when it stays so
+FAILED_S = 1.0  # between two looks at a job of which something failed, at the least
+SWEEP_S = 30.0  # between two looks for partitions that no job owns
+
+_UNDO = "change it back, or delete the job and create it anew"
+
+# What mends itself and is no news to the job's owner.
+_QUIET = frozenset({"kubernetes.not_leading", "kubernetes.unreachable"})
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of one job between two looks at it."""
+
+    made: Made = field(default_factory=Made)
+    written: Obj | None = None  # as we wrote it, until the watch has caught up
+    written_at: float = -1e9
+    differs_since: float | None = None
+    absent_since: dict[int, float] = field(default_factory=dict)
+    fresh: dict[int, str] = field(default_factory=dict)  # instances whose partition is new, of the job with that uid
+    checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, what is wrong with it
+    refusals: Refusals = field(default_factory=Refusals)
+    again_s: float | None = None
+
+
+class Operator:
+    """Reconciles one job at a time a key; whoever calls ``reconcile`` sees to retries (it raises for them).
+
+    Args:
+        kube: the API server.
+        proxy: in front of the controllers.
+        options: how Pods are made.
+        jobs: what is seen of IPUJobs.
+        pods: what is seen of their Pods.
+        view: what is seen of their partitions.
+        may: whether this operator leads.
+        story: tells a job's Events.
+        measures: what is counted.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        *,
+        kube: Kube,
+        proxy: Partitioning,
+        options: PodOptions,
+        jobs: Informer,
+        pods: Informer,
+        view: PartitionView,
+        may: Callable[[], bool],
+        story: Callable[[Obj, Story], None],
+        measures: Measures,
+        clock: Clock,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._kube = kube
+        self._proxy = proxy
+        self._options = options
+        self._jobs = jobs
+        self._pods = pods
+        self._view = view
+        self._may = may
+        self._story = story
+        self._measures = measures
+        self._clock = clock
+        self._monotonic = monotonic
+        self._memory: dict[str, Memory] = {}
+        self._doer = Doer(kube, proxy, options, may, view.note, view.note_gone, monotonic)
+
+    async def reconcile(self, key: str) -> float | None:
+        """Look at one job (``namespace/name``) and do what is to be done; look again after so many seconds, if any.
+
+        Raises:
+            MooringsError: something could not be done; the job is to be looked at again, a little later each time.
+        """
+        memory = self._memory.setdefault(key, Memory())
+        memory.again_s = None
+        found = self._job(key, memory)
+        if found is None:
+            self._forget(key)
+            await self.sweep(*key.split("/"))
+            return None
+        job = parse_ipujob(found)
+        now = self._monotonic()
+        raw = [pod for pod in memory.made.beside(self._pods.indexed(key), now) if is_owned(pod, job.uid)]
+        pods = sorted(filter(None, map(parse_pod, raw)), key=lambda pod: pod.name)
+        partitions, absent_s = self._partitions(job, pods, memory, now)
+        wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
+        if wrong and not job.status.observed_generation:
+            await self._write(job, found, _refused(job, wrong, self._now()), memory)
+            return None
+        paused, paused_s = memory.refusals.paused(now, zlib.crc32(job.uid.encode()) / 2**32)
+        refused = memory.refusals.invalid
+        if wrong:  # as after a scaling that nobody checked: it goes on as it was
+            job = replace(job, instances=job.status.desired)
+            if _differs(job, partitions) or self._is_wrong(_scaled(found, job.instances)):
+                refused = dict.fromkeys(range(job.instances), wrong)  # what runs runs on; nothing more is made of it
+        planned = plan(job, pods, partitions, self._now(), refused, paused)
+        if planned.save_first:
+            status = build_status(job, planned, pods, partitions, self._now())
+            job = await self._write(job, found, status, memory)
+        failed = await self._do(job, planned, partitions, memory)
+        problem = wrong or _problem(failed)
+        status = build_status(job, planned, pods, partitions, self._now(), problem)
+        due_s = self._due_s(job.status, status, memory, now, hurry=bool(problem))
+        if due_s == 0.0 and not _is_over(job, planned):
+            await self._write(job, found, status, memory)
+        waits = [one for one in (planned.again_s, due_s, absent_s, paused_s) if one]
+        if failed:
+            memory.again_s = max(min(waits), FAILED_S) if waits else None
+            raise next((error for error in failed if error.code not in _QUIET), failed[0])
+        if any(one.uid != job.uid for one in self._view.named(job.namespace, job.name)):
+            await self.sweep(job.namespace, job.name)  # of a job that had the name before
+        if not memory.made.empty:
+            waits.append(SEEN_S)
+        return min(waits) if waits else None
+
+    def again_s(self, key: str) -> float | None:
+        """When to look again at a job after ``reconcile`` raised, whatever the retries: not all of it had failed."""
+        memory = self._memory.get(key)
+        return memory.again_s if memory is not None else None
+
+    def begin(self) -> None:
+        """A term of leadership begins: what was remembered of an earlier one is not how it is now."""
+        self._memory.clear()
+        self._doer.ensured.clear()
+
+    async def sweep(self, namespace: str = "", name: str = "") -> int:
+        """Give back partitions whose job is gone, of one name or of all: how many.
+
+        A job may go although it has our finalizer: somebody takes that away, or an API server that was about to remove
+        the job does not see that it has got one.
+
+        Raises:
+            MooringsError: the API server or the proxy did not answer.
+        """
+        if not self._view.standing:
+            return 0
+        swept = 0
+        for seen in self._view.named(namespace, name) if name else self._view.all():
+            body = self._view.get(seen.namespace, seen.job, seen.uid).get(seen.instance)  # it takes time to ask
+            if body is None or body.state == shapes.RELEASING or self._is_known(body):
+                continue
+            if await self._lives(body) or not self._may():
+                continue
+            log.warning(
+                "partition.orphan",
+                extra={"job": f"{body.namespace}/{body.job}", "uid": body.uid, "partition": body.name},
+            )
+            await self._proxy.release(body.namespace, body.job, body.uid, body.instance)
+            swept += 1
+        return swept
+
+    async def _do(self, job: IPUJob, planned: Plan, partitions: Partitions, memory: Memory) -> list[MooringsError]:
+        if not planned.acts:
+            return []
+        claimed = [act.instance for act in planned.acts if isinstance(act, Claim)]
+        if partitions.current:
+            memory.fresh |= dict.fromkeys(claimed, job.uid)  # there was none
+        clean = memory.fresh.keys() | {act.instance for act in planned.acts if isinstance(act, Reset)}
+        for act in planned.acts:
+            if isinstance(act, CreateWorker | CreateLauncher):
+                memory.fresh.pop(_created(job, act), None)
+        failures = await self._doer.do(job, planned.acts, partitions.known, memory.made)
+        created = [_created(job, act) for act in planned.acts if isinstance(act, CreateWorker | CreateLauncher)]
+        whole = job.workers + job.has_launcher
+        tried = {number: count == whole for number, count in Counter(created).items()}
+        memory.refusals.note(tried, failures, self._monotonic())
+        failed = [failure.error for failure in failures]
+        if failed and all(map(_is_refusal, failed)):
+            # Pods were refused: a partition without any is as clean as it was, and is not cleaned for every try.
+            used = {pod["metadata"]["labels"][names.INSTANCE] for _, pod in memory.made.created.values()}
+            memory.fresh |= {number: job.uid for number in clean if str(number) not in used}
+        return failed
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def _job(self, key: str, memory: Memory) -> Obj | None:
+        """The job as last seen, or as we wrote it since."""
+        seen, mine = self._jobs.get(*key.split("/")), memory.written
+        if seen is None:
+            return None
+        if mine is not None and mine["metadata"]["uid"] == seen["metadata"]["uid"] and _age(mine) > _age(seen):
+            return mine
+        memory.written = None
+        return seen
+
+    def _partitions(
+        self, job: IPUJob, pods: Sequence[Pod], memory: Memory, now: float
+    ) -> tuple[Partitions, float | None]:
+        """The job's partitions; and when to look again for one that is missing under its Pods."""
+        known = self._view.get(job.namespace, job.name, job.uid)
+        with_pods = {pod.instance for pod in pods}
+        for instance in [one for one, uid in memory.fresh.items() if uid != job.uid or one in with_pods]:
+            del memory.fresh[instance]
+        missing = with_pods - known.keys()
+        current, again_s = self._view.current, None
+        for instance in memory.absent_since.keys() - missing:
+            del memory.absent_since[instance]
+        if missing and current:
+            since = min(memory.absent_since.setdefault(instance, now) for instance in missing)
+            if now - since < ABSENT_S:
+                current, again_s = False, ABSENT_S
+        return Partitions(known, current, self._view.standing, frozenset(memory.fresh)), again_s
+
+    def _check(self, job: IPUJob, found: Obj, memory: Memory) -> str:
+        """What is wrong with a job that came past the webhook; empty: nothing."""
+        uid, generation, wrong = memory.checked
+        if (uid, generation) != (job.uid, job.generation):
+            wrong = self._is_wrong(found)
+            memory.checked = (job.uid, job.generation, wrong)
+            memory.refusals.clear()
+        return wrong
+
+    def _is_wrong(self, found: Obj) -> str:
+        limits = self._options.limits
+        if _was_taken(found):  # what waits waits on; of what it asks for from now on the doer lowers the priority
+            limits = replace(limits, max_priority=PRIORITY_MAX)
+        try:
+            check_ipujob(found, limits)
+        except MooringsError as error:
+            return error.detail
+        return ""
+
+    def _is_known(self, body: PartitionBody) -> bool:
+        seen = self._jobs.get(body.namespace, body.job)
+        return seen is not None and seen["metadata"]["uid"] == body.uid
+
+    async def _lives(self, body: PartitionBody) -> bool:
+        """Whether a partition's job, or a Pod of it, is there after all: asked of the API server itself."""
+        try:
+            found = await self._kube.get(IPU_JOB, body.job, body.namespace)
+            if found["metadata"]["uid"] == body.uid:
+                return True
+        except KubeError as error:
+            if error.status != 404:
+                raise
+        listed = await self._kube.list(POD, body.namespace, labels=f"{names.JOB}={body.job}")
+        return any(
+            is_owned(pod, body.uid) and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+            for pod in listed.items
+        )
+
+    def _forget(self, key: str) -> None:
+        memory = self._memory.pop(key, None)
+        if memory is not None:
+            self._doer.ensured.pop(memory.checked[0], None)
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    async def _write(self, job: IPUJob, found: Obj, status: Status, memory: Memory) -> IPUJob:
+        """Save a status; the job with it."""
+        memory.differs_since = None
+        if status == job.status:
+            return job
+        if not self._may():
+            raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
+        body: list[Obj] = [
+            {"op": "test", "path": "/metadata/uid", "value": job.uid},
+            {"op": "add", "path": "/status", "value": {**status_object(status), "selector": worker_selector(job.name)}},
+        ]
+        try:
+            memory.written = await self._kube.patch(IPU_JOB, job.name, body, job.namespace, subresource="status")
+        except KubeError as error:
+            if error.status == 404:
+                return job  # it has gone meanwhile
+            raise
+        memory.written_at = self._monotonic()
+        self._measures.status_written(job, status, self._now())
+        for story in tell(job.status, status):
+            self._story(found, story)
+        return replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
+
+    def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
+        """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""
+        if before == after:
+            memory.differs_since = None
+            return None
+        if memory.differs_since is None:
+            memory.differs_since = now
+        if after.state != before.state and after.state in (RUNNING, COMPLETED, FAILED):
+            return 0.0
+        if same_but_for_words(before, after) and not hurry:
+            due = memory.written_at + WORDS_S
+        else:
+            due = memory.differs_since + SOON_S
+        return max(due - now, 0.0)
+
+    def _now(self) -> Instant:
+        """The time to a second, as the API server keeps times."""
+        return Instant(self._clock.now() // SECOND * SECOND)
+
+
+def _was_taken(found: Obj) -> bool:
+    """Whether a job was found good before: one that was refused at the first look has no instances then."""
+    status = found.get("status") or {}
+    return bool(status.get("observedGeneration")) and bool(status.get("status") != FAILED or status.get("instances"))
+
+
+def _refused(job: IPUJob, wrong: str, now: Instant) -> Status:
+    """The status of a job that can never be served."""
+    planned = Plan()
+    status = build_status(job, planned, (), Partitions(), now, wrong)
+    return replace(
+        status, state=FAILED, completed_at=now if job.status.completed_at is None else job.status.completed_at
+    )
+
+
+def _created(job: IPUJob, act: CreateWorker | CreateLauncher) -> int:
+    """The instance whose Pod it makes."""
+    return act.number // job.workers if isinstance(act, CreateWorker) else act.instance
+
+
+def _scaled(found: Obj, instances: int) -> Obj:
+    return {**found, "spec": {**found["spec"], "jobInstances": instances}}
+
+
+def _differs(job: IPUJob, partitions: Partitions) -> str:
+    """What was changed of a job that may not be changed while it holds partitions; a webhook would have refused it."""
+    for body in partitions.known.values():
+        if body.ipus and body.ipus != job.ipus:
+            return f"spec.ipusPerJobInstance was changed to {job.ipus}, and its partition has {body.ipus} IPUs: {_UNDO}"
+        if body.binding is not None and len(body.binding.gcds) != job.workers:
+            held = len(body.binding.gcds)
+            return f"spec.workerPerJobInstance was changed to {job.workers}, and its partition has {held} GCDs: {_UNDO}"
+    return ""
+
+
+def _is_refusal(error: MooringsError) -> bool:
+    """Whether nothing was made; after a lost answer something may have been."""
+    return error.code == "ipujob.name_taken" or (isinstance(error, KubeError) and error.status not in (0, 504))
+
+
+def _problem(failed: Sequence[MooringsError]) -> str:
+    """What could not be done, for the job's owner."""
+    for error in failed:
+        if error.code not in _QUIET and not (isinstance(error, KubeError) and error.status == 409):
+            return error.detail + (f"; {error.hint}" if error.hint else "")
+    return ""
+
+
+def _is_over(job: IPUJob, planned: Plan) -> bool:
+    """Whether its last finalizer may just have gone, and the job with it."""
+    return job.deleted and not planned.acts and planned.deleting == ""
+
+
+def _age(found: Obj) -> int:
+    """Later versions have larger numbers, as the API server promises by now and has always kept."""
+    return int(found["metadata"]["resourceVersion"])
+
+
+def worker_selector(job: str) -> str:
+    """The labels of a job's workers, for who scales it."""
+    return f"{names.JOB}={job},{names.ROLE}={names.WORKER_ROLE}"

@@ -1,0 +1,491 @@
+"""What has to be done about one IPUJob: a function of what is asked for, what is there and ``now``.
+
+Level-triggered: it may be asked again at any moment, after any crash, and goes on from what it finds. Two things make
+that safe. What must be counted (restarts, outcomes) is saved in the status before anything is done about it, and Pods
+carry the count they were made under, so that a failure is counted once. And a partition is given back only when none of
+its instance's Pods is left running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from moorings.core.instants import Instant, after, seconds_between
+from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, InstanceRecord, IPUJob, Outcome, RestartType
+from moorings.kubernetes.pods import FAILED as POD_FAILED
+from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.proxy import shapes
+from moorings.kubernetes.proxy.shapes import PartitionBody
+
+DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
+AGAIN_S = 2.0  # between two looks at what tells nobody when it has changed
+COMPLETED, FAILED = "Completed", "Failed"  # STATUS of a job to which nothing happens any more
+ENDED = frozenset({COMPLETED, FAILED})
+EXIT_CODE_RETRYABLE = 128  # from here on an exit code tells of something that may not happen again
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """What the proxy tells of a job.
+
+    Attributes:
+        known: by instance.
+        current: whether that is all there is: only then may anything be concluded from what is missing.
+        standing: whether what is known is how it is now, though there may be more.
+        fresh: instances whose partitions were never used, as far as is known for sure; others are cleaned first.
+    """
+
+    known: Mapping[int, PartitionBody] = field(default_factory=dict)
+    current: bool = False
+    standing: bool = False
+    fresh: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An instance's Pods have been refused for long: others may use its IPUs.
+
+    Attributes:
+        why: in the API server's words.
+        starting: it never had all its Pods; what it has does nothing without the others.
+    """
+
+    why: str
+    starting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """The job is not to go before its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropFinalizer:
+    """The job may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ask for the partition of an instance."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the partition of an instance back."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Have the partition of an instance cleaned; what follows of the instance waits for it."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureBeside:
+    """What stands beside the Pods is as it must be: the launchers' ConfigMap and rights, or the workers' Service."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorker:
+    """Make a worker Pod."""
+
+    number: int
+    restart: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLauncher:
+    """Make a launcher Pod; ``reset``: its partition may have been used."""
+
+    instance: int
+    restart: int
+    reset: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete that very Pod."""
+
+    name: str
+    uid: str
+
+
+Act = AddFinalizer | DropFinalizer | Claim | Release | Reset | EnsureBeside | CreateWorker | CreateLauncher | DeletePod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """What an instance comes to.
+
+    Attributes:
+        record: what is to be remembered of it.
+        acts: what to do, in this order.
+        standing: it has its Pods, and none of them has ended.
+        running: its program runs.
+        waits: a sentence: what it waits for, or nothing.
+        code: stable, of ``waits``.
+        again_at: when to look again, though nothing has changed.
+        restarting: it waits to be started anew.
+    """
+
+    record: InstanceRecord
+    acts: tuple[Act, ...] = ()
+    standing: bool = False
+    running: bool = False
+    waits: str = ""
+    code: str = ""
+    again_at: Instant | None = None
+    restarting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do about a job.
+
+    Attributes:
+        acts: in this order; those of one instance stop at the first that fails.
+        records: of the instances, to be saved with the status; before the acts if ``save_first``.
+        instances: as they were judged, by number.
+        save_first: a count has changed, and what is done rests on it.
+        again_s: look again after so many seconds.
+        deleting: the job is going; a sentence that says what it waits for.
+    """
+
+    acts: tuple[Act, ...] = ()
+    records: Mapping[int, InstanceRecord] = field(default_factory=dict)
+    instances: Mapping[int, Instance] = field(default_factory=dict)
+    save_first: bool = False
+    again_s: float | None = None
+    deleting: str | None = None
+
+
+def plan(
+    job: IPUJob,
+    pods: Sequence[Pod],
+    partitions: Partitions,
+    now: Instant,
+    refused: Mapping[int, str] | None = None,
+    paused: Mapping[int, Pause] | None = None,
+) -> Plan:
+    """What to do about a job.
+
+    Args:
+        job: with the status that was saved last.
+        pods: those it owns, no others.
+        partitions: of the job.
+        now: the time.
+        refused: instances whose Pods can never be made, and the API server's reason.
+        paused: instances whose Pods are refused for now.
+    """
+    if job.deleted:
+        return _going(job, pods, partitions)
+    by_instance: dict[int, list[Pod]] = {}
+    for pod in pods:
+        by_instance.setdefault(pod.instance, []).append(pod)
+    acts: list[Act] = [] if FINALIZER in job.finalizers else [AddFinalizer()]
+    found: dict[int, Instance] = {}
+    for number in _wanted(job):
+        mine = by_instance.get(number, [])
+        judge = _Judge(job, number, mine, partitions, now)
+        judged = found[number] = judge.judge((refused or {}).get(number, ""), (paused or {}).get(number))
+        acts += judged.acts
+    for number in sorted({*by_instance, *partitions.known} - found.keys()):
+        acts += _shrink(by_instance.get(number, ()), partitions.known.get(number))
+    if any(isinstance(act, CreateWorker | CreateLauncher) for act in acts):
+        acts.insert(0, EnsureBeside())
+    records = {number: one.record for number, one in found.items() if one.record != InstanceRecord()}
+    times = [one.again_at for one in found.values() if one.again_at is not None]
+    return Plan(
+        acts=tuple(acts),
+        records=records,
+        instances=found,
+        save_first=any(_counts(records.get(i)) != _counts(job.status.instances.get(i)) for i in found),
+        again_s=max(seconds_between(now, min(times)), 0.05) if times else None,
+    )
+
+
+def _wanted(job: IPUJob) -> range | list[int]:
+    """The instances that are to be: of a job that has ended, those that it ended with, however it is scaled then."""
+    if job.status.state in ENDED:
+        return [number for number in sorted(job.status.instances) if number < job.instances]
+    return range(job.instances)
+
+
+def delay_s(failures: int) -> float:
+    """How long the restart after the ``failures``-th failure waits: the first comes at once."""
+    return 0.0 if failures <= 1 else min(DELAY_S * 2.0 ** min(failures - 2, 20), DELAY_S_MAX)
+
+
+def _counts(record: InstanceRecord | None) -> tuple[int, int, Outcome | None]:
+    return (record.restarts, record.failures, record.outcome) if record is not None else (0, 0, None)
+
+
+def _going(job: IPUJob, pods: Sequence[Pod], partitions: Partitions) -> Plan:
+    """A job that is being deleted: its Pods first, then its partitions, then itself."""
+    if FINALIZER not in job.finalizers:
+        return Plan(deleting="")
+    if pods:
+        left = [pod for pod in pods if not pod.deleting]
+        message = f"deleted; waiting for {pods[0].name}" + (f" and {len(pods) - 1} more Pods" if len(pods) > 1 else "")
+        return Plan(acts=tuple(DeletePod(pod.name, pod.uid) for pod in left), deleting=f"{message} to end")
+    held = [one.instance for one in partitions.known.values() if one.state != shapes.RELEASING]
+    if held:
+        return Plan(
+            acts=tuple(Release(number) for number in sorted(held)), deleting="deleted; giving its partitions back"
+        )
+    if not partitions.standing:  # what a controller holds that does not answer now is swept up when it does
+        return Plan(deleting="deleted; waiting for the proxy to tell which partitions are left", again_s=AGAIN_S)
+    return Plan(acts=(DropFinalizer(),), deleting="deleted")
+
+
+def _shrink(pods: Sequence[Pod], partition: PartitionBody | None) -> list[Act]:
+    """An instance that is not wanted any more."""
+    if pods:
+        return [DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting]
+    if partition is not None and partition.state != shapes.RELEASING:
+        return [Release(partition.instance)]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How an instance's Pods have ended."""
+
+    failed: bool
+    why: str
+    exit_code: int | None = None
+    ended_at: Instant | None = None
+
+
+class _Judge:
+    """Judges one instance; ``judge`` is called once."""
+
+    def __init__(self, job: IPUJob, number: int, pods: Sequence[Pod], partitions: Partitions, now: Instant) -> None:
+        self._job = job
+        self._number = number
+        self._record = job.status.instances.get(number, InstanceRecord())
+        self._pods = list(pods)
+        self._partition = partitions.known.get(number)
+        self._current = partitions.current
+        self._fresh = number in partitions.fresh
+        self._now = now
+
+    def judge(self, refused: str, paused: Pause | None) -> Instance:
+        record = self._record
+        if record.outcome is not None:
+            return self._finish(record)
+        fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
+        ending = self._ending(fresh)
+        if ending is not None:
+            record = self._count(record, ending)
+            if record.outcome is not None:
+                return self._finish(record)
+        stale = [pod for pod in self._pods if pod.restart < record.restarts]
+        if refused:
+            return self._end_with(record, refused, [pod for pod in self._pods if pod not in stale])
+        if stale:
+            return self._sweep(record, stale)
+        if paused is not None and (paused.starting or not self._uses()):
+            return self._give_back(record, paused.why)
+        if self._partition is None or self._partition.state != shapes.READY:
+            return self._await_partition(record)
+        return self._fill(record, fresh, self._partition)
+
+    # -- how it ended ------------------------------------------------------------------------------------------------
+
+    def _ending(self, fresh: Sequence[Pod]) -> _Ending | None:
+        job, partition = self._job, self._partition
+        if partition is not None and partition.state == shapes.FAILED and not fresh:
+            return _Ending(True, partition.message or "its partition cannot be made", exit_code=1)
+        if not fresh:
+            return None
+        if (lost := self._lost(fresh)) is not None:
+            return lost
+        launchers = [pod for pod in fresh if pod.is_launcher]
+        workers = [pod for pod in fresh if not pod.is_launcher]
+        deciding = launchers if job.has_launcher else workers
+        failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting]
+        if failed:
+            return _ended(failed[0])
+        wanted = 1 if job.has_launcher else job.workers
+        if len(deciding) == wanted and all(pod.phase == SUCCEEDED for pod in deciding):
+            return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in deciding))
+        if job.has_launcher:
+            idle = [pod for pod in workers if pod.ended and not pod.deleting]  # they idle until they are deleted
+            if idle:
+                return _ended(idle[0])
+        return None
+
+    def _lost(self, fresh: Sequence[Pod]) -> _Ending | None:
+        """Whether the Pods' partition is gone from under them."""
+        partition = self._partition
+        made_for = {pod.partition for pod in fresh} - {""}
+        if partition is None:
+            if not self._current or not made_for:
+                return None
+            why = f"its partition {min(made_for)} is not held any more"
+        elif partition.state in (shapes.LOST, shapes.FAILED):
+            why = f"its partition {min(made_for, default=partition.name)} vanished"
+        elif made_for and partition.name and made_for != {partition.name}:
+            why = f"its partition {min(made_for - {partition.name})} was replaced by {partition.name}"
+        else:
+            return None
+        more = f": {partition.message}" if partition is not None and partition.message else ""
+        return _Ending(True, why + more)
+
+    def _count(self, record: InstanceRecord, ending: _Ending) -> InstanceRecord:
+        job = self._job
+        if self._partition is not None and self._partition.state == shapes.FAILED and not self._pods:
+            return replace(record, outcome=Outcome.FAILED, detail=ending.why)
+        if not ending.failed:
+            if job.restart is RestartType.ALWAYS and job.clean is not CleanPodPolicy.ALL:
+                return replace(record, restarts=self._next(), detail="")
+            return replace(record, outcome=Outcome.DONE, detail="")
+        again = {
+            RestartType.ALWAYS: True,
+            RestartType.ON_FAILURE: True,
+            RestartType.NEVER: False,
+            RestartType.EXIT_CODE: ending.exit_code is None or ending.exit_code >= EXIT_CODE_RETRYABLE,
+        }[job.restart]
+        if not again or job.clean is CleanPodPolicy.ALL:
+            return replace(record, outcome=Outcome.FAILED, detail=ending.why)
+        if record.failures >= job.backoff_limit:
+            why = f"{ending.why}; started anew {_times(record.failures)}, which is the back-off limit"
+            return replace(record, outcome=Outcome.FAILED, detail=why if record.failures else ending.why)
+        return replace(record, restarts=self._next(), failures=record.failures + 1, detail=ending.why)
+
+    def _next(self) -> int:
+        """The number of the next attempt: above every Pod's, also of an instance that was given up and wanted again."""
+        return max([self._record.restarts, *(pod.restart for pod in self._pods)]) + 1
+
+    # -- what follows ------------------------------------------------------------------------------------------------
+
+    def _finish(self, record: InstanceRecord) -> Instance:
+        """It has ended for good: what is to be cleaned up, and its partition goes."""
+        clean = self._job.clean
+        acts: list[Act] = []
+        for pod in self._pods:
+            goes = clean is CleanPodPolicy.ALL or (clean is CleanPodPolicy.WORKERS and not pod.is_launcher)
+            # What decides and still runs does so for nobody: its fellow has failed, or its partition is gone.
+            if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
+                acts.append(DeletePod(pod.name, pod.uid))
+        held = self._partition is not None and self._partition.state != shapes.RELEASING
+        releases = self._job.release_on_finish or clean is CleanPodPolicy.ALL
+        if held and releases and not self._uses():
+            acts.append(Release(self._number))
+        return Instance(record=record, acts=tuple(acts))
+
+    def _uses(self) -> bool:
+        """Whether a program may still use the partition: idle workers do not, once their launcher has ended."""
+        return any(not pod.ended for pod in self._pods if self._decides(pod))
+
+    def _runs(self) -> bool:
+        """Whether its program runs. A worker that has done its part and waits for the others' is part of that."""
+        deciding = [pod for pod in self._pods if self._decides(pod)]
+        wanted = 1 if self._job.has_launcher else self._job.workers
+        goes_on = all(pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting for pod in deciding)
+        return len(deciding) == wanted and goes_on
+
+    def _decides(self, pod: Pod) -> bool:
+        """Whether it runs the job's program: a launcher, or the workers of a job that has none."""
+        return pod.is_launcher or not self._job.has_launcher
+
+    def _sweep(self, record: InstanceRecord, stale: Sequence[Pod]) -> Instance:
+        """What is left of the attempt before goes: what runs at once, what has ended when the next one is due."""
+        times = [pod.ended_at for pod in stale if pod.ended_at is not None]
+        due = after(max(times), delay_s(record.failures) if record.detail else DELAY_S) if times else self._now
+        gone = [pod for pod in stale if not pod.deleting and (not pod.ended or self._now >= due)]
+        acts = tuple(DeletePod(pod.name, pod.uid) for pod in gone)
+        waits = f"started anew after: {record.detail}" if record.detail else "started anew"
+        again_at = due if self._now < due else None
+        return Instance(record=record, acts=acts, waits=waits, code="restart", again_at=again_at, restarting=True)
+
+    def _end_with(self, record: InstanceRecord, refused: str, current: Sequence[Pod]) -> Instance:
+        """Nothing more is made of it: what runs of this attempt runs on, and else it has failed."""
+        deciding = [pod for pod in current if self._decides(pod)]
+        if any(not pod.ended for pod in deciding):
+            runs = any(pod.phase == RUNNING for pod in deciding)
+            return Instance(record=record, standing=True, running=runs, waits=refused, code="refused")
+        why = f"{record.detail}; it cannot be started anew: {refused}" if record.detail else refused
+        return self._finish(replace(record, outcome=Outcome.FAILED, detail=why))
+
+    def _give_back(self, record: InstanceRecord, why: str) -> Instance:
+        """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
+        waits = f"without a partition for now, because its Pods are refused: {why}"
+        acts: tuple[Act, ...] = tuple(DeletePod(pod.name, pod.uid) for pod in self._pods if not pod.deleting)
+        if not self._pods and self._partition is not None and self._partition.state != shapes.RELEASING:
+            acts = (Release(self._number),)
+        return Instance(record=record, acts=acts, waits=waits, code="refused")
+
+    def _await_partition(self, record: InstanceRecord) -> Instance:
+        partition = self._partition
+        ipus = f"{self._job.ipus} IPU" + ("s" if self._job.ipus != 1 else "")
+        standing = bool(self._pods)
+        if partition is None:
+            if not self._current:
+                message = "waiting for the proxy, which does not answer for all controllers"
+                if self._runs():  # it does not wait: a proxy that is away, or starts anew, stops no program
+                    return Instance(record=record, standing=True, running=True)
+                acts: tuple[Act, ...] = () if standing else (Claim(self._number),)
+                return Instance(record=record, acts=acts, waits=message, code="proxy", standing=standing)
+            message = f"waiting for a partition of {ipus}"
+            return Instance(record=record, acts=(Claim(self._number),), waits=message, code="claim")
+        if partition.state in (shapes.LOST, shapes.FAILED) and not standing:
+            return Instance(record=record, acts=(Release(self._number),), waits=partition.message, code="lost")
+        if partition.state == shapes.RELEASING:
+            message = f"waiting for its earlier partition {partition.name} to be removed"
+        elif partition.state == shapes.PREPARING:
+            message = f"waiting for partition {partition.name} of {ipus} to become ready"
+        else:
+            message = f"waiting for a partition of {ipus}" + (f": {partition.message}" if partition.message else "")
+        return Instance(record=record, waits=message, code=partition.code or "partition", standing=standing)
+
+    def _fill(self, record: InstanceRecord, pods: Sequence[Pod], partition: PartitionBody) -> Instance:
+        """It has its partition: make what is missing of its Pods, and see whether they run."""
+        job, first = self._job, self._number * self._job.workers
+        there = {pod.name: pod for pod in pods}
+        acts: list[Act] = []
+        if not job.has_launcher and not there and not self._fresh:
+            acts.append(Reset(self._number))
+        numbers = range(first, first + job.workers)
+        missing = [number for number in numbers if names.worker_name(job.name, number) not in there]
+        acts += [CreateWorker(number, record.restarts) for number in missing]
+        if job.has_launcher and names.launcher_name(job.name, self._number) not in there:
+            acts.append(CreateLauncher(self._number, record.restarts, reset=not self._fresh))
+            if any(pod.phase == RUNNING for pod in pods):  # what the one before started may still run in the workers
+                gone = tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
+                waits = "its launcher is gone; the workers start anew with another one"
+                return Instance(record=record, acts=gone, waits=waits, code="restart")
+        if acts:
+            waits = f"making {len([act for act in acts if not isinstance(act, Reset)])} Pods"
+            return Instance(record=record, acts=tuple(acts), waits=waits)
+        running = self._runs()
+        waits, known = ("", False) if running else _slowest(pods)
+        return Instance(record=record, standing=True, running=running, waits=waits, code="pods" if known else "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _ended(pod: Pod) -> _Ending:
+    why = f"{pod.name} {'failed' if pod.phase == POD_FAILED else 'ended'}: {pod.why or 'no reason is known'}"
+    return _Ending(True, why, exit_code=pod.exit_code, ended_at=pod.ended_at)
+
+
+def _slowest(pods: Sequence[Pod]) -> tuple[str, bool]:
+    """What the Pods wait for, the one with something to say first; and whether a reason is known."""
+    late = [pod for pod in pods if pod.phase not in (RUNNING, SUCCEEDED) or pod.deleting]
+    if not late:
+        return "", False
+    worst = max(late, key=lambda pod: (pod.deleting, pod.why != "", pod.worker))
+    if worst.deleting:
+        return f"waiting for {worst.name}, which is being deleted, to be gone", True
+    return f"waiting for {worst.name}" + (f": {worst.why}" if worst.why else " to start"), worst.why != ""

@@ -1,0 +1,173 @@
+"""What matters of a Pod, read from what the API server says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moorings.core.instants import Instant
+from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import Obj
+from moorings.wire.codec import parse_time
+
+PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
+ENDED = frozenset({SUCCEEDED, FAILED})
+
+# Kubelet's words for what does not mend itself soon: whoever waits should read them.
+_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+LINE_CHARS_MAX = 160  # of what a kubelet or a program says, in a message
+UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})  # the exit code beside it is made up
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One Pod of a job.
+
+    Attributes:
+        instance: which instance it belongs to.
+        worker: its number over all instances; -1 for a launcher.
+        restart: how often its instance had been started anew when it was made.
+        partition: the partition it was made for.
+        phase: as the API server has it.
+        deleting: whether it is to go.
+        exit_code: of its main container; None if there is none to tell (evicted, its node lost).
+        why: what it waits for, or how it ended, in kubelet's words; may be empty.
+        ended_at: when its main container ended, if that is known.
+    """
+
+    name: str
+    uid: str
+    instance: int
+    worker: int
+    restart: int
+    partition: str
+    phase: str
+    ready: bool
+    deleting: bool
+    exit_code: int | None = None
+    why: str = ""
+    ended_at: Instant | None = None
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether it is a launcher."""
+        return self.worker < 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether its processes have ended."""
+        return self.phase in ENDED
+
+
+def parse_pod(found: Obj) -> Pod | None:
+    """A Pod of a job, or None if its labels are not ours."""
+    meta = found["metadata"]
+    labels = meta.get("labels") or {}
+    number = _number(labels.get(names.INSTANCE))
+    worker = -1 if labels.get(names.ROLE) == names.LAUNCHER_ROLE else _number(labels.get(names.WORKER))
+    if number is None or worker is None:
+        return None
+    status = found.get("status") or {}
+    phase = status.get("phase") or PENDING
+    if phase in ENDED and _lives(status):
+        phase = (
+            RUNNING  # a kubelet calls a Pod that is past its deadline, or evicted, failed before its program is gone
+        )
+    code, why, ended_at = _ending(status) if phase in ENDED else (None, _waiting(status), None)
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        instance=number,
+        worker=worker,
+        restart=_number(labels.get(names.RESTART)) or 0,
+        partition=(meta.get("annotations") or {}).get(names.PARTITION, ""),
+        phase=phase,
+        ready=condition_of(status, "Ready").get("status") == "True",
+        deleting=meta.get("deletionTimestamp") is not None,
+        exit_code=code,
+        why=why,
+        ended_at=ended_at,
+    )
+
+
+def condition_of(status: Obj, kind: str) -> Obj:
+    """The condition of a Pod that is of that type; empty if it has none."""
+    found: Iterable[Obj] = status.get("conditions") or ()
+    return next((one for one in found if one.get("type") == kind), {})
+
+
+def containers_in(status: Obj, state: str) -> list[tuple[str, Obj]]:
+    """The containers of a Pod that are ``waiting``, ``running`` or ``terminated``, by name, with what is said of it."""
+    every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    told = [(one.get("name") or "?", (one.get("state") or {}).get(state)) for one in every]
+    return [(name, found) for name, found in told if found is not None]
+
+
+def trim_pod(found: Obj) -> Obj:
+    """A Pod with nothing that ``parse_pod`` does not read: thousands are kept in memory."""
+    meta, status = found["metadata"], found.get("status") or {}
+    kept = {key: meta[key] for key in _META if key in meta}
+    if (annotations := meta.get("annotations")) and names.PARTITION in annotations:
+        kept["annotations"] = {names.PARTITION: annotations[names.PARTITION]}
+    return {"metadata": kept, "status": {key: status[key] for key in _STATUS if key in status}}
+
+
+_META = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "ownerReferences")
+_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+
+
+def _ending(status: Obj) -> tuple[int | None, str, Instant | None]:
+    """Exit code, words and time of the container that decides: a failed init container, else the first one."""
+    inits = [one for one in status.get("initContainerStatuses") or () if _code(one)]
+    mains = list(status.get("containerStatuses") or ())
+    for one in [*inits[:1], *mains[:1]]:
+        ended = (one.get("state") or {}).get("terminated")
+        if ended is None:
+            continue
+        code = _number(ended.get("exitCode"))
+        if ended.get("reason") in UNSEEN:
+            return None, "nobody saw how it ended: its node was lost", _time(ended.get("finishedAt"))
+        where = f"init container {one['name']}: " if one in inits else ""
+        words = ended.get("message") or ended.get("reason") or ""
+        why = f"{where}exit code {code}" + (f" ({_line(words)})" if words not in ("", "Completed", "Error") else "")
+        return code, why, _time(ended.get("finishedAt"))
+    words = [status.get("reason") or "", _line(status.get("message") or "")]
+    return None, ": ".join(word for word in words if word) or "it was ended from outside", None
+
+
+def _lives(status: Obj) -> bool:
+    return any((one.get("state") or {}).get("running") is not None for one in status.get("containerStatuses") or ())
+
+
+def _waiting(status: Obj) -> str:
+    scheduled = condition_of(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _line(f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message') or ''}")
+    for _, waiting in containers_in(status, "waiting"):
+        if waiting.get("reason") not in _WAITS:
+            return _line(": ".join(filter(None, (waiting.get("reason"), waiting.get("message")))))
+    return ""
+
+
+def _code(one: Obj) -> int:
+    ended = (one.get("state") or {}).get("terminated")
+    return _number(ended.get("exitCode")) or 0 if ended is not None else 0
+
+
+def _line(words: str) -> str:
+    text = " ".join(str(words).split())
+    if len(text) <= LINE_CHARS_MAX:
+        return text
+    cut = text[:LINE_CHARS_MAX]
+    return f"{cut[: cut.rfind(' ')] if ' ' in cut[LINE_CHARS_MAX // 2 :] else cut}…"
+
+
+def _number(value: object) -> int | None:
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        return None
+
+
+def _time(text: object) -> Instant | None:
+    return parse_time(text) if isinstance(text, str) else None

@@ -1,0 +1,192 @@
+"""What a Pod template may not ask for: another's rights, and, where Pods are not trusted, power over their node. Pure.
+
+And what a site limits of a job, which is the same for all: ``Limits``.
+
+The operator makes Pods for whoever may create an IPUJob, and by rights of its own: what nobody looks at here, nobody
+does. What counts as power over the node is what Kubernetes' own Pod Security Standards leave out of "baseline":
+https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moorings.core.claims import PRIORITY_MAX
+from moorings.kubernetes.proxy.shapes import AUDIENCE
+from moorings.kubernetes.reading import Fault, shown
+
+# Accounts of launchers (names.account_name), and what people may take for them: `<job>-launcher-<instance>`.
+_LAUNCHERS = re.compile(r".*-launcher(-[0-9]+)?", re.DOTALL)
+_ACCOUNTS = ("serviceAccountName", "serviceAccount")  # the second is an older name of the first
+_HOST = ("hostNetwork", "hostPID", "hostIPC")
+_CAPABILITIES = frozenset({"NET_BIND_SERVICE", "CAP_NET_BIND_SERVICE"})
+_SYSCTLS = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        "net.ipv4.ip_local_port_range",
+        "net.ipv4.ip_local_reserved_ports",
+        "net.ipv4.ip_unprivileged_port_start",
+        "net.ipv4.ping_group_range",
+        "net.ipv4.tcp_fin_timeout",
+        "net.ipv4.tcp_keepalive_intvl",
+        "net.ipv4.tcp_keepalive_probes",
+        "net.ipv4.tcp_keepalive_time",
+        "net.ipv4.tcp_rmem",
+        "net.ipv4.tcp_syncookies",
+        "net.ipv4.tcp_wmem",
+    }
+)
+_SELINUX_TYPES = frozenset({"container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
+# Annotations by which older releases are told of a container's profile.
+_PROFILES = (
+    "container.apparmor.security.beta.kubernetes.io/",
+    "container.seccomp.security.alpha.kubernetes.io/",
+    "seccomp.security.alpha.kubernetes.io/",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where Pods may have power over their node, and what else a site limits; the chart's values.
+
+    Attributes:
+        privileged: containers are privileged.
+        privileged_namespaces: Pods are given privileges and the node's network here only; empty: everywhere.
+        max_priority: the highest that a job may have: it goes before all others that wait for the same controllers.
+    """
+
+    privileged: bool = True
+    privileged_namespaces: frozenset[str] = frozenset()
+    max_priority: int = PRIORITY_MAX
+
+    def covers(self, namespace: str) -> bool:
+        """Whether Pods in a namespace are given what Pods are given here at all."""
+        return not self.privileged_namespaces or namespace in self.privileged_namespaces
+
+    def trusts(self, namespace: str) -> bool:
+        """Whether a template in a namespace may ask for power over the node by itself."""
+        return self.covers(namespace) and (self.privileged or bool(self.privileged_namespaces))
+
+
+EVERYWHERE = Limits()
+
+
+def find_rights(where: str, spec: Mapping[str, Any]) -> Iterator[Fault]:
+    """What of a Pod's spec takes the rights of a launcher: to start processes in workers, and to reset partitions.
+
+    Args:
+        where: the spec's path.
+        spec: of the Pods.
+    """
+    for field in _ACCOUNTS:
+        account = spec.get(field)
+        if isinstance(account, str) and _LAUNCHERS.fullmatch(account):
+            yield Fault(
+                f"{where}.{field}",
+                f"{shown(account)} is called like a launcher's account, which is for that launcher alone",
+                "take another account; the launcher of this job has its own without being told",
+            )
+    for index, volume in _items(spec, "volumes"):
+        for number, source in _items(_inside(volume, "projected"), "sources"):
+            if _inside(source, "serviceAccountToken").get("audience") == AUDIENCE:
+                yield Fault(
+                    f"{where}.volumes[{index}].projected.sources[{number}].serviceAccountToken.audience",
+                    f"a token for {AUDIENCE} is for the operator and for launchers alone",
+                    "leave it out",
+                )
+
+
+def find_privileges(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[Fault]:
+    """What of a template, or of a launcher, asks for power over the node.
+
+    Args:
+        where: the template's path.
+        template: of the Pods.
+        launcher: what a launcher's container has of its own.
+    """
+    for path in _asked(where, template, launcher):
+        yield Fault(
+            path,
+            "is power over the node, which Pods in this namespace do not have",
+            "leave it out, or let an admin add the namespace to jobs.privilegedNamespaces",
+        )
+
+
+def _asked(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[str]:
+    for name, profile in _inside(_inside(template, "metadata"), "annotations").items():
+        if name.startswith(_PROFILES) and profile == "unconfined":
+            yield f"{where}.metadata.annotations[{name}]"
+    spec = _inside(template, "spec")
+    where = f"{where}.spec"
+    for field in _HOST:
+        if _is_on(spec, field):
+            yield f"{where}.{field}"
+    for index, volume in _items(spec, "volumes"):
+        if volume.get("hostPath") is not None:
+            yield f"{where}.volumes[{index}].hostPath"
+    context = _inside(spec, "securityContext")
+    yield from _context(f"{where}.securityContext", context)
+    for index, sysctl in _items(context, "sysctls"):
+        if not _is_one_of(sysctl.get("name"), _SYSCTLS):
+            yield f"{where}.securityContext.sysctls[{index}]"
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
+        for index, container in _items(spec, kind):
+            yield from _container(f"{where}.{kind}[{index}]", container)
+    yield from _container("spec.launcher", launcher)
+
+
+def _container(where: str, container: Mapping[str, Any]) -> Iterator[str]:
+    for index, port in _items(container, "ports"):
+        if port.get("hostPort"):
+            yield f"{where}.ports[{index}].hostPort"
+    where = f"{where}.securityContext"
+    context = _inside(container, "securityContext")
+    yield from _context(where, context)
+    for field in ("privileged", "allowPrivilegeEscalation"):
+        if _is_on(context, field):
+            yield f"{where}.{field}"
+    if context.get("procMount") not in (None, "Default"):
+        yield f"{where}.procMount"
+    added = _inside(context, "capabilities").get("add")
+    for index, capability in enumerate(added if isinstance(added, list) else ()):
+        if not _is_one_of(capability, _CAPABILITIES):
+            yield f"{where}.capabilities.add[{index}]"
+
+
+def _context(where: str, context: Mapping[str, Any]) -> Iterator[str]:
+    """What a Pod's security context and a container's have in common."""
+    if _is_on(_inside(context, "windowsOptions"), "hostProcess"):
+        yield f"{where}.windowsOptions.hostProcess"
+    for field in ("seccompProfile", "appArmorProfile"):
+        if _inside(context, field).get("type") == "Unconfined":
+            yield f"{where}.{field}.type"
+    selinux = _inside(context, "seLinuxOptions")
+    for field in ("user", "role"):
+        if selinux.get(field):
+            yield f"{where}.seLinuxOptions.{field}"
+    if selinux.get("type") and not _is_one_of(selinux["type"], _SELINUX_TYPES):
+        yield f"{where}.seLinuxOptions.type"
+
+
+def _is_on(found: Mapping[str, Any], field: str) -> bool:
+    """Whether a switch is not off: what is no switch at all is not let through either."""
+    return found.get(field) not in (None, False)
+
+
+def _is_one_of(found: object, known: frozenset[str]) -> bool:
+    return isinstance(found, str) and found in known
+
+
+def _inside(found: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    inner = found.get(field)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _items(found: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    items = found.get(field)
+    for index, each in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(each, Mapping):
+            yield index, each

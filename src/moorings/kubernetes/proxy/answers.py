@@ -1,0 +1,61 @@
+"""Answers over HTTP: JSON, and errors as RFC 9457 problems with the codes that stand in ``wire.errors``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.errors import MooringsError
+from moorings.wire.codec import encode
+from moorings.wire.errors import kind_of
+from moorings.wire.shapes import ProblemBody
+
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    media: bytes = JSON
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+
+    def head(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        """Its headers."""
+        found = [(b"x-request-id", request_id.encode()), (b"cache-control", b"no-store")]
+        found.append((b"x-content-type-options", b"nosniff"))
+        if self.status != 204:
+            found += [(b"content-type", self.media), (b"content-length", str(len(self.body)).encode())]
+        return found + list(self.headers.items())
+
+
+def told(value: object, status: int = 200) -> Answer:
+    """A shape, or plain data, as JSON."""
+    return Answer(status, json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def problem(error: MooringsError, request_id: str, status: int = 0) -> Answer:
+    """What a client is told of an error."""
+    kind = kind_of(error.code)
+    body = ProblemBody(
+        title=kind.title,
+        status=status or kind.status,
+        code=error.code,
+        detail=error.detail,
+        hint=error.hint,
+        retryable=error.retryable,
+        request_id=request_id,
+    )
+    headers = {}
+    if body.status == 401:
+        headers[b"www-authenticate"] = b'Bearer realm="moorings"'
+    if body.status == 503 or error.retryable:
+        headers[b"retry-after"] = b"1"
+    if error.code in ("body.too_large", "request.invalid"):
+        headers[b"connection"] = b"close"  # the rest of the request may still be on its way
+    data = json.dumps(encode(body), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Answer(body.status, data, PROBLEM, headers)

@@ -1,0 +1,295 @@
+"""What is to be done for one instance, decided from what is known of its claims on every controller. Pure.
+
+Several controllers know nothing of each other, so that at most one partition of an instance is ever used hangs on one
+rule: *a binding is given out only when no other claim of its owner is left, or can be granted.* Whoever holds a claim
+looks at all other controllers afterwards; of two that hold one, the second sees the first. So the first to be granted
+wins, whoever decides, however old what he knows is (if the controllers' clocks agree better than the looks take).
+
+A controller that does not answer could hold a claim that nobody here has heard of. That is ruled out if this process
+has seen all its claims before, or if the job is younger than this process, and nothing was asked of it in vain. (Only
+here it matters that a cluster has one proxy at a time; two that overlap for a moment are safe while all answer.)
+
+A claim's id is its own over all controllers. Where one is known twice, its controller is known under two names: that is
+one claim, and none is let go for the sake of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from moorings.kubernetes.proxy.known import Known, Phase, newer
+from moorings.kubernetes.proxy.shapes import PartitionRequest
+
+
+class Wish(StrEnum):
+    """What the operator said last; what was said before this process began is not known."""
+
+    NOTHING = "nothing"
+    WANTED = "wanted"
+    OVER = "over"
+
+
+class Do(StrEnum):
+    """What can be done at a controller."""
+
+    TRY = "try"  # ask for it, to be refused if there is no room now
+    QUEUE = "queue"  # ask for it, and wait there
+    WITHDRAW = "withdraw"  # release a claim, if it still waits
+    RELEASE = "release"
+    LOOK = "look"  # list the owner's claims
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One thing to do: at which controller, and with which claim (its id; empty for none)."""
+
+    do: Do
+    controller: str
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a controller stands, for all owners alike.
+
+    Attributes:
+        name: ``host:port``; the order of the list is that of trying.
+        answers: whether it answers now.
+        gone: whether it has not answered for so long that nothing is on its way to it any more.
+        asked: whether it is asked for new partitions; one that was taken out of the list is not.
+        seen: whether this process has ever seen all its claims.
+    """
+
+    name: str
+    answers: bool = True
+    gone: bool = False
+    asked: bool = True
+    seen: bool = True
+
+
+@dataclass(slots=True)
+class Book:
+    """Everything that is known of one instance's claims.
+
+    Attributes:
+        wish: what the operator wants.
+        request: what was asked for, as far as anybody knows.
+        young: whether no earlier process can have heard of its job.
+        claims: those that have not ended, by controller and id.
+        learned: when each was heard of first, by our clock.
+        held_at: when it was first known that one of them is held; None: none is.
+        looked: when the last look at a controller began that told all the owner's claims.
+        doubts: controllers where a claim was asked for and no answer came.
+        full: controllers that had no room when they were tried.
+        refused: controllers that can never serve it: code and message.
+        given: the claim whose binding was given out.
+        had: whether there ever was a claim, as far as this process knows.
+        settled: claims that were READY long before this process began: an earlier one has given them out.
+    """
+
+    wish: Wish = Wish.NOTHING
+    request: PartitionRequest | None = None
+    young: bool = False
+    claims: dict[tuple[str, str], Known] = field(default_factory=dict)
+    learned: dict[tuple[str, str], float] = field(default_factory=dict)
+    held_at: float | None = None
+    looked: dict[str, float] = field(default_factory=dict)
+    doubts: set[str] = field(default_factory=set)
+    full: set[str] = field(default_factory=set)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    given: tuple[str, str] | None = None
+    had: bool = False
+    settled: set[tuple[str, str]] = field(default_factory=set)
+
+    def note(self, known: Known, now: float) -> None:
+        """Take in what is known of one claim."""
+        key = (known.controller, known.id)
+        before = self.claims.get(key)
+        found = known if before is None else newer(before, known)
+        if found.phase is Phase.ENDED:
+            self._end(found)
+            return
+        if before is None:
+            self.learned[key] = now
+        self.had = True
+        self.claims[key] = found
+        if self.held_at is None and found.held:
+            self.held_at = now
+
+    def look(self, controller: str, began: float, found: Sequence[Known], now: float) -> None:
+        """Take in a list of all the owner's claims on a controller that have not ended."""
+        there = {known.id for known in found}
+        for key, known in list(self.claims.items()):
+            if key[0] == controller and key[1] not in there and self.learned[key] < began:
+                self._end(known)
+        for known in found:
+            self.note(known, now)
+        self.looked[controller] = max(began, self.looked.get(controller, began))
+        self.doubts.discard(controller)
+
+    def forget(self, controller: str) -> None:
+        """A controller is gone for good, and its claims with it."""
+        for key, known in list(self.claims.items()):
+            if key[0] == controller:
+                self._end(known)
+        self.doubts.discard(controller)
+
+    def rename(self, old: str, new: str) -> None:
+        """A controller is one that is known under another name: what was learned under the old one is that one's."""
+        for (at, ident), known in list(self.claims.items()):
+            if at == old:
+                del self.claims[at, ident]
+                moved, there = replace(known, controller=new), self.claims.get((new, ident))
+                learned = self.learned.pop((at, ident))
+                self.claims[new, ident] = moved if there is None else newer(there, moved)
+                self.learned[new, ident] = min(learned, self.learned.get((new, ident), learned))
+        if self.given is not None and self.given[0] == old:
+            self.given = (new, self.given[1])
+        self.settled = {(new if at == old else at, ident) for at, ident in self.settled}
+        self.doubts = {new if at == old else at for at in self.doubts}
+        looked = self.looked.pop(old, None)
+        if looked is not None:
+            self.looked[new] = max(looked, self.looked.get(new, looked))
+        self.full.discard(old)
+        self.refused.pop(old, None)
+
+    def find(self, known: Known) -> Known | None:
+        """The same claim as it is known now, whatever its controller was called; None: it has ended."""
+        found = self.claims.get((known.controller, known.id))
+        return found or next((one for one in self.claims.values() if one.id == known.id), None)
+
+    def _end(self, known: Known) -> None:
+        key = (known.controller, known.id)
+        self.claims.pop(key, None)
+        self.learned.pop(key, None)
+        if known.failed:
+            self.refused[known.controller] = (known.code or "claim.failed", known.message)
+        if self.given == key:  # known twice, it goes on under its controller's other name
+            other = next((one for one in self.claims if one[1] == known.id), None)
+            self.given = other
+        if not any(one.held for one in self.claims.values()):
+            self.held_at = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What follows.
+
+    Attributes:
+        winner: the claim that is, or will be, the instance's partition; None: none holds anything.
+        give: whether its binding may be given out.
+        deeds: what is to be done now; all at the same time.
+        why: why a winner that is ready is not given out.
+        over: whether nothing of it is left, and nothing is wanted.
+        failed: it can never be: code and message.
+    """
+
+    winner: Known | None = None
+    give: bool = False
+    deeds: tuple[Deed, ...] = ()
+    why: str = ""
+    over: bool = False
+    failed: tuple[str, str] | None = None
+
+
+def choose(book: Book, standings: Sequence[Standing]) -> Choice:
+    """What is to be done for one instance now."""
+    if book.wish is Wish.OVER:
+        return _end_all(book, standings)
+    order = {standing.name: number for number, standing in enumerate(standings)}
+    winner = _winner(book, order)
+    if winner is not None:
+        return _keep_one(book, standings, winner)
+    waiting = [known for known in book.claims.values() if known.phase is Phase.WAITING]
+    if waiting:
+        return Choice(deeds=_queue_everywhere(book, standings))
+    if book.claims:
+        return Choice()  # what was released goes first
+    if book.had and not book.refused:
+        return Choice(over=not book.doubts, deeds=_looks(book.doubts, standings))
+    if book.wish is not Wish.WANTED:
+        return Choice(over=not book.doubts, deeds=_looks(book.doubts, standings))
+    return _begin(book, standings)
+
+
+def is_sure(book: Book, standing: Standing) -> bool:
+    """Whether no claim of the owner is on a controller but those that are known."""
+    if book.looked.get(standing.name, -1.0) > (book.held_at if book.held_at is not None else 0.0):
+        return True
+    return standing.gone and standing.name not in book.doubts and (standing.seen or book.young)
+
+
+def _winner(book: Book, order: dict[str, int]) -> Known | None:
+    held = [known for known in book.claims.values() if known.held]
+    if book.given is not None:
+        return next((known for known in held if (known.controller, known.id) == book.given), None)
+    last = len(order)
+    return min(
+        held,
+        key=lambda k: (k.phase is Phase.LOST, k.granted_at or "~", order.get(k.controller, last), k.id),
+        default=None,
+    )
+
+
+def _keep_one(book: Book, standings: Sequence[Standing], winner: Known) -> Choice:
+    by_name = {standing.name: standing for standing in standings}
+    deeds, why = [], ""
+    for known in book.claims.values():
+        if known.id == winner.id or known.phase is Phase.RELEASING:  # that one can never be used again
+            continue
+        standing = by_name.get(known.controller)
+        why = f"another claim of it, on {known.controller}, is not gone yet"
+        if standing is not None and standing.answers:
+            deeds.append(Deed(Do.RELEASE if known.held else Do.WITHDRAW, known.controller, known.id))
+        else:
+            why = f"{known.controller} has another claim of it, and does not answer"
+    if book.given is None:  # once given, what turns up elsewhere is released, and nothing more is to be found out
+        for standing in standings:
+            if standing.name == winner.controller or is_sure(book, standing):
+                continue
+            if standing.answers:
+                deeds.append(Deed(Do.LOOK, standing.name))
+                why = why or f"{standing.name} is asked whether it has another claim of it"
+            elif (winner.controller, winner.id) not in book.settled:
+                why = f"{standing.name}, which does not answer, may have another claim of it"
+    give = winner.phase is Phase.READY and (not why or book.given is not None)
+    return Choice(winner=winner, give=give, deeds=tuple(deeds), why=why)
+
+
+def _queue_everywhere(book: Book, standings: Sequence[Standing]) -> tuple[Deed, ...]:
+    taken = {controller for controller, _ in book.claims}
+    return tuple(Deed(Do.QUEUE, one.name) for one in _able(book, standings) if one.answers and one.name not in taken)
+
+
+def _begin(book: Book, standings: Sequence[Standing]) -> Choice:
+    able = _able(book, standings)
+    if not able and book.refused:
+        return Choice(failed=list(book.refused.values())[-1])
+    ready = [standing for standing in able if standing.answers]
+    if len(able) == 1:
+        return Choice(deeds=tuple(Deed(Do.QUEUE, one.name) for one in ready))
+    first = next((standing for standing in ready if standing.name not in book.full), None)
+    if first is not None:
+        return Choice(deeds=(Deed(Do.TRY, first.name),))
+    return Choice(deeds=_queue_everywhere(book, standings))
+
+
+def _able(book: Book, standings: Sequence[Standing]) -> list[Standing]:
+    return [standing for standing in standings if standing.asked and standing.name not in book.refused]
+
+
+def _end_all(book: Book, standings: Sequence[Standing]) -> Choice:
+    answering = {standing.name for standing in standings if standing.answers}
+    deeds = [
+        Deed(Do.RELEASE, known.controller, known.id)
+        for known in book.claims.values()
+        if known.phase is not Phase.RELEASING and known.controller in answering
+    ]
+    deeds += _looks(book.doubts, standings)
+    return Choice(deeds=tuple(deeds), over=not book.claims and not book.doubts)
+
+
+def _looks(controllers: set[str], standings: Sequence[Standing]) -> tuple[Deed, ...]:
+    return tuple(Deed(Do.LOOK, one.name) for one in standings if one.answers and one.name in controllers)

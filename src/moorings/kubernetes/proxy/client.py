@@ -1,0 +1,325 @@
+"""What the operator speaks to the proxy with: a typed client, and a view of all partitions that follows the proxy's.
+
+What is in the view is fresh while it is ``standing``. Nothing may be concluded from what is missing unless it is
+``complete`` as well: every controller answers the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import httpx2
+
+from moorings import __version__
+from moorings.client.causes import cause_text
+from moorings.client.requests import build_body, build_target, parse_problem
+from moorings.client.sse import EventParser
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.proxy.journal import number_in
+from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
+from moorings.wire.codec import decode
+
+log = logging.getLogger("moorings.kubernetes.proxy.client")
+
+CALL_S = 20.0
+RESET_S = 150.0  # the proxy waits until it is clean
+SILENCE_S = 45.0  # of a watch; the proxy sends a heartbeat every 10 s
+CONNECTIONS = 64
+TOKEN_S = 10.0  # how long a token that was read is used; the kubelet renews it long before its end
+PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
+RELIST_S = 10.0  # while a controller does not answer, or one did not
+
+
+class ProxyClient:
+    """The proxy, as an object.
+
+    Args:
+        server: ``http://host:port``.
+        token_file: of the service account's token for the proxy; read again and again, for it is renewed.
+        token: gives the token instead, where there is no file.
+    """
+
+    def __init__(self, server: str, token_file: Path | None = None, token: Callable[[], str] | None = None) -> None:
+        self.server = server.rstrip("/")
+        self._token_file = token_file
+        self._token = token
+        self._read_at = float("-inf")
+        self._kept = ""
+        limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=30)
+        self._http = httpx2.AsyncClient(base_url=self.server, timeout=CALL_S, limits=limits, trust_env=False)
+
+    async def __aenter__(self) -> ProxyClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._http.aclose()
+
+    async def create(self, request: PartitionRequest) -> PartitionBody:
+        """The partition of an instance, as far as it has come; asked again, it is the same one.
+
+        Raises:
+            MooringsError: what the proxy answers, or ``controller.unreachable``.
+        """
+        return decode(PartitionBody, await self._call("POST", "/v1/partitions", build_body(request)))
+
+    async def list(self, namespace: str = "", job: str = "") -> PartitionsBody:
+        """All partitions, or a job's.
+
+        Raises:
+            MooringsError: as ``create``.
+        """
+        target = build_target("/v1/partitions", namespace=namespace, job=job)
+        return decode(PartitionsBody, await self._call("GET", target))
+
+    async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
+        """Let a partition go; None: nothing is left of it.
+
+        Raises:
+            MooringsError: as ``create``.
+        """
+        left = await self._call("DELETE", _target(namespace, job, uid, instance))
+        return decode(PartitionBody, left) if left is not None else None
+
+    async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        """The partition, clean.
+
+        Raises:
+            MooringsError: as ``create``.
+        """
+        target = f"{_target(namespace, job, uid, instance)}/reset"
+        return decode(PartitionBody, await self._call("POST", target, timeout_s=RESET_S))
+
+    async def watch(self, since: str) -> AsyncIterator[tuple[str, ChangeBody]]:
+        """The changes after a version, each with its own version; ends when the proxy ends it.
+
+        Raises:
+            MooringsError: ``watch.expired`` (list anew), or as ``create``.
+        """
+        parser = EventParser()
+        timeout = httpx2.Timeout(CALL_S, read=SILENCE_S)
+        try:
+            target = build_target("/v1/partitions/watch", since=since)
+            async with self._http.stream("GET", target, headers=self._headers(), timeout=timeout) as answer:
+                if answer.status_code >= 400:
+                    raise self._refusal(answer, await answer.aread())
+                async for chunk in answer.aiter_raw():
+                    for event in parser.feed(chunk):
+                        yield event.id, decode(ChangeBody, json.loads(event.data))
+        except (httpx2.HTTPError, ValueError) as error:
+            raise self._unreachable(error) from error
+
+    async def _call(self, method: str, target: str, body: bytes | None = None, *, timeout_s: float = CALL_S) -> object:
+        headers = self._headers()
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            answer = await self._http.request(method, target, content=body, headers=headers, timeout=timeout_s)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code >= 400:
+            raise self._refusal(answer, answer.content)
+        if answer.status_code == 204:
+            return None
+        try:
+            found: object = json.loads(answer.content)
+        except (ValueError, RecursionError) as error:
+            raise self._unreachable(error) from error
+        return found
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
+        token = self._token() if self._token is not None else self._read_token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def _read_token(self) -> str:
+        if self._token_file is not None and time.monotonic() - self._read_at > TOKEN_S:
+            try:
+                self._kept = self._token_file.read_text("utf-8").strip()
+                self._read_at = time.monotonic()
+            except (OSError, UnicodeDecodeError) as error:
+                if not self._kept:
+                    raise MooringsError(
+                        "config.invalid", f"the token {self._token_file} cannot be read: {cause_text(error)}"
+                    ) from error
+        return self._kept
+
+    def _refusal(self, answer: httpx2.Response, body: bytes) -> MooringsError:
+        return parse_problem(answer.status_code, dict(answer.headers), body, server=self.server)
+
+    def _unreachable(self, error: Exception) -> MooringsError:
+        why = str(error) or type(error).__name__
+        return MooringsError(
+            "controller.unreachable", f"the proxy {self.server} was not reached: {why}", retryable=True
+        )
+
+
+def _target(namespace: str, job: str, uid: str, instance: int) -> str:
+    return build_target("/v1/partitions/{}/{}/{}/{}", namespace, job, uid, str(instance))
+
+
+class PartitionView:
+    """All partitions, kept up to date by list and watch.
+
+    Args:
+        client: the proxy.
+        on_change: told ``namespace/job`` whenever something of that job's partitions has changed.
+        on_return: told whenever it is current again: who could not be served need not wait for the next try.
+
+    Attributes:
+        listed: whether there was a list since it is served.
+        standing: whether the watch stands, so that what is known is fresh.
+        complete: whether every controller answered the proxy at the last list, so that what was missing there does
+            not exist.
+    """
+
+    def __init__(
+        self, client: ProxyClient, on_change: Callable[[str], None], on_return: Callable[[], None] | None = None
+    ) -> None:
+        self.listed = False
+        self.complete = False
+        self.standing = False
+        self._client = client
+        self._on_change = on_change
+        self._on_return = on_return
+        self._jobs: dict[str, dict[tuple[str, int], PartitionBody]] = {}
+        self._version = ""
+        self._first = asyncio.Event()
+
+    @property
+    def current(self) -> bool:
+        """Whether what is missing here is not there: all controllers answer, and nothing can have been missed."""
+        return self.complete and self.standing
+
+    def get(self, namespace: str, job: str, uid: str = "") -> Mapping[int, PartitionBody]:
+        """A job's partitions by instance; with ``uid`` only that very job's."""
+        found = self._jobs.get(f"{namespace}/{job}", {})
+        return {instance: body for (of, instance), body in found.items() if uid in ("", of)}
+
+    def named(self, namespace: str, job: str) -> list[PartitionBody]:
+        """The partitions of all jobs that had this name."""
+        return list(self._jobs.get(f"{namespace}/{job}", {}).values())
+
+    def all(self) -> list[PartitionBody]:
+        """All partitions."""
+        return [body for partitions in self._jobs.values() for body in partitions.values()]
+
+    def note(self, body: PartitionBody) -> None:
+        """Take in the proxy's answer to a call about a partition, if the watch has not told as much or more yet."""
+        if self._is_after(body.version, self._version) and not self._is_older(body, body.version):
+            self._put(body)
+
+    def note_gone(self, before: PartitionBody) -> None:
+        """Take in that nothing is left of a partition; ``before`` is what the view had before that was asked."""
+        found = self.get(before.namespace, before.job, before.uid).get(before.instance)
+        if found is not None and found.version == before.version:
+            self._drop(before)
+
+    async def ready(self) -> None:
+        """Returns once there is a list."""
+        await self._first.wait()
+
+    async def serve(self) -> None:
+        """Keep it up to date, until cancelled; what it knew before is not called current."""
+        self._end()
+        try:
+            await self._serve()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.standing = self.complete = self.listed = False
+        self._first.clear()
+
+    async def _serve(self) -> None:
+        pause_s = PAUSE_S
+        while True:
+            try:
+                await self._list()
+                pause_s = PAUSE_S
+                await self._watch()
+            except MooringsError as error:
+                self.standing = False
+                if error.code != "watch.expired":
+                    log.warning("partitions.not_watched", extra={"code": error.code, "detail": error.detail})
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, PAUSE_S_MAX)
+
+    async def _list(self) -> None:
+        found = await self._client.list()
+        before, self._jobs = self._jobs, {}
+        answered = [
+            one for jobs in before.values() for one in jobs.values() if self._is_after(one.version, found.version)
+        ]
+        for body in (*found.items, *answered):
+            self._jobs.setdefault(f"{body.namespace}/{body.job}", {})[body.uid, body.instance] = body
+        was_current = self.current and self.listed
+        self.complete, self.listed, self._version, self.standing = found.complete, True, found.version, True
+        self._first.set()
+        for key in {*before, *self._jobs}:
+            if before.get(key) != self._jobs.get(key) or self.current != was_current:
+                self._on_change(key)
+        if self.current and not was_current and self._on_return is not None:
+            self._on_return()
+
+    async def _watch(self) -> None:
+        """Follow the changes, until the list has to be made anew."""
+        until = time.monotonic() + (RELIST_S if not self.complete else 6 * RELIST_S)
+        while time.monotonic() < until:
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    async for version, change in self._client.watch(self._version):
+                        self._version = version
+                        self._take(change, version)
+            except TimeoutError:
+                return
+
+    def _take(self, change: ChangeBody, version: str) -> None:
+        body = change.partition
+        if self._is_older(body, version):
+            return
+        if change.gone:
+            self._drop(body)
+        else:
+            self._put(body)
+
+    def _is_older(self, body: PartitionBody, version: str) -> bool:
+        """Whether an answer has told more of this instance than what was true at a version."""
+        known = self._jobs.get(f"{body.namespace}/{body.job}", {}).get((body.uid, body.instance))
+        return known is not None and self._is_after(known.version, version)
+
+    @staticmethod
+    def _is_after(version: str, other: str) -> bool:
+        """Whether a version came after another of the same process; of another's nothing is known."""
+        boot, number = number_in(version)
+        other_boot, other_number = number_in(other)
+        return boot == other_boot and number > other_number
+
+    def _drop(self, body: PartitionBody) -> None:
+        key = f"{body.namespace}/{body.job}"
+        found = self._jobs.get(key, {})
+        if found.pop((body.uid, body.instance), None) is not None:
+            if not found:
+                del self._jobs[key]
+            self._on_change(key)
+
+    def _put(self, body: PartitionBody) -> None:
+        key = f"{body.namespace}/{body.job}"
+        found = self._jobs.setdefault(key, {})
+        before = found.get((body.uid, body.instance))
+        found[body.uid, body.instance] = body
+        if before != body:
+            self._on_change(key)

@@ -1,0 +1,155 @@
+"""Who asks, and what he may: service accounts by their tokens, which the API server reviews (TokenReview).
+
+The operator may do everything. The Pod of a job's launcher, by a token that is bound to it, may see that job's
+partitions and reset its own instance's; everybody else nothing. Tokens are never kept or logged: what was found is
+remembered for a minute. What tokens that are made up may cost is bounded in ``tokens``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.kube import TOKEN_REVIEW, Kube, KubeError
+from moorings.kubernetes.names import account_name, launcher_name
+from moorings.kubernetes.proxy.shapes import AUDIENCE
+from moorings.kubernetes.tokens import Found, Reviews, find_end, parse_claims
+
+REMEMBERED_S = 60.0  # who a good token's owner is; not beyond the token's end
+REFUSED_S = 10.0  # that a token is not good
+ACCOUNT = "system:serviceaccount:"
+POD_NAME = "authentication.kubernetes.io/pod-name"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who asks: a service account, whether it is the operator's, and the Pod whose token it is; empty: none's."""
+
+    user: str
+    operator: bool
+    pod: str = ""
+
+    def may_see(self, namespace: str, job: str) -> bool:
+        """Whether it may see a job's partitions: a Pod under the name of one of its launchers."""
+        tail = self.pod.removeprefix(launcher_name(job, 0))
+        number = tail.removeprefix("-")
+        is_launcher = self.pod.startswith(launcher_name(job, 0)) and (
+            not tail or (number.isdecimal() and number.isascii() and self.pod == launcher_name(job, int(number[:6])))
+        )
+        return self.operator or (self._is_of(namespace, job) and is_launcher)
+
+    def may_use(self, namespace: str, job: str, instance: int) -> bool:
+        """Whether it may reset an instance's partition: it is that instance's launcher."""
+        return self.operator or (self._is_of(namespace, job) and self.pod == launcher_name(job, instance))
+
+    def _is_of(self, namespace: str, job: str) -> bool:
+        return self.user == f"{ACCOUNT}{namespace}:{account_name(job)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose token it is: the account (empty: nobody's) and the Pod."""
+
+    user: str
+    pod: str = ""
+
+
+class Door:
+    """Finds out who asks.
+
+    Args:
+        kube: reviews tokens.
+        operators: service accounts that may do everything.
+        now: seconds, for how long what was found is remembered.
+        clock: seconds since 1970, by which tokens end.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        operators: frozenset[str],
+        now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._operators = operators
+        self._now = now
+        self._clock = clock
+        self._reviews: Reviews[Account] = Reviews(now)
+
+    async def visitor(self, authorization: str, address: str = "") -> Visitor:
+        """Who sends this header.
+
+        Args:
+            authorization: the header.
+            address: where it comes from, without the port.
+
+        Raises:
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``kubernetes.unreachable``, ``controller.busy``.
+        """
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise MooringsError(
+                "auth.missing", "no token was sent", hint=f"send a service account's token for the audience {AUDIENCE}"
+            )
+        left_s = self._left_s(token)
+        found = Account("")
+        if left_s > 0:
+            found = await self._reviews.find(token, address, lambda: self._review(token, left_s))
+        if not found.user:
+            raise MooringsError(
+                "auth.invalid", "the token is not valid here", hint=f"it must be for the audience {AUDIENCE}"
+            )
+        return Visitor(found.user, found.user in self._operators, found.pod)
+
+    def _left_s(self, token: str) -> float:
+        """How long a token says that it goes on; 0: it says of itself that it is not for us, or is none."""
+        claims = parse_claims(token)
+        audiences = claims.get("aud")
+        if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]) or not _is_account(claims):
+            return 0.0
+        end = find_end(claims)
+        return 0.0 if end is None else end - self._clock()
+
+    async def _review(self, token: str, left_s: float) -> Found[Account]:
+        """The account whose token it is, if it is anybody's, and for us."""
+        body = {
+            "apiVersion": TOKEN_REVIEW.api_version,
+            "kind": TOKEN_REVIEW.name,
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }
+        try:
+            answer = await self._kube.create(TOKEN_REVIEW, body)
+        except KubeError as error:
+            raise MooringsError(
+                "kubernetes.unreachable",
+                f"the API server did not review the token: {error.reason or error.status}",  # its words may repeat it
+                hint="may this service account create tokenreviews?" if error.status == 403 else "",
+                retryable=True,
+            ) from None
+        now = self._now()
+        nobody = Found(Account(""), good=False, at=now, until=now + REFUSED_S)
+        status = answer.get("status")
+        if not isinstance(status, dict) or status.get("authenticated") is not True:
+            return nobody
+        if AUDIENCE not in (status.get("audiences") or ()):
+            return nobody
+        account = status.get("user") or {}
+        user = account.get("username")
+        if not isinstance(user, str) or not user:
+            return nobody
+        pods = (account.get("extra") or {}).get(POD_NAME)
+        pod = pods[0] if isinstance(pods, list) and pods and isinstance(pods[0], str) else ""
+        return Found(Account(user, pod), good=True, at=now, until=now + min(REMEMBERED_S, left_s))
+
+
+def _is_account(claims: Mapping[str, object]) -> bool:
+    """Whether claims are as Kubernetes writes a service account's: the same one in ``sub`` and in its own words."""
+    told = claims.get("kubernetes.io")
+    account = told.get("serviceaccount") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(account, dict) or not claims.get("iss"):
+        return False
+    return claims.get("sub") == f"{ACCOUNT}{told.get('namespace')}:{account.get('name')}"

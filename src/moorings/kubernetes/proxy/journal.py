@@ -1,0 +1,109 @@
+"""The watch of partitions: changes in order, for everybody who asks what came after what he knows.
+
+Versions are ``<boot>-<number>``: numbers of another process mean nothing here, and whoever comes with one lists anew.
+There is no queue a watcher: each remembers how far he has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import deque
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.proxy.shapes import ChangeBody
+from moorings.wire.codec import encode
+
+CHANGES_MAX = 20_000
+BYTES_MAX = 64 << 20
+
+_VERSION = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,15})")
+
+
+def number_in(version: str) -> tuple[str, int]:
+    """The process and the number of a version; of what is none: nothing, and -1."""
+    match = _VERSION.fullmatch(version)
+    return (match[1], int(match[2])) if match else ("", -1)
+
+
+class Journal:
+    """The last changes of one process.
+
+    Args:
+        boot: what tells this process from others.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._number = 0
+        self._events: deque[bytes] = deque()  # the last of them has the journal's number
+        self._bytes = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def version(self) -> str:
+        """Of everything so far."""
+        return f"{self._boot}-{self._number}"
+
+    @property
+    def coming(self) -> str:
+        """Of the next change."""
+        return f"{self._boot}-{self._number + 1}"
+
+    @property
+    def number(self) -> int:
+        """How many changes there were."""
+        return self._number
+
+    def add(self, change: ChangeBody) -> None:
+        """Append a change, and wake who watches."""
+        self._number += 1
+        data = json.dumps(encode(change), separators=(",", ":"), ensure_ascii=False)
+        event = f"id: {self.version}\nevent: partition\ndata: {data}\n\n".encode()
+        self._events.append(event)
+        self._bytes += len(event)
+        while len(self._events) > CHANGES_MAX or self._bytes > BYTES_MAX:
+            self._bytes -= len(self._events.popleft())
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def number_of(self, version: str) -> int:
+        """How many changes a version stands for.
+
+        Raises:
+            MooringsError: ``watch.expired``: it is not of this process, or too long ago.
+        """
+        boot, number = number_in(version)
+        if boot != self._boot:
+            number = -1
+        if not self._number - len(self._events) <= number <= self._number:
+            raise MooringsError("watch.expired", f"nothing is known of version {version[:60]!r}", hint="list anew")
+        return number
+
+    def after(self, number: int, most: int = 500) -> list[bytes]:
+        """The changes after so many, as server-sent events; a part of them, if there are many.
+
+        Raises:
+            MooringsError: ``watch.expired``: some of them are gone.
+        """
+        first = self._number - len(self._events)
+        if number < first:
+            raise MooringsError("watch.expired", "the watch fell too far behind", hint="list anew")
+        begin, count = number - first, self._number - number
+        return [self._events[begin + index] for index in range(min(count, most))]
+
+    async def news(self, number: int, wait_s: float) -> None:
+        """Returns once there are more changes than that, or after so long."""
+        if self._number > number:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(wait_s):
+                await future
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.discard(future)

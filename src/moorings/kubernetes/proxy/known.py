@@ -1,0 +1,189 @@
+"""What is known of one claim on one controller: from lists, answers and events, in whatever order these come.
+
+A claim's life goes one way within an attempt, so of two tidings the further one is the newer one, whichever came last;
+no tiding needs a question in return.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from moorings.wire.shapes import ClaimBody, EventBody
+
+
+class Phase(IntEnum):
+    """How far a claim is, within its attempt."""
+
+    WAITING = 0
+    GRANTED = 1
+    READY = 2
+    LOST = 3
+    RELEASING = 4
+    ENDED = 5
+
+
+HELD = (Phase.GRANTED, Phase.READY, Phase.LOST)
+
+_PHASES = {
+    "ANNOUNCED": Phase.WAITING,
+    "PENDING": Phase.WAITING,
+    "GRANTED": Phase.GRANTED,
+    "READY": Phase.READY,
+    "RECLAIMING": Phase.READY,
+    "MIGRATING": Phase.READY,
+    "YIELDING": Phase.LOST,
+    "LOST": Phase.LOST,
+    "RELEASING": Phase.RELEASING,
+    "RELEASED": Phase.ENDED,
+    "CANCELLED": Phase.ENDED,
+    "FAILED": Phase.ENDED,
+}
+_EVENTS = {
+    "claim.granted": Phase.GRANTED,
+    "claim.ready": Phase.READY,
+    "claim.lost": Phase.LOST,
+    "claim.releasing": Phase.RELEASING,
+    "claim.released": Phase.ENDED,
+    "claim.cancelled": Phase.ENDED,
+    "claim.failed": Phase.ENDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One claim.
+
+    Attributes:
+        controller: ``host:port`` of who has it.
+        id: its id there.
+        owner: whose it is.
+        phase: how far it is, in its ``attempt``.
+        failed: whether it ended because it could not be served.
+        partition: what the vendor calls its partition; ``partition_id`` what the controller does.
+        granted_at: when it was granted, by the controller's clock; as text, whose order is that of time.
+        since: when it came to its phase.
+        code: why it is where it is; ``message`` says it.
+    """
+
+    controller: str
+    id: str
+    owner: str
+    size: int
+    gcds: int = 1
+    replicas_per_gcd: int = 1
+    priority: int = 0
+    attempt: int = 0
+    phase: Phase = Phase.WAITING
+    failed: bool = False
+    partition: str = ""
+    partition_id: str = ""
+    granted_at: str = ""
+    since: str = ""
+    code: str = ""
+    message: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether it holds devices, and was not released."""
+        return self.phase in HELD
+
+
+def known_of(controller: str, body: ClaimBody) -> Known:
+    """A claim as a controller showed it."""
+    phase = _PHASES.get(body.state, Phase.WAITING)  # a newer controller's state: nothing is given out for it
+    times = {Phase.GRANTED: body.granted_at, Phase.READY: body.ready_at, Phase.ENDED: body.ended_at}
+    return Known(
+        controller=controller,
+        id=body.id,
+        owner=body.owner,
+        size=body.size,
+        gcds=body.gcds,
+        replicas_per_gcd=body.replicas_per_gcd,
+        priority=body.priority,
+        attempt=body.attempt,
+        phase=phase,
+        failed=body.state == "FAILED",
+        partition=body.partition or "",
+        partition_id=body.partition_id or "",
+        granted_at=body.granted_at or "",
+        since=times.get(phase) or body.ready_at or body.granted_at or body.created_at,
+        code=body.reason.code if body.reason is not None else "",
+        message=body.reason.message if body.reason is not None else "",
+    )
+
+
+def begun(controller: str, event: EventBody) -> Known | None:
+    """The claim that ``claim.created`` tells of; None: it is not told as we know it."""
+    data = event.data
+    owner, size = data.get("owner"), data.get("size")
+    if event.claim is None or not isinstance(owner, str) or not isinstance(size, int):
+        return None
+    return Known(
+        controller=controller,
+        id=event.claim,
+        owner=owner,
+        size=size,
+        gcds=_number(data.get("gcds"), 1),
+        replicas_per_gcd=_number(data.get("replicas_per_gcd"), 1),
+        priority=_number(data.get("priority"), 0),
+        since=event.at,
+    )
+
+
+def after(known: Known, event: EventBody) -> Known:
+    """The claim after an event of the controller's log."""
+    attempt = _attempt(event, known.attempt)
+    if event.name == "claim.broken":  # it keeps its place, and gets another block
+        again = replace(known, attempt=attempt + 1, phase=Phase.WAITING, partition="", partition_id="", granted_at="")
+        return newer(known, replace(again, since=event.at, code="claim.broken", message=_text(event, "why")))
+    phase = _EVENTS.get(event.name)
+    if phase is None:
+        return known
+    found = replace(known, attempt=attempt, phase=phase, since=event.at, failed=event.name == "claim.failed")
+    if phase is Phase.GRANTED:
+        found = replace(
+            found,
+            partition=_text(event, "name"),
+            partition_id=event.partition or "",
+            granted_at=event.at,
+            code="",
+            message="",
+        )
+    elif event.name == "claim.ready":
+        found = replace(found, code="", message="")
+    else:
+        found = replace(found, code=event.name, message=_text(event, "why"))
+    return newer(known, found)
+
+
+def newer(old: Known, new: Known) -> Known:
+    """What is known after both, whichever came first."""
+    if (new.attempt, new.phase) < (old.attempt, old.phase):
+        return old
+    if new.attempt > old.attempt:
+        return new
+    return replace(  # an answer to a call may leave out what an event told, and the other way about
+        new,
+        partition=new.partition or old.partition,
+        partition_id=new.partition_id or old.partition_id,
+        granted_at=new.granted_at or old.granted_at,
+        since=old.since if new.phase == old.phase else new.since,
+        code=new.code or (old.code if new.phase == old.phase else ""),
+        message=new.message or (old.message if new.phase == old.phase else ""),
+    )
+
+
+def _attempt(event: EventBody, known: int) -> int:
+    """A partition's id ends with its claim's attempt."""
+    _, _, tail = (event.partition or "").rpartition("-")
+    return int(tail) if tail.isdecimal() else known
+
+
+def _text(event: EventBody, name: str) -> str:
+    found = event.data.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _number(found: object, default: int) -> int:
+    return found if isinstance(found, int) else default

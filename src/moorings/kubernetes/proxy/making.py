@@ -1,0 +1,52 @@
+"""Making an owner's claim on one controller, whatever was made, lost or ended before: the same one, however often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moorings.client.client import Client
+from moorings.client.requests import ClaimFilter
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.proxy.asking import NAMES_MAX, Place, claim_key, claim_request
+from moorings.kubernetes.proxy.known import Phase, known_of
+from moorings.kubernetes.proxy.shapes import PartitionRequest
+from moorings.wire.shapes import ClaimBody
+
+
+def make_claim(
+    client: Client,
+    request: PartitionRequest,
+    place: Place,
+    cluster: str,
+    projects: Mapping[str, str],
+    *,
+    waits: bool,
+    mark: str = "",
+) -> ClaimBody:
+    """The owner's unended claim, made if there is none; in a thread. Asked again, it is the same one.
+
+    Raises:
+        MooringsError: what the controller says.
+    """
+    owner = place.owner(cluster)
+    ended = attempt = 0
+    for _ in range(NAMES_MAX):
+        wanted = claim_request(request, place, cluster, projects, waits=waits, attempt=attempt, mark=mark)
+        try:
+            claim = client.create_claim(wanted, claim_key(owner, ended))
+        except MooringsError as error:
+            if error.code == "claim.name_taken":
+                attempt += 1
+                continue
+            if error.code != "key.conflict":
+                raise
+        else:
+            if known_of("", claim).phase is not Phase.ENDED:
+                return claim
+        found = client.claims(ClaimFilter(owner_prefix=owner, all=True))
+        own = [one for one in found if one.owner == owner]
+        for one in own:
+            if known_of("", one).phase is not Phase.ENDED:
+                return one
+        ended = len(own)
+    raise MooringsError("controller.busy", f"no claim could be made for {owner}", retryable=True)

@@ -1,0 +1,107 @@
+"""``/metrics`` in Prometheus' text form. Labels are namespaces, states, controllers and routes: never a job."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from moorings.kubernetes.proxy.keeper import Keeper
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics import MetricWrapperBase
+    from prometheus_client.metrics_core import Metric
+
+MEDIA = b"text/plain; version=0.0.4; charset=utf-8"
+FRESH_S = 2.0
+COST_PART = 50  # and it takes no more than such a part of the time
+BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
+
+
+class Metrics:
+    """The numbers of one proxy."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._text = b""
+        self._fresh_until = float("-inf")
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Kept(keeper))
+        ProcessCollector(registry=self._registry)
+        self.requests = Histogram(
+            "moorings_proxy_request_duration_seconds",
+            "Requests until their answer began; watches aside.",
+            ("method", "route", "status"),
+            buckets=BOUNDS,
+            registry=self._registry,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self.requests.labels(method, route, status).observe(seconds)
+
+    def text(self) -> bytes:
+        """All of it, as it was a moment ago: it is open to all, and walks over all partitions."""
+        now = time.monotonic()
+        if now >= self._fresh_until:
+            self._text = generate_latest(self._registry)
+            self._fresh_until = now + max(FRESH_S, COST_PART * (time.monotonic() - now))
+        return self._text
+
+
+def families() -> list[MetricWrapperBase | Metric]:
+    """Every metric but those of the process, for the reference page; the numbers mean nothing."""
+    keeper = Keeper("", {}, "", int)
+    return [Metrics(keeper).requests, *_Kept(keeper).collect()]
+
+
+class _Kept(Collector):
+    """What the keeper knows."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def collect(self) -> Iterator[Metric]:
+        keeper = self._keeper
+        counts = Counter((one.namespace, one.state) for one in keeper.partitions().items)
+        states = GaugeMetricFamily("moorings_proxy_partitions", "Partitions of jobs.", labels=("namespace", "state"))
+        for labels, count in sorted(counts.items()):
+            states.add_metric(labels, count)
+        yield states
+        used = GaugeMetricFamily("moorings_proxy_ipus_used", "IPUs that jobs hold.", labels=("namespace",))
+        for namespace, count in sorted(keeper.usage.used.items()):
+            used.add_metric((namespace,), count)
+        yield used
+        seconds = CounterMetricFamily(
+            "moorings_proxy_ipu_seconds", "IPU-seconds held since the proxy started.", labels=("namespace",)
+        )
+        for namespace, held in sorted(keeper.usage.seconds(time.monotonic()).items()):
+            seconds.add_metric((namespace,), held)
+        yield seconds
+        reachable = GaugeMetricFamily(
+            "moorings_proxy_controller_reachable", "Whether a controller answers.", labels=("controller",)
+        )
+        for name, link in keeper.links.items():
+            reachable.add_metric((name,), int(link.answers))
+        yield reachable
+        aliases = GaugeMetricFamily(
+            "moorings_proxy_controller_alias",
+            "Whether a controller is one that an earlier entry of the list names; it is not asked.",
+            labels=("controller",),
+        )
+        for name, link in keeper.links.items():
+            aliases.add_metric((name,), int(bool(link.alias_of)))
+        yield aliases
+        foreign = GaugeMetricFamily(
+            "moorings_proxy_foreign_claims",
+            "Claims of another cluster that has the same clusterName; they are left alone.",
+            labels=("controller",),
+        )
+        for name, link in keeper.links.items():
+            foreign.add_metric((name,), link.foreign)
+        yield foreign
+        yield GaugeMetricFamily("moorings_proxy_complete", "Whether all controllers answer.", int(keeper.complete))

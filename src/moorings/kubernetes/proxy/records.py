@@ -1,0 +1,76 @@
+"""What the keeper keeps of one instance, and what follows from that alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.proxy.asking import Place
+from moorings.kubernetes.proxy.choice import Book, Choice
+from moorings.kubernetes.proxy.known import Known, Phase
+from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
+from moorings.wire.shapes import BindingBody
+
+PAUSE_S = 0.1  # after the first failure
+
+
+@dataclass(slots=True)
+class Record:
+    """One instance: what is known, what is published of it, and who works on it."""
+
+    place: Place
+    owner: str
+    book: Book = field(default_factory=Book)
+    binding: BindingBody | None = None
+    resetting: asyncio.Task[None] | None = None
+    shown: PartitionBody | None = None
+    told_at: float = 0.0
+    choice: Choice = Choice()
+    worker: asyncio.Task[None] | None = None
+    again: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str = ""
+    pause_s: float = PAUSE_S
+    keys: set[tuple[str, str]] = field(default_factory=set)
+
+    def has_ready(self, winner: Known) -> bool:
+        """Whether a claim that was READY still is."""
+        known = self.book.find(winner)
+        return known is not None and known.phase is Phase.READY and known.attempt == winner.attempt
+
+
+def check_same(book: Book, request: PartitionRequest) -> None:
+    """Raises ``key.conflict`` if something else was asked for this instance before."""
+    for known in book.claims.values():
+        if (known.size, known.gcds, known.replicas_per_gcd) != (
+            request.ipus,
+            request.gcds,
+            request.replicas_per_gcd,
+        ):
+            raise MooringsError(
+                "key.conflict",
+                f"the instance has, or waits for, a partition of {known.size} IPUs in {known.gcds} GCDs",
+                hint="release that one first",
+            )
+    if book.request is not None and book.request.ipus != request.ipus:
+        book.refused.clear()
+        book.full.clear()
+
+
+def request_of(record: Record) -> PartitionRequest | None:
+    """What was asked for before this process began, as a claim of it says."""
+    known = next(iter(record.book.claims.values()), None)
+    if known is None:
+        return None
+    place = record.place
+    return PartitionRequest(
+        namespace=place.namespace,
+        job=place.job,
+        uid=place.uid,
+        instance=place.instance,
+        ipus=known.size,
+        gcds=known.gcds,
+        replicas_per_gcd=known.replicas_per_gcd,
+        priority=known.priority,
+    )

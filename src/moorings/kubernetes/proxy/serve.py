@@ -1,0 +1,137 @@
+"""One proxy, whole: keeper, routes, server, tracker, and the list of controllers that is read anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
+from moorings.kubernetes.proxy.asking import check_cluster
+from moorings.kubernetes.proxy.door import Door
+from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.links import Reach
+from moorings.kubernetes.proxy.routes import Routes
+from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
+from moorings.kubernetes.proxy.settings import ProxySettings, read_controllers
+from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.proxy.tracker import Tracker
+
+log = logging.getLogger("moorings.kubernetes.proxy")
+
+RELOAD_S = 2.0
+MARKING = "kube-system"
+MARK_S = 1.0
+DENIED_MAX = 10  # a right that was given a moment ago is not known everywhere yet
+WATCH_PART = 0.9  # of the time an answer may take; then a watch ends by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A running proxy."""
+
+    keeper: Keeper
+    port: int
+
+
+async def find_mark(kube: Kube, stopping: asyncio.Event) -> str:
+    """What tells this cluster from others of its name: the uid of a namespace that is as old, and is never removed.
+
+    Nothing is done before it is known, for what another cluster holds would be taken for this one's. A proxy that may
+    not read it goes on without: it knows no others.
+
+    Args:
+        kube: is asked, until it answers.
+        stopping: nobody waits for it any more.
+    """
+    denied = told = 0
+    while not stopping.is_set():
+        try:
+            return str((await kube.get(NAMESPACE, MARKING))["metadata"]["uid"])
+        except KubeError as error:
+            denied += error.status in (403, 404)
+            hint = f"let the proxy get the namespace {MARKING}"
+            if denied >= DENIED_MAX:
+                log.warning("cluster.unmarked", extra={"detail": error.detail, "hint": hint})
+                return ""
+            if not told:
+                log.warning("cluster.unknown", extra={"detail": error.detail})
+            told += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MARK_S):
+                await stopping.wait()
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: ProxySettings, kube: Kube, boot: str, now: Callable[[], int], mark: str
+) -> AsyncIterator[Proxy]:
+    """A proxy that serves until the block ends; every partition stays as it is then.
+
+    Args:
+        settings: of it.
+        kube: reviews tokens and has the tracker.
+        boot: what tells this process from others: hexadecimal digits.
+        now: the wall clock, microseconds since 1970.
+        mark: what tells the cluster from others of its name (``find_mark``).
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    keeper = Keeper(check_cluster(settings.cluster), settings.projects, boot, now, mark)
+    reaches = _read(settings)
+    listening = listen(settings.host, settings.port)
+    times = Times(settings.idle_s, settings.read_s, settings.write_s, settings.connections_max)
+    server = ProxyServer(Routes(keeper, Door(kube, settings.operators), settings.write_s * WATCH_PART), times)
+    await keeper.set_controllers(reaches)
+    works = [_reload(settings, keeper, reaches), _serve(server, listening)]
+    if settings.namespace:
+
+        def read() -> tuple[int, Iterable[PartitionBody]]:
+            return keeper.journal.number, keeper.partitions().items
+
+        works.append(Tracker(kube, settings.namespace, settings.tracker, read).serve())
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield Proxy(keeper, listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await asyncio.wait(tasks[1:2], timeout=10)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await keeper.close()
+
+
+async def _serve(server: ProxyServer, listening: socket.socket) -> None:
+    await server.serve([listening])
+
+
+def _read(settings: ProxySettings) -> tuple[Reach, ...]:
+    return tuple(Reach(entry, endpoint) for entry, endpoint in read_controllers(settings))
+
+
+async def _reload(settings: ProxySettings, keeper: Keeper, reaches: tuple[Reach, ...]) -> None:
+    """Take over what changes in the files; a list that cannot be used is told, and the old one stays."""
+    told = ""
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        try:
+            found = await asyncio.to_thread(_read, settings)
+            if found != reaches:
+                reaches = found
+                await keeper.set_controllers(found)
+            else:
+                await keeper.retire()
+            told = ""
+        except MooringsError as error:
+            if error.detail != told:
+                log.warning("controllers.not_read", extra={"detail": error.detail, "hint": error.hint})
+            told = error.detail
+        except Exception:
+            log.exception("controllers.not_read")

@@ -1,0 +1,105 @@
+"""What is told of one instance's partition: its state, why it is in it, and who has it. Pure.
+
+What a controller says of waiting claims names other people's jobs and changes with each grant; what is told of it here
+is a sentence that changes only with its code. All of it is at the controller (``moor explain``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moorings.kubernetes.proxy.choice import Wish
+from moorings.kubernetes.proxy.known import Phase
+from moorings.kubernetes.proxy.links import Link
+from moorings.kubernetes.proxy.records import Record
+from moorings.kubernetes.proxy.shapes import FAILED, LOST, PREPARING, READY, RELEASING, WAITING, PartitionBody
+
+_NO_BLOCK = "no block of {} IPUs is free"
+_WAITS = {
+    "pool.full": _NO_BLOCK,
+    "pool.fragmented": _NO_BLOCK,
+    "pool.resource_short": "the hosts of a block of {} IPUs are too busy",
+    "pool.unreachable": "the IPUs' controller does not answer",
+    "queue.reserved": "a block of {} IPUs is kept for it",
+    "queue.kept_for_other": "what is free is kept for one that came first",
+    "queue.next_turn": "it fits and is granted in the next turn",
+    "claim.broken": "its block of {} IPUs broke; it gets another one",
+}
+_WAITS_ANYHOW = "it is in the queue"
+
+
+def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBody:
+    """An instance's partition as it stands; ``now`` (RFC 3339) is told of a state whose beginning nobody knows."""
+    state, code, message = _state(record, links)
+    book, winner = record.book, record.choice.winner
+    known = winner or next(iter(book.claims.values()), None)
+    size = known.size if known is not None else book.request.ipus if book.request is not None else 0
+    if winner is None and book.wish is Wish.OVER and len(book.claims) == 1:
+        winner = known
+    controller = winner.controller if winner is not None else ""
+    link = links.get(controller)
+    at = known.since if known is not None and state not in (WAITING, RELEASING) else ""
+    return PartitionBody(
+        namespace=record.place.namespace,
+        job=record.place.job,
+        uid=record.place.uid,
+        instance=record.place.instance,
+        state=state,
+        ipus=size,
+        name=winner.partition if winner is not None else "",
+        claim=winner.id if winner is not None else "",
+        controller=controller,
+        node_selector=link.reach.entry.labels if link is not None else {},
+        code=code,
+        message=message,
+        since=at or now,
+        binding=record.binding if state == READY else None,
+    )
+
+
+def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
+    """State, code and message."""
+    book, choice = record.book, record.choice
+    winner = choice.winner
+    if book.wish is Wish.OVER:
+        away = sorted({at for at, _ in book.claims} | book.doubts)
+        silent = [name for name in away if name in links and not links[name].answers]
+        told = f"; {_silence(silent, links)}" if silent else ""
+        return RELEASING, "partition.releasing", f"the partition is being removed{told}"
+    if choice.failed is not None:
+        return FAILED, *choice.failed
+    if winner is None:
+        return _waits(record, links)
+    if winner.phase is Phase.LOST:
+        return LOST, winner.code or "claim.lost", winner.message or "the partition was lost"
+    if winner.phase is Phase.GRANTED:
+        return PREPARING, winner.code or "partition.preparing", winner.message or "the partition is being made"
+    if record.resetting is not None:
+        return PREPARING, "partition.resetting", "the partition is being reset"
+    if book.given == (winner.controller, winner.id) and record.binding is not None:
+        return READY, "", "the partition is ready"
+    return PREPARING, "partition.preparing", choice.why or record.trouble or "the partition is almost ready"
+
+
+def _silence(silent: Sequence[str], links: Mapping[str, Link]) -> str:
+    """Which controllers cannot be asked, and whether that is the proxy's own fault."""
+    denied = [name for name in silent if links[name].denies]
+    away = [name for name in silent if not links[name].denies]
+    told = [f"{', '.join(denied)} refuses the proxy's access key"] if denied else []
+    return "; ".join([*told, f"{', '.join(away)} does not answer"] if away else told)
+
+
+def _waits(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
+    claims = record.book.claims.values()
+    if claims and all(known.phase is Phase.RELEASING for known in claims):
+        return RELEASING, "partition.releasing", "the partition is being removed"
+    for known in claims:
+        if known.phase is Phase.WAITING and known.code:
+            return WAITING, known.code, _WAITS.get(known.code, _WAITS_ANYHOW).format(known.size)
+    asked = {name: link for name, link in links.items() if link.asked and not link.alias_of}
+    silent = [name for name, link in asked.items() if not link.answers]
+    if not asked:
+        return WAITING, "controller.none", "no controller is configured"
+    if not claims and silent:
+        return WAITING, "controller.unreachable", _silence(silent, links)
+    return WAITING, "partition.waiting", record.trouble

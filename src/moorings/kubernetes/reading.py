@@ -1,0 +1,357 @@
+"""An IPUJob read from its JSON, and its status written as JSON.
+
+One reader for everybody: what cannot be read takes its default and is noted as a ``Fault``. The operator goes on with
+the value (an object may have passed a laxer schema, or come while no webhook listened), ``admission`` refuses faults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from moorings.core.claims import PRIORITY_MAX, SIZE_MAX
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.kubernetes.fields import (
+    BACK_OFF_LIMIT,
+    BACK_OFF_LIMIT_MAX,
+    DIGITS,
+    PODS_MAX,
+    TTL_S,
+    TTL_S_MAX,
+)
+from moorings.kubernetes.ipujob import (
+    CleanPodPolicy,
+    Condition,
+    InstanceRecord,
+    IPUJob,
+    JobKind,
+    Obj,
+    Outcome,
+    RestartType,
+    Status,
+)
+from moorings.wire.codec import parse_time, time_text
+
+E = TypeVar("E", bound=StrEnum)
+
+SHOWN_CHARS_MAX = 60  # of a wrong value, in a message
+
+_NUMBER = re.compile(rf"0|[1-9][0-9]{{0,{DIGITS - 1}}}")
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong with an object: where (``spec.launcher.command``), what, and what to do about it."""
+
+    path: str
+    problem: str
+    hint: str = ""
+
+
+def parse_ipujob(obj: Obj) -> IPUJob:
+    """The job an object holds; never fails. Unknown fields are passed over."""
+    return read_ipujob(obj)[0]
+
+
+def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
+    """The job an object holds, and what could not be read of its spec; ``admission`` knows what else can be wrong."""
+    meta = _mapping(obj.get("metadata"))
+    top = _Reader("", obj)
+    spec = top.inside("spec")
+    workers = spec.inside("workers")
+    ipus, worker_count, replicas = _sizes(spec, workers)
+    launcher, interactive, restart = spec.inside("launcher"), spec.inside("interactive"), spec.inside("restartPolicy")
+    job = IPUJob(
+        namespace=_text(meta.get("namespace")),
+        name=_text(meta.get("name")),
+        uid=_text(meta.get("uid")),
+        generation=_count(meta.get("generation")),
+        resource_version=_text(meta.get("resourceVersion")),
+        created_at=_time(meta.get("creationTimestamp")) or Instant(0),
+        deleted=meta.get("deletionTimestamp") is not None,
+        finalizers=tuple(_texts(meta.get("finalizers"))),
+        kind=_kind(launcher, interactive),
+        command=launcher.texts("command"),
+        args=launcher.texts("args"),
+        launcher={key: value for key, value in launcher.data.items() if key not in ("command", "args")},
+        ttl_s=interactive.number("ttl", TTL_S, 1, TTL_S_MAX) if interactive.given else None,
+        instances=spec.number("jobInstances", 1, 0, PODS_MAX),
+        ipus=ipus,
+        workers=worker_count,
+        replicas=replicas,
+        template=workers.inside("template").data,
+        restart=restart.word("type", RestartType.NEVER),
+        backoff_limit=restart.number("backOffLimit", BACK_OFF_LIMIT, 0, BACK_OFF_LIMIT_MAX),
+        clean=spec.word("cleanPodPolicy", CleanPodPolicy.NONE),
+        release_on_finish=spec.flag("releaseOnFinish", True),
+        priority=spec.number("priority", 0, -PRIORITY_MAX, PRIORITY_MAX),
+        status=parse_status(obj.get("status")),
+    )
+    return job, tuple(top.faults)
+
+
+def _kind(launcher: _Reader, interactive: _Reader) -> JobKind:
+    if interactive.given:
+        return JobKind.INTERACTIVE
+    return JobKind.TRAINING if launcher.given else JobKind.INFERENCE
+
+
+def _sizes(spec: _Reader, workers: _Reader) -> tuple[int, int, int]:
+    """IPUs and workers of an instance, and model replicas of a worker, of whichever spellings were used."""
+    count = spec.agreed(
+        ("spec.workerPerJobInstance", spec.size("workerPerJobInstance", PODS_MAX)),
+        ("spec.workers.replicas", workers.size("replicas", PODS_MAX)),
+    )
+    count = 1 if count is None else count
+    replicas, each = spec.size("modelReplicas"), spec.size("ipusPerModelReplica")
+    older = None if replicas is None and each is None else (replicas or 1) * (each or 1)
+    ipus = spec.agreed(
+        ("spec.ipusPerJobInstance", spec.size("ipusPerJobInstance")),
+        ("modelReplicas times ipusPerModelReplica", older),
+    )
+    if ipus is None and not spec.faults:
+        spec.note("ipusPerJobInstance", "is missing", 'say how many IPUs each instance gets, such as "4"')
+    if replicas is not None and replicas % count:
+        spec.note(
+            "modelReplicas",
+            f"{replicas} model replicas cannot be divided among {count} workers",
+            "make it a multiple of workerPerJobInstance",
+        )
+    a_worker = spec.agreed(
+        ("spec.modelReplicasPerWorker", spec.size("modelReplicasPerWorker")),
+        ("modelReplicas divided by the workers", None if replicas is None else max(replicas // count, 1)),
+    )
+    return 1 if ipus is None else ipus, count, 1 if a_worker is None else a_worker
+
+
+class _Reader:
+    """Takes values out of an object; what is wrong is noted, and its default taken.
+
+    ``given`` tells an object that was left out from an empty one. All readers of one job share their faults.
+    """
+
+    def __init__(self, path: str, data: object, faults: list[Fault] | None = None) -> None:
+        self.path = path
+        self.given = isinstance(data, Mapping)
+        self.data = _mapping(data)
+        self.faults: list[Fault] = [] if faults is None else faults
+
+    def note(self, name: str, problem: str, hint: str = "") -> None:
+        """A fault of a field."""
+        self.faults.append(Fault(f"{self.path}.{name}".lstrip("."), problem, hint))
+
+    def inside(self, name: str) -> _Reader:
+        """The reader of an object in this one."""
+        found = self.data.get(name)
+        if found is not None and not isinstance(found, Mapping):
+            self.note(name, f"must be an object, not {shown(found)}")
+        return _Reader(f"{self.path}.{name}".lstrip("."), found, self.faults)
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number between bounds."""
+        found = self._whole(name, least, most)
+        return default if found is None else found
+
+    def size(self, name: str, most: int = SIZE_MAX) -> int | None:
+        """A positive whole number, in quotes or not; None if it is left out."""
+        return self._whole(name, 1, most, quoted=True)
+
+    def _whole(self, name: str, least: int, most: int, *, quoted: bool = False) -> int | None:
+        given = self.data.get(name)
+        if given is None:
+            return None
+        found = None
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            found = int(given) if abs(given) < 1 << 53 and given == int(given) else None
+        elif quoted and isinstance(given, str) and _NUMBER.fullmatch(given):
+            found = int(given)
+        if found is None or not least <= found <= most:
+            self.note(name, f"must be a whole number from {least} to {most}, not {shown(given)}")
+            return None
+        return found
+
+    def agreed(self, *spellings: tuple[str, int | None]) -> int | None:
+        """The number that one or both of two spellings give."""
+        (one, first), (other, second) = spellings
+        if first is not None and second is not None and first != second:
+            told = "mean the same, and one of them is enough"
+            self.faults.append(Fault(one, f"is {first}, but {other.removeprefix('spec.')} is {second}", f"they {told}"))
+        return second if first is None else first
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings."""
+        given = self.data.get(name)
+        if given is None:
+            return ()
+        if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
+            self.note(name, f"must be a list of strings, not {shown(given)}", "put numbers in quotes")
+            return ()
+        return tuple(given)
+
+    def word(self, name: str, default: E) -> E:
+        """One of an enum's values."""
+        given = self.data.get(name)
+        if given is None:
+            return default
+        for known in type(default):
+            if given == known.value:
+                return known
+        known_words = ", ".join(each.value for each in type(default))
+        self.note(name, f"must be one of {known_words}, not {shown(given)}")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        given = self.data.get(name)
+        if given is not None and not isinstance(given, bool):
+            self.note(name, f"must be true or false, not {shown(given)}")
+        return given if isinstance(given, bool) else default
+
+
+def shown(value: object) -> str:
+    """A wrong value, as short as a message bears it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
+
+
+# -- the status --------------------------------------------------------------------------------------------------------
+
+
+def parse_status(found: object) -> Status:
+    """The status as it was last written; never fails."""
+    status = _mapping(found)
+    workers = _mapping(status.get("workersStatus"))
+    conditions = status.get("conditions")
+    return Status(
+        state=_text(status.get("status")),
+        current=_count(status.get("currentInstances")),
+        desired=_count(status.get("desiredInstances")),
+        message=_text(status.get("lastMessage")),
+        conditions=tuple(
+            _condition(each)
+            for each in (conditions if isinstance(conditions, list) else ())
+            if isinstance(each, Mapping)
+        ),
+        partition_created=status.get("iPUPartitionCreated") is True,
+        launcher=_text(status.get("launcherStatus")),
+        restart_count=_count(status.get("restartCount")),
+        started_at=_time(status.get("startTime")),
+        completed_at=_time(status.get("completionTime")),
+        workers_active=_count(workers.get("active")),
+        workers_succeeded=_count(workers.get("succeeded")),
+        workers_failed=_count(workers.get("failed")),
+        observed_generation=_count(status.get("observedGeneration")),
+        instances=dict(_records(_mapping(status.get("instances")))),
+    )
+
+
+def _condition(found: Mapping[str, Any]) -> Condition:
+    return Condition(
+        type=_text(found.get("type")),
+        status=found.get("status") == "True",
+        reason=_text(found.get("reason")),
+        message=_text(found.get("message")),
+        changed_at=_time(found.get("lastTransitionTime")) or Instant(0),
+        updated_at=_time(found.get("lastUpdateTime")) or Instant(0),
+    )
+
+
+def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceRecord]]:
+    for key, each in found.items():
+        if _NUMBER.fullmatch(str(key)):
+            record = _mapping(each)
+            outcome = record.get("outcome")
+            yield (
+                int(key),
+                InstanceRecord(
+                    restarts=_count(record.get("restarts")),
+                    failures=_count(record.get("failures")),
+                    outcome=next((known for known in Outcome if known.value == outcome), None),
+                    detail=_text(record.get("detail")),
+                ),
+            )
+
+
+def status_object(status: Status) -> Obj:
+    """A status as JSON, times to the second; all of it but the scale subresource's ``selector``.
+
+    What is left out means none or, of ``workersStatus``, 0: write it whole (a JSON patch that adds ``/status``), for a
+    merge patch would keep what stood there before.
+    """
+    written: Obj = {
+        "status": status.state,
+        "currentInstances": status.current,
+        "desiredInstances": status.desired,
+        "lastMessage": status.message,
+        "conditions": [_condition_object(each) for each in status.conditions],
+        "iPUPartitionCreated": status.partition_created,
+        "launcherStatus": status.launcher,
+        "restartCount": status.restart_count,
+        "workersStatus": _present(
+            {
+                "active": status.workers_active,
+                "succeeded": status.workers_succeeded,
+                "failed": status.workers_failed,
+            }
+        ),
+        "observedGeneration": status.observed_generation,
+        "instances": {str(number): _record_object(each) for number, each in sorted(status.instances.items())},
+    }
+    times = {"startTime": status.started_at, "completionTime": status.completed_at}
+    written |= {name: _second(at) for name, at in times.items() if at is not None}
+    return {name: value for name, value in written.items() if value not in ("", [], {})}
+
+
+def _condition_object(condition: Condition) -> Obj:
+    return {
+        "type": condition.type,
+        "status": "True" if condition.status else "False",
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": _second(condition.changed_at),
+        "lastUpdateTime": _second(condition.updated_at),
+    }
+
+
+def _record_object(record: InstanceRecord) -> Obj:
+    more = {
+        "outcome": record.outcome.value if record.outcome is not None else "",
+        "detail": record.detail,
+    }
+    return {"restarts": record.restarts, "failures": record.failures, **_present(more)}
+
+
+def _present(found: Mapping[str, Any]) -> Obj:
+    return {name: value for name, value in found.items() if value}
+
+
+def _second(at: Instant) -> str:
+    return f"{time_text(at)[:19]}Z"
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else _NOTHING
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _texts(found: object) -> list[str]:
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _count(found: object) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
+
+
+def _time(found: object) -> Instant | None:
+    try:
+        return parse_time(found) if isinstance(found, str) else None
+    except MooringsError:
+        return None

@@ -1,0 +1,115 @@
+"""What the API server does not let an IPUJob have: for ever, or for now; and when its partitions go back because of it.
+
+A Pod that is invalid is so for ever, and its instance fails. A quota, a policy or somebody else's object of its name
+may go away: the instance tries again, but it does not keep IPUs that others wait for while it tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.plan import Pause
+
+PATIENCE_S = 30.0  # for so long an instance keeps its partition while its Pods are refused
+PAUSE_S, PAUSE_S_MAX = 60.0, 600.0  # before it asks for one again: this, doubled each time
+
+_UNHEARD = frozenset({0, 401})  # not reached, or not told who we are: nothing was said about the Pods
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that could not be done: for an instance, or, with None, for the whole job."""
+
+    instance: int | None
+    error: MooringsError
+
+
+@dataclass(slots=True)
+class _Stuck:
+    why: str
+    since: float | None  # None: not refused since it began to ask again
+    starting: bool
+    pauses: int = 0
+    until: float = 0.0  # it has no partition until then
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The refusals of one job's Pods; times are of a monotonic clock, in seconds.
+
+    Attributes:
+        invalid: instances whose Pods can never be made, and why.
+    """
+
+    invalid: dict[int, str] = field(default_factory=dict)
+    _stuck: dict[int, _Stuck] = field(default_factory=dict)
+
+    def note(self, tried: Mapping[int, bool], failures: Iterable[Failure], now: float) -> None:
+        """Reckon with what became of Pods that were tried to be made.
+
+        Args:
+            tried: their instances; of each, whether all its Pods were to be made, so that nothing of it runs.
+            failures: what could not be done.
+            now: the time.
+        """
+        told: dict[int | None, MooringsError] = {}
+        for failure in failures:
+            told.setdefault(failure.instance, failure.error)
+        for instance, starting in tried.items():
+            error = told.get(instance) or told.get(None)
+            if error is None:
+                self._stuck.pop(instance, None)
+            elif _is_for_ever(error):
+                self.invalid[instance] = error.detail
+            elif _may_end(error):
+                stuck = self._stuck.setdefault(instance, _Stuck(error.detail, now, starting))
+                stuck.why = error.detail
+                stuck.since = now if stuck.since is None else stuck.since
+
+    def paused(self, now: float, spread: float = 0.0) -> tuple[Mapping[int, Pause], float | None]:
+        """The instances that are to be without a partition for now; and after how many s that changes.
+
+        Args:
+            now: the time.
+            spread: 0 to 1, of the job's own, so that two that share a quota do not try at the same moments.
+        """
+        held: dict[int, Pause] = {}
+        times: list[float] = []
+        for instance, stuck in self._stuck.items():
+            if stuck.since is not None and now >= stuck.since + PATIENCE_S:
+                stuck.until = now + min(PAUSE_S * 2.0**stuck.pauses, PAUSE_S_MAX) * (1 + spread / 2)
+                stuck.pauses = min(stuck.pauses + 1, 10)
+                stuck.since = None
+            if now < stuck.until:
+                held[instance] = Pause(stuck.why, stuck.starting)
+                times.append(stuck.until)
+            elif stuck.since is not None:
+                times.append(stuck.since + PATIENCE_S)
+        return held, min(times) - now if times else None
+
+    def clear(self) -> None:
+        """The job is another by now."""
+        self.invalid.clear()
+        self._stuck.clear()
+
+
+def _is_for_ever(error: MooringsError) -> bool:
+    """Whether no try will be better than this one: the Pod is wrong, or cannot even be read as one.
+
+    Denials of policies and webhooks come with the same reasons, and may be taken back: the words tell them apart.
+    """
+    if not isinstance(error, KubeError):
+        return error.code == "ipujob.invalid"
+    if error.reason == "Invalid":
+        return " is invalid: " in error.detail
+    return error.reason == "BadRequest" and " cannot be handled as a " in error.detail
+
+
+def _may_end(error: MooringsError) -> bool:
+    """Whether it is a refusal that somebody may take back: a quota's, a policy's, a webhook's, or of a name in use."""
+    if isinstance(error, KubeError):
+        return error.status not in _UNHEARD
+    return error.code == "ipujob.name_taken"

@@ -1,0 +1,155 @@
+"""The status of an IPUJob, made from what was judged; and what of its changes is worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from moorings.core.instants import Instant
+from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
+from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, Instance, Partitions, Plan
+from moorings.kubernetes.pods import FAILED as POD_FAILED
+from moorings.kubernetes.pods import RUNNING as POD_RUNNING
+from moorings.kubernetes.pods import SUCCEEDED, Pod
+from moorings.kubernetes.proxy import shapes
+
+PENDING, RUNNING, RESTARTING = "Pending", "Running", "Restarting"
+
+ALL_WELL = "Successfully reconciled IPUJob"
+ALL_DONE = "All instances done"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Something for the job's Events: ``Normal`` or ``Warning``, a reason and a sentence."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def build_status(
+    job: IPUJob, plan: Plan, pods: Sequence[Pod], partitions: Partitions, now: Instant, problem: str = ""
+) -> Status:
+    """The status that a job should have.
+
+    Args:
+        job: with the status it has.
+        plan: what was decided about it.
+        pods: its Pods.
+        partitions: its partitions.
+        now: the time.
+        problem: what could not be done, as a sentence; it is told before anything else.
+    """
+    before = job.status
+    if plan.deleting is not None:
+        return replace(before, message=problem or plan.deleting or before.message)
+    workers = [pod for pod in pods if not pod.is_launcher]
+    launchers = {pod.instance: pod for pod in pods if pod.is_launcher}
+    state = before.state if before.state in ENDED else _state(plan.instances)
+    message = problem or _message(job, state, plan.instances)
+    standing = [one for one in plan.instances.values() if one.standing and one.record.outcome is None]
+    held = [one for one in partitions.known.values() if one.state == shapes.READY]
+    return Status(
+        state=state,
+        current=len(standing),
+        desired=before.desired if before.state in ENDED else job.instances,  # it is not started anew, however scaled
+        message=message,
+        conditions=_conditions(job, state, message, plan.instances, now),
+        partition_created=bool(held or standing),
+        launcher=launchers[min(launchers)].phase if launchers else before.launcher,
+        restart_count=sum(one.record.restarts for one in plan.instances.values()),
+        started_at=before.started_at or now,
+        completed_at=(before.completed_at or now) if state in ENDED else None,
+        workers_active=sum(pod.phase == POD_RUNNING and not pod.deleting for pod in workers),
+        workers_succeeded=sum(pod.phase == SUCCEEDED for pod in workers),
+        workers_failed=sum(pod.phase == POD_FAILED for pod in workers),
+        observed_generation=job.generation,
+        instances=plan.records,
+    )
+
+
+def same_but_for_words(one: Status, other: Status) -> bool:
+    """Whether only messages differ: there are many of them while a job waits, and they may be told a little later."""
+    return _wordless(one) == _wordless(other)
+
+
+def tell(before: Status, after: Status) -> list[Story]:
+    """What is worth an Event between two statuses."""
+    told = []
+    for number, record in after.instances.items():
+        was = before.instances.get(number)
+        if record.restarts > (was.restarts if was is not None else 0):
+            why = f" ({record.detail})" if record.detail else ""
+            told.append(
+                Story("Warning" if record.detail else "Normal", "Restarting", f"instance {number} starts anew{why}")
+            )
+        elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
+            told.append(Story("Warning", "InstanceFailed", f"instance {number} failed: {record.detail}"))
+    if after.state != before.state and after.state in (RUNNING, COMPLETED):
+        told.append(Story("Normal", after.state, after.message))
+    return told
+
+
+def _state(instances: Mapping[int, Instance]) -> str:
+    live = [one for one in instances.values() if one.record.outcome is None]
+    if instances and not live:
+        return FAILED if any(one.record.outcome is Outcome.FAILED for one in instances.values()) else COMPLETED
+    if live and all(one.standing for one in live) and any(one.running for one in live):
+        return RUNNING
+    return RESTARTING if any(one.restarting for one in live) else PENDING
+
+
+def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
+    failed = {number: one for number, one in instances.items() if one.record.outcome is Outcome.FAILED}
+    if state == COMPLETED:
+        return ALL_DONE
+    if not instances:
+        return "no instance is wanted: it is scaled to 0"
+    if failed:
+        first = min(failed)
+        detail = failed[first].record.detail
+        return detail if len(instances) == 1 else f"{len(failed)} of {len(instances)} instances failed: {detail}"
+    waiting = [one for one in instances.values() if one.waits and (one.code or not one.standing)]
+    if state == RUNNING and not waiting:
+        return ALL_WELL
+    waiting = waiting or [one for one in instances.values() if one.waits]
+    waiting.sort(key=lambda one: one.standing)  # who has no partition before those whose Pods are about to start
+    told = waiting[0].waits if waiting else "waiting for its Pods"
+    running = sum(one.running for one in instances.values())
+    return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
+
+
+def _conditions(
+    job: IPUJob, state: str, message: str, instances: Mapping[int, Instance], now: Instant
+) -> tuple[Condition, ...]:
+    """One a state that the job has been in; the present one is true."""
+    words = {
+        PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",
+        RUNNING: "is running.",
+        RESTARTING: f"is restarting: {message}.",
+        COMPLETED: "has completed.",
+        FAILED: f"has failed: {message}.",
+    }
+    found = []
+    for one in job.status.conditions:
+        if one.type == state:
+            text = f"IPUJob {job.key} {words[state]}"
+            if not one.status or one.message != text:
+                changed_at = one.changed_at if one.status else now
+                one = replace(one, status=True, message=text, changed_at=changed_at, updated_at=now)
+        elif one.status:
+            one = replace(one, status=False, changed_at=now, updated_at=now)
+        found.append(one)
+    if all(one.type != state for one in found):
+        text = f"IPUJob {job.key} {words[state]}"
+        found.append(
+            Condition(type=state, status=True, reason=f"IPUJob{state}", message=text, changed_at=now, updated_at=now)
+        )
+    return tuple(found)
+
+
+def _wordless(status: Status) -> Status:
+    conditions = tuple(replace(one, message="", updated_at=Instant(0)) for one in status.conditions)
+    return replace(status, message="", conditions=conditions)

@@ -1,0 +1,304 @@
+"""The webhooks: what the API server asks before it takes an IPUJob in. Served by every replica.
+
+``admit`` decides: an AdmissionReview in, its answer out; what a job may be is for ``Rules``. Nothing of ours ever keeps
+what is stored from being finished: an update that leaves the spec as it is always passes, so a job that an older
+release let in can still lose its finalizer, and a fault of ours is a refusal with words, never a status of 500 that
+would be tried again and again.
+
+https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
+from moorings.kubernetes.ipujob import API_VERSION, GROUP, KIND, Obj
+from moorings.kubernetes.privileges import EVERYWHERE, Limits
+from moorings.kubernetes.shares import Shares
+from moorings.wire.errors import kind_of
+
+log = logging.getLogger("moorings.kubernetes.webhooks")
+
+MUTATE = "/mutate-graphcore-ai-v1alpha1-ipujob"
+VALIDATE = "/validate-graphcore-ai-v1alpha1-ipujob"
+REVIEW = "admission.k8s.io/v1"
+BODY_BYTES_MAX = (2 * 3 * 1024 + 64) * 1024  # an object as it was and as it is to be; the API server takes 3 MiB each
+BODY_S = 10.0
+BODIES_BYTES_MAX = 64 * 1024 * 1024  # of all that are under way; of one address: half
+SMALL_BYTES = 64 * 1024  # larger ones are answered in a thread, one at a time
+MARKS_MAX = 200_000  # of "[", "{" and ",": 0.1 s to read, which no thread shares with others, and 40 MiB of objects
+BUSY_S = 1  # after which an API server asks again
+WARNING_CHARS_MAX = 256  # of longer ones the API server cuts off what follows
+
+_FIELD = re.compile(r"(spec|metadata)[][.\w-]*: ")
+
+OLDER = {
+    "modelReplicas": "modelReplicasPerWorker and workerPerJobInstance",
+    "ipusPerModelReplica": "ipusPerJobInstance",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job may be; each raises MooringsError for one that may not be.
+
+    Attributes:
+        defaults: the JSON patch that fills in what a new job leaves out.
+        check: a new job.
+        check_update: a change of a spec: how the job was, how it is to be.
+    """
+
+    defaults: Callable[[Obj], Sequence[Obj]]
+    check: Callable[[Obj], object]
+    check_update: Callable[[Obj, Obj], object]
+
+
+def make_rules(limits: Limits) -> Rules:
+    """The rules where Pods have such limits."""
+    return Rules(default_ipujob, partial(check_ipujob, limits=limits), partial(check_update, limits=limits))
+
+
+RULES = make_rules(EVERYWHERE)
+Admit = Callable[[Rules, Obj], Obj]  # what an AdmissionReview asks -> what is answered, but for its uid
+
+
+def mutate(rules: Rules, asked: Obj) -> Obj:
+    """The answer of the defaulting webhook."""
+    if asked["operation"] != "CREATE" or not _is_judged(asked):
+        return {"allowed": True}
+    patch = list(rules.defaults(asked["object"]))
+    if not patch:
+        return {"allowed": True}
+    text = json.dumps(patch, separators=(",", ":")).encode()
+    return {"allowed": True, "patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
+
+
+def validate(rules: Rules, asked: Obj) -> Obj:
+    """The answer of the validating webhook."""
+    if not _is_judged(asked):
+        return {"allowed": True}
+    job = asked["object"]
+    if asked["operation"] == "CREATE":
+        rules.check(job)
+    else:
+        rules.check_update(asked["oldObject"], job)
+    warnings = list_warnings(job)
+    return {"allowed": True, "warnings": warnings} if warnings else {"allowed": True}
+
+
+def list_warnings(job: Obj) -> list[str]:
+    """What kubectl tells of a job that is allowed but odd."""
+    spec = job.get("spec")
+    if not isinstance(spec, dict):
+        return []
+    found = [f"spec.{old} is an older name: use {new}" for old, new in OLDER.items() if old in spec]
+    policy = spec.get("restartPolicy")
+    restarts = isinstance(policy, dict) and policy.get("type") not in (None, "Never")
+    if restarts and spec.get("cleanPodPolicy") == "All":
+        found.append("spec.cleanPodPolicy All overrides spec.restartPolicy: nothing will be started anew")
+    return [text[:WARNING_CHARS_MAX] for text in found]
+
+
+def admit(decide: Admit, rules: Rules, review: object) -> Obj:
+    """The answer to an AdmissionReview, whatever happens.
+
+    Raises:
+        MooringsError: ``body.invalid``: it is none that we know.
+    """
+    asked = _parse_review(review)
+    try:
+        answer = decide(rules, asked)
+    except MooringsError as error:
+        answer = _denied(kind_of(error.code).status, error, asked)
+        where = f"{asked.get('namespace')}/{asked.get('name')}"
+        log.info("webhook.denied", extra={"job": where, "code": error.code, "detail": error.detail})
+    except Exception:
+        log.exception("webhook.failed", extra={"uid": asked["uid"], "operation": asked["operation"]})
+        fault = MooringsError(
+            "internal.error",
+            "the operator's webhook met a fault of its own",
+            hint=f"its log has it, under the uid {asked['uid']}",
+        )
+        answer = _denied(500, fault, asked)
+    return {"apiVersion": REVIEW, "kind": "AdmissionReview", "response": {"uid": asked["uid"], **answer}}
+
+
+def _is_judged(asked: Obj) -> bool:
+    """Whether there are rules for what is asked: new jobs, and changes of a spec."""
+    job, old = asked.get("object"), asked.get("oldObject")
+    if asked["operation"] not in ("CREATE", "UPDATE") or asked.get("subResource") or not isinstance(job, dict):
+        return False
+    if job.get("kind") != KIND or job.get("apiVersion") != API_VERSION:
+        return False  # another's: a configuration that sends it to us must not get in its way
+    if asked["operation"] == "CREATE":
+        return True
+    return isinstance(old, dict) and job.get("spec") != old.get("spec")
+
+
+def _denied(status: int, error: MooringsError, asked: Obj) -> Obj:
+    message = f"{error.detail}; {error.hint}" if error.hint else error.detail
+    found = {"status": "Failure", "code": status, "message": message}
+    if status != 422:
+        return {"allowed": False, "status": found | {"reason": "InternalError" if status >= 500 else "Forbidden"}}
+    # Of what is "Invalid" kubectl shows the causes and not the message; each as its field, a colon and its message.
+    named = _FIELD.match(message)
+    field, rest = (named[0].rstrip(": "), message[named.end() :]) if named else ("spec", message)
+    cause = {"reason": "FieldValueInvalid", "field": field, "message": rest}
+    details = {"group": GROUP, "kind": KIND, "name": str(asked.get("name") or ""), "causes": [cause]}
+    return {"allowed": False, "status": found | {"reason": "Invalid", "details": details}}
+
+
+def _parse_review(review: object) -> Obj:
+    asked = review.get("request") if isinstance(review, dict) else None
+    if not isinstance(review, dict) or not isinstance(asked, dict):
+        raise MooringsError(
+            "body.invalid", "this is no AdmissionReview with a request", hint="only API servers ask here"
+        )
+    if review.get("apiVersion") != REVIEW or review.get("kind") != "AdmissionReview":
+        version = str(review.get("apiVersion"))[:80]
+        hint = f"the configuration's admissionReviewVersions must have v1, for {REVIEW}"
+        raise MooringsError("body.invalid", f"reviews of version {version} are not answered", hint=hint)
+    for field in ("uid", "operation"):
+        if not isinstance(asked.get(field), str) or not asked[field]:
+            raise MooringsError(
+                "body.invalid", f"the review's request has no {field}", hint="only API servers ask here"
+            )
+    return asked
+
+
+# -- serving -----------------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """What has come of a review; what it takes of all that may be under way is held until it is let go."""
+
+    def __init__(self, room: Shares, host: str) -> None:
+        self.bytes = bytearray()
+        self._room = room
+        self._host = host
+
+    def __iadd__(self, chunk: bytes) -> Body:
+        """Add to it.
+
+        Raises:
+            MooringsError: ``body.too_large``; ``controller.busy``: others', or this address's, take all the room.
+        """
+        if len(self.bytes) + len(chunk) > BODY_BYTES_MAX:
+            raise MooringsError("body.too_large", f"the review is larger than {BODY_BYTES_MAX} bytes")
+        if not self._room.take(self._host, len(chunk)):
+            raise MooringsError("controller.busy", "too many bytes of reviews are under way", retryable=True)
+        self.bytes += chunk
+        return self
+
+    def let_go(self) -> None:
+        self._room.give(self._host, len(self.bytes))
+        self.bytes = bytearray()
+
+
+def make_webhook_app(*, is_ready: Callable[[], bool], rules: Rules = RULES, room: Shares | None = None) -> Starlette:
+    """The webhooks, ``/healthz`` and ``/readyz``.
+
+    Args:
+        is_ready: whether this replica may be asked.
+        rules: what a job may be.
+        room: bytes for reviews that are under way.
+    """
+    answering = Answering(rules, room or Shares(BODIES_BYTES_MAX))
+
+    async def healthz(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_request: Request) -> Response:
+        ready = is_ready()
+        return PlainTextResponse("ok\n" if ready else "there is no certificate yet\n", 200 if ready else 503)
+
+    return Starlette(
+        routes=[
+            Route(MUTATE, answering.by(mutate), methods=["POST"]),
+            Route(VALIDATE, answering.by(validate), methods=["POST"]),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ]
+    )
+
+
+class Answering:
+    """Answers reviews, and is not kept from anything else by large ones."""
+
+    def __init__(self, rules: Rules, room: Shares) -> None:
+        self._rules = rules
+        self._room = room
+        self._large = asyncio.Lock()
+
+    def by(self, decide: Admit) -> Callable[[Request], Awaitable[Response]]:
+        """What serves one of the webhooks."""
+
+        async def answer(request: Request) -> Response:
+            body = Body(self._room, request.client.host if request.client else "")
+            try:
+                await _read(request, body)
+                return JSONResponse(await self._decide(decide, body))
+            except MooringsError as error:
+                log.warning("webhook.unreadable", extra={"code": error.code, "detail": error.detail})
+                return _problem(error)
+            except ClientDisconnect:
+                return Response()  # nobody reads it
+            finally:
+                body.let_go()
+
+        return answer
+
+    async def _decide(self, decide: Admit, body: Body) -> Obj:
+        if len(body.bytes) <= SMALL_BYTES:
+            return _admit_json(decide, self._rules, body.bytes)
+        async with self._large:
+            return await asyncio.to_thread(_admit_json, decide, self._rules, body.bytes)
+
+
+def _admit_json(decide: Admit, rules: Rules, body: bytearray) -> Obj:
+    return admit(decide, rules, _parse_json(body))
+
+
+def _problem(error: MooringsError) -> Response:
+    body: Mapping[str, Any] = {"code": error.code, "detail": error.detail, "hint": error.hint}
+    # A body that cannot be read is 400 here whatever is wrong with it: the API server tells nobody more.
+    status = {"body.too_large": 413, "controller.busy": 503}.get(error.code, 400)
+    headers = {"Retry-After": str(BUSY_S)} if error.retryable else {}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+async def _read(request: Request, body: Body) -> None:
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > BODY_BYTES_MAX:
+        raise MooringsError("body.too_large", f"the review is larger than {BODY_BYTES_MAX} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+    except TimeoutError as error:
+        raise MooringsError("request.invalid", f"the review did not arrive within {BODY_S:g} s") from error
+
+
+def _parse_json(body: bytearray) -> object:
+    # Counted first: the decoder lets go of the interpreter only at its end, and two bytes may become a hundred.
+    if sum(body.count(mark) for mark in b"[{,") > MARKS_MAX:
+        raise MooringsError("body.too_large", f"the review has more than {MARKS_MAX} values")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MooringsError("body.not_json", "the review is not JSON") from error

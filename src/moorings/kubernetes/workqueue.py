@@ -1,0 +1,264 @@
+"""What has to be looked at, by key: each key is worked by one worker at a time, and no wish to look at it is lost.
+
+``Backlog`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's, which people who
+watch operators know: added while it is worked means once more afterwards, and a failure waits twice as long each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.kube import KubeError
+
+log = logging.getLogger("moorings.kubernetes.workqueue")
+
+RETRY_FIRST_S = 0.005
+RETRY_MAX_S = 60.0
+_DOUBLINGS_MAX = 32  # far beyond the longest pause, and no float overflows
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Backlog(Generic[K]):
+    """Keys that wait, that are worked, and that come due. Times are seconds of any clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._ready: deque[K] = deque()
+        self._since: dict[K, float] = {}  # wanted: waits, or is worked and was added again; since when
+        self._working: set[K] = set()
+        self._due: dict[K, float] = {}
+        self._timers: list[tuple[float, int, K]] = []  # a heap; entries that `_due` contradicts are void
+        self._timer_count = 0  # keys need no order among themselves
+        self._failures: dict[K, int] = {}
+
+    def __len__(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._ready)
+
+    @property
+    def wanted(self) -> int:
+        """Keys that wait, are worked or come due."""
+        return len(self._since.keys() | self._working | self._due.keys())
+
+    def add(self, key: K, now: float) -> bool:
+        """Have a key looked at; whether that was news."""
+        if key in self._since:
+            return False
+        self._since[key] = now
+        if key not in self._working:
+            self._ready.append(key)
+        return True
+
+    def add_after(self, key: K, delay_s: float, now: float) -> None:
+        """Have a key looked at in ``delay_s`` seconds, or earlier if that was wanted before."""
+        due = now + max(0.0, delay_s)
+        if self._due.get(key, float("inf")) > due:
+            self._due[key] = due
+            self._timer_count += 1
+            heapq.heappush(self._timers, (due, self._timer_count, key))
+
+    def retry(self, key: K, now: float, at_least_s: float = 0.0) -> float:
+        """Have a key looked at again after a failure; after how many seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        delay_s = max(at_least_s, min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures, _DOUBLINGS_MAX)))
+        self.add_after(key, delay_s, now)
+        return delay_s
+
+    def forget(self, key: K) -> None:
+        """The next failure of a key is its first."""
+        self._failures.pop(key, None)
+
+    def failures(self, key: K) -> int:
+        """How often a key failed since it was forgotten."""
+        return self._failures.get(key, 0)
+
+    def due_at(self) -> float | None:
+        """When the next key comes due."""
+        while self._timers and self._due.get(self._timers[0][2]) != self._timers[0][0]:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def release(self, now: float) -> int:
+        """Let what has come due wait for a worker; how many keys that were not wanted yet."""
+        count = 0
+        while (due := self.due_at()) is not None and due <= now:
+            key = heapq.heappop(self._timers)[2]
+            del self._due[key]
+            count += self.add(key, due)
+        return count
+
+    def take(self) -> tuple[K, float] | None:
+        """The key that waits longest, with the time it was wanted first; it is worked until it is ``done``."""
+        if not self._ready:
+            return None
+        key = self._ready.popleft()
+        self._working.add(key)
+        return key, self._since.pop(key)
+
+    def done(self, key: K) -> bool:
+        """The end of the work on a key; whether it waits again."""
+        self._working.remove(key)
+        if key not in self._since:
+            return False
+        self._ready.append(key)
+        return True
+
+
+class Meter(Protocol):
+    """Who counts."""
+
+    def added(self) -> None:
+        """A key was not wanted before and is now."""
+        ...
+
+    def started(self, waited_s: float) -> None:
+        """A worker has taken a key."""
+        ...
+
+    def ended(self, worked_s: float, *, failed: bool) -> None:
+        """A worker is done with a key."""
+        ...
+
+
+class _NoMeter:
+    def added(self) -> None:
+        pass
+
+    def started(self, waited_s: float) -> None:
+        pass
+
+    def ended(self, worked_s: float, *, failed: bool) -> None:
+        pass
+
+
+class WorkQueue(Generic[K]):
+    """A backlog with workers. All calls come from the event loop's thread.
+
+    Args:
+        meter: who counts; see also ``depth``.
+    """
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        self._backlog: Backlog[K] = Backlog()
+        self._meter: Meter = meter or _NoMeter()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._backlog)
+
+    @property
+    def wanted(self) -> int:
+        """Keys that wait, are worked or come due; 0: nothing is left to do."""
+        return self._backlog.wanted
+
+    def add(self, key: K) -> None:
+        """Have a key looked at as soon as a worker is free."""
+        if self._backlog.add(key, _now()):
+            self._meter.added()
+            self._wake()
+
+    def add_after(self, key: K, delay_s: float) -> None:
+        """Have a key looked at in so many seconds; the earliest of several such wishes counts."""
+        self._backlog.add_after(key, delay_s, _now())
+        self._arm()
+
+    def retry(self, key: K, at_least_s: float = 0.0) -> float:
+        """Have a key looked at again after a failure: after 5 ms, twice as long each time, up to 60 s."""
+        delay_s = self._backlog.retry(key, _now(), at_least_s)
+        self._arm()
+        return delay_s
+
+    def forget(self, key: K) -> None:
+        """The next failure of a key is its first."""
+        self._backlog.forget(key)
+
+    async def serve(self, work: Callable[[K], Awaitable[None]], workers: int) -> None:
+        """Work until cancelled.
+
+        What ``work`` does not raise about has gone well. What it raises is logged, and the key is tried again: one
+        object that cannot be worked must not keep the others waiting.
+        """
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._serve_one(work))
+
+    async def _serve_one(self, work: Callable[[K], Awaitable[None]]) -> None:
+        while True:
+            key, since = await self._take()
+            begun = _now()
+            self._meter.started(begun - since)
+            failed = True
+            try:
+                await work(key)
+                failed = False
+                self._backlog.forget(key)
+            except Exception as error:
+                self._complain(key, error)
+                self.retry(key, error.retry_after_s if isinstance(error, KubeError) else 0.0)
+            finally:
+                self._meter.ended(_now() - begun, failed=failed)
+                if self._backlog.done(key):
+                    self._wake()
+
+    def _complain(self, key: K, error: Exception) -> None:
+        fields = {"key": str(key), "failures": self._backlog.failures(key) + 1}
+        if not isinstance(error, MooringsError):
+            log.error("work.crashed", extra=fields, exc_info=error)
+            return
+        usual = isinstance(error, KubeError) and error.status == 409
+        level = logging.DEBUG if usual or fields["failures"] != 3 else logging.WARNING  # once, and not of what passes
+        log.log(level, "work.failed", extra={**fields, "code": error.code, "detail": error.detail})
+
+    async def _take(self) -> tuple[K, float]:
+        while (found := self._backlog.take()) is None:
+            mine = asyncio.get_running_loop().create_future()
+            self._idle.append(mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():
+                    self._wake()  # another may have what this one was woken for
+                raise
+            finally:
+                if mine in self._idle:
+                    self._idle.remove(mine)
+        return found
+
+    def _wake(self) -> None:
+        while self._idle:
+            one = self._idle.popleft()
+            if not one.done():
+                one.set_result(None)
+                return
+
+    def _arm(self) -> None:
+        due = self._backlog.due_at()
+        if self._timer is not None:
+            if due is not None and self._timer.when() <= due and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        # A loop's clock may be coarse: what it calls us for is due, whatever the clock says.
+        for _ in range(self._backlog.release(_now() + 0.001)):
+            self._meter.added()
+            self._wake()
+        self._arm()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

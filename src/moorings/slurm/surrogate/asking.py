@@ -1,0 +1,37 @@
+"""What is said to Slurm of the job we are in; in a thread of our own, for a client's main thread is not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import JobRecord, build_jobs, parse_jobs
+from moorings.slurm.surrogate.step import build_remove
+
+ASK_S = 20.0
+
+
+def load_job(environment: Mapping[str, str], job: int) -> JobRecord:
+    """The job as Slurm knows it now.
+
+    Raises:
+        MooringsError: ``slurm.job_unknown``, or one of ``Commands.ask``.
+    """
+    answer = asyncio.run(Commands(environment, timeout_s=ASK_S).ask(build_jobs(jobs=[job])))
+    for record in parse_jobs(answer):  # one id may stand for the tasks of an array, or a job's components
+        if record.job_id == job:
+            return record
+    raise MooringsError(
+        "slurm.job_unknown", f"Slurm does not know job {job}", hint="is SLURM_JOB_ID another cluster's?"
+    )
+
+
+def remove_step(environment: Mapping[str, str], job: int, step: int) -> None:
+    """End a step of the job; one that has ended is no error.
+
+    Raises:
+        MooringsError: one of ``Commands.run``.
+    """
+    asyncio.run(Commands(environment, timeout_s=ASK_S).run(build_remove(job, step)))

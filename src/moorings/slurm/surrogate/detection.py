@@ -1,0 +1,64 @@
+"""Whether this process is in a Slurm job whose steps it may make: a batch script, or a shell of salloc.
+
+By its variables, which whoever starts us chooses: that the job is of our user is asked of Slurm, in ``mirror``. Not by
+them alone: a job that a step submits has the step's ``SLURM_STEP_ID`` among its own variables, so where a slurmstepd
+is an ancestor of ours, its title decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_SPECIAL_STEPS = 0xFFFFFFFA  # from here on: the interactive step of salloc, the batch script, and others of Slurm's own
+_ID = re.compile(r"[1-9][0-9]{0,9}")
+_STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([a-z0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Why no step is made here, and what would help."""
+
+    why: str
+    hint: str
+
+
+def find_job(environment: Mapping[str, str], ancestors: Iterable[str]) -> int | NoPlace:
+    """The id of the job we are in, or why there is none for us.
+
+    Args:
+        environment: of this process.
+        ancestors: titles of its parent, of that one's parent and on, as far as they can be seen.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        return NoPlace("this is no Slurm job: SLURM_JOB_ID is not set", "start it in a script for sbatch, or in salloc")
+    if not _ID.fullmatch(job):
+        return NoPlace(f"SLURM_JOB_ID is {job[:20]!r}, which is no job's id", "leave Slurm's variables as they are")
+    step = _step_around(job, environment.get("SLURM_STEP_ID", ""), ancestors)
+    if step.isascii() and step.isdecimal() and int(step) < _SPECIAL_STEPS:
+        return NoPlace(
+            f"this runs under srun, as step {job}.{step} itself", "start it from the batch script, without srun"
+        )
+    return int(job)
+
+
+def _step_around(job: str, told: str, ancestors: Iterable[str]) -> str:
+    for title in ancestors:
+        if found := _STEPD.match(title):
+            return found[2] if found[1] == job else ""  # another's: salloc was started in its step
+    return told
+
+
+def load_ancestors() -> Iterator[str]:
+    """Titles of this process's ancestors, the nearest first, as far as this machine shows them."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            folder = Path("/proc") / str(pid)
+            yield (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            pid = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])

@@ -1,0 +1,63 @@
+"""The time limit of the job we are in, for a client whose work has no step yet that Slurm could warn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.ports.mirror import OnCancel
+from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.surrogate.asking import load_job
+
+LOOK_S = 60.0  # an admin may change the limit
+
+
+class LimitWatch:
+    """Asks Slurm when the job ends, now and every minute, and tells in time.
+
+    Args:
+        environment: the way to Slurm.
+        job: its id.
+        on_cancel: called once at most.
+        lead_s: how long before the limit; seconds.
+    """
+
+    def __init__(self, environment: Mapping[str, str], job: int, on_cancel: OnCancel, lead_s: float) -> None:
+        self._environment = environment
+        self._job = job
+        self._on_cancel = on_cancel
+        self._lead_s = lead_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="slurm-limit", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        known: JobRecord | None = None
+        while not self._stopped.is_set():
+            try:
+                known = load_job(self._environment, self._job)
+            except MooringsError as error:
+                if error.code == "slurm.job_unknown" and known is not None:
+                    return self._tell("the Slurm job has ended")
+                # Slurm is away: what it said last holds, and it is asked again.
+            left_s = LOOK_S if known is None else left_of(known.ends, self._lead_s, time.time())
+            if left_s <= 0:
+                return self._tell("the time limit of the Slurm job is near")
+            if known is not None and known.phase is Phase.ENDED:
+                return self._tell("the Slurm job has ended")
+            self._stopped.wait(min(left_s, LOOK_S))
+
+    def _tell(self, why: str) -> None:
+        if not self._stopped.is_set():
+            self._on_cancel(why)
+
+
+def left_of(ends: Instant | None, lead_s: float, now_s: float) -> float:
+    """Seconds until work in the job has to end, ``lead_s`` before the job does; infinite if the job has no limit."""
+    return float("inf") if ends is None else ends / SECOND - lead_s - now_s

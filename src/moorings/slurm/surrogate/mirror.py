@@ -1,0 +1,290 @@
+"""The port ``Mirror`` on Slurm: a step for as long as the work runs.
+
+srun's input is the lifeline. While we live it is open; we write how the work ended, and whoever kills us closes it, and
+the step has FAILED. Everything that could take time happens in a thread of each step's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from moorings.core.errors import MooringsError
+from moorings.ports.mirror import Mirror, Mirrored, NoMirror, OnCancel, Watch
+from moorings.slurm.commands import build_environment
+from moorings.slurm.surrogate.asking import load_job, remove_step
+from moorings.slurm.surrogate.detection import NoPlace, find_job, load_ancestors
+from moorings.slurm.surrogate.limit import LimitWatch
+from moorings.slurm.surrogate.step import (
+    BEAT,
+    COMPLETED,
+    FAILED,
+    Begun,
+    Signalled,
+    build_step,
+    check_name,
+    load_placeholder,
+    parse_line,
+)
+
+BEGIN_S = 10.0  # until the placeholder speaks; a step waits only for a slurmctld or a node that is away
+AGAIN_S = 60.0  # until another try to make a step that could not be made
+END_S = 5.0  # for the step to end once it was told to
+KILL_S = 2.0  # for srun to take its step down
+BEAT_S = 3.0  # how late a placeholder may tell of a signal, at worst
+TICK_S = 0.5  # srun may have ended while somebody of its family still holds its output
+TOLD_LINES_MAX = 20
+LINE_BYTES_MAX = 4096
+
+Warn = Callable[[str], None]
+
+
+def find_mirror(environment: Mapping[str, str], warn: Warn) -> Mirror:
+    """A mirror of the Slurm job we are in; one that shows nothing where we are in none, or under srun.
+
+    Args:
+        environment: of this process.
+        warn: called with a sentence if work cannot be shown; from another thread.
+    """
+    job = find_job(environment, load_ancestors())
+    return NoMirror() if isinstance(job, NoPlace) else SlurmMirror(environment, job, warn)
+
+
+class SlurmMirror:
+    """Shows work as steps of a job.
+
+    Args:
+        environment: the way to Slurm.
+        job: its id.
+        warn: called with a sentence if work cannot be shown.
+    """
+
+    def __init__(self, environment: Mapping[str, str], job: int, warn: Warn) -> None:
+        self._environment = environment
+        self._job = job
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._ours: bool | None = None  # not asked yet
+
+    def begin(self, name: str, on_cancel: OnCancel) -> Mirrored:
+        argv = build_step(self._job, check_name(name), load_placeholder())
+        return _Step(self, argv, on_cancel)
+
+    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> Watch:
+        return LimitWatch(self._environment, self._job, on_cancel, lead_s)
+
+    # -- for its steps, in their threads -------------------------------------------------------------------------------
+
+    def check_ours(self) -> None:
+        """Nothing, if the job is of our user: root could make steps in anybody's. Asked once.
+
+        Raises:
+            MooringsError: ``slurm.denied``, or what kept Slurm from answering.
+        """
+        with self._lock:
+            if self._ours is None:
+                self._ours = load_job(self._environment, self._job).uid == os.getuid()
+        if not self._ours:
+            raise MooringsError("slurm.denied", f"job {self._job} is another user's")
+
+    def start(self, argv: list[str], lifeline: int) -> subprocess.Popen[bytes]:
+        """srun, with this as its input."""
+        return subprocess.Popen(
+            argv,
+            stdin=lifeline,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=build_environment(self._environment),
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C is the client's to answer
+        )
+
+    def remove(self, step: int) -> None:
+        """End a step that nobody holds any more."""
+        with contextlib.suppress(MooringsError):  # Slurm is away: the step ends with its job
+            remove_step(self._environment, self._job, step)
+
+    def warn(self, text: str) -> None:
+        """Tell the client's user."""
+        self._warn(text)
+
+
+_lifelines: weakref.WeakSet[_Lifeline] = weakref.WeakSet()
+
+
+class _Lifeline:
+    """A pipe whose other end tells, by its end, that we are dead: no child of ours may hold it, forked or started."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)  # whoever should read may hang
+        self._open = True
+        _lifelines.add(self)
+
+    def write(self, word: bytes) -> None:
+        """Say something, if it is not cut; nobody may be there to hear it."""
+        if self._open:
+            with contextlib.suppress(OSError):
+                os.write(self._writing, word)
+
+    def cut(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._writing)
+
+
+def _cut_all() -> None:
+    for lifeline in list(_lifelines):
+        lifeline.cut()
+
+
+os.register_at_fork(after_in_child=_cut_all)
+
+
+class _Step:
+    """One step: made, followed and ended by a thread; ``end`` only says the word and waits."""
+
+    def __init__(self, mirror: SlurmMirror, argv: list[str], on_cancel: OnCancel) -> None:
+        self._mirror = mirror
+        self._argv = argv
+        self._on_cancel = on_cancel
+        self._lock = threading.Lock()
+        self._lifeline = _Lifeline()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = threading.Event()  # how the work ended
+        self._given_up = False
+        self._cancelled = False
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="slurm-surrogate", daemon=True)
+        self._thread.start()
+
+    def end(self, ok: bool) -> None:
+        with self._lock:
+            if not self._told.is_set():
+                self._told.set()
+                self._lifeline.write(COMPLETED if ok else FAILED)
+                self._lifeline.cut()
+        if self._thread is threading.current_thread():  # whoever is told of a cancel ends the work at once
+            return
+        self._thread.join(END_S)
+        if self._thread.is_alive():  # Slurm is away, or hangs
+            self._given_up = True
+            self._signal(signal.SIGTERM)
+            self._thread.join(KILL_S)
+            self._signal(signal.SIGKILL)
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._attempt():
+                if self._told.wait(AGAIN_S):  # nothing is left to be shown
+                    return
+        finally:
+            os.close(self._lifeline.reading)
+
+    def _attempt(self) -> bool:
+        """Make the step and see it to its end; False: there was none."""
+        try:
+            self._mirror.check_ours()
+            process = self._process = self._mirror.start(self._argv, self._lifeline.reading)
+        except MooringsError as error:
+            self._tell(error.detail)
+            return error.code == "slurm.denied"
+        except OSError as error:
+            self._tell(f"srun cannot be run: {error.strerror or error}")
+            return False
+        if self._given_up:  # meanwhile
+            process.kill()
+        told: deque[str] = deque(maxlen=TOLD_LINES_MAX)
+        step = self._follow(process, told)
+        in_order = self._told.is_set()
+        if step is None:
+            self._tell(" ".join(told) or f"srun made none within {BEGIN_S:g} s")
+        else:
+            self._cancel("its Slurm step was ended from outside")
+        self._reap(process)
+        if step is not None and (not in_order or process.returncode < 0):  # srun was killed: its step may live
+            self._mirror.remove(step)
+        return step is not None
+
+    def _follow(self, process: subprocess.Popen[bytes], told: deque[str]) -> int | None:
+        """Hear srun out, until it ends; the step's number, if it ever began."""
+        step: int | None = None
+        deadline = time.monotonic() + BEGIN_S
+        beat = time.monotonic()
+        for line in _lines(process):
+            match parse_line(line):
+                case Begun(number):
+                    step = number
+                case Signalled(name):
+                    self._cancel(f"Slurm sent its step SIG{name}")
+                case None:
+                    told.extend([line.strip()] if line else [])
+            now = time.monotonic()
+            if step is None and now > deadline:
+                break
+            if step is not None and now - beat > BEAT_S:
+                beat = now
+                with self._lock:
+                    self._lifeline.write(BEAT)
+        return step
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """See that srun is gone; one that made no step in time takes back what it has asked for."""
+        assert process.stdout is not None
+        process.stdout.close()
+        if process.poll() is None:
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_S)
+        process.kill()
+        process.wait()
+
+    def _signal(self, number: int) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+
+    def _tell(self, why: str) -> None:
+        """Say, once, that there is no step."""
+        if not self._warned and not self._told.is_set():
+            self._warned = True
+            self._mirror.warn(f"no Slurm step shows this work, which goes on: {why}")
+
+    def _cancel(self, why: str) -> None:
+        with self._lock:
+            if self._cancelled or self._told.is_set():
+                return
+            self._cancelled = True
+        self._on_cancel(why)
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """What it writes, line by line, until it has ended; an empty line now and then."""
+    assert process.stdout is not None
+    output = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
+    rest = b""
+    while True:
+        if not poll.poll(TICK_S * 1000):
+            if process.poll() is not None:
+                return
+            yield ""
+            continue
+        chunk = os.read(output, LINE_BYTES_MAX)
+        if not chunk:
+            return
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[-LINE_BYTES_MAX:]
+        for line in whole:
+            yield line.decode("utf-8", "replace")

@@ -1,0 +1,158 @@
+"""Jobs of a wafer-scale appliance: their part in a workflow, their priorities and what people call their states.
+
+One start of a user's program is one workflow: jobs that compile, which need no system, and jobs that execute, which
+need N of them. Each is a run with a claim like any other, called ``wsjob-`` and 22 letters and digits. Names, states
+and priorities are those that the users of such appliances know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from moorings.core.errors import MooringsError
+
+KIND: Final = "csx"  # of its accelerators, in the pools file
+NAME_CHARS = 22  # behind the prefix
+_WORKFLOW = re.compile(r"wflow-[a-z0-9]{22}")
+
+
+class ApplianceKind(StrEnum):
+    """What a job of an appliance is for."""
+
+    COMPILE = "compile"
+    EXECUTE = "execute"
+
+
+class JobPhase(StrEnum):
+    """Where a job stands, in the words that users of such appliances know."""
+
+    QUEUED = "QUEUED"
+    SCHEDULED = "SCHEDULED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+_PHASES: Final[Mapping[str, JobPhase]] = {  # by the state of the run, which this module may not import
+    "WAITING": JobPhase.QUEUED,
+    "STARTING": JobPhase.SCHEDULED,
+    "RUNNING": JobPhase.RUNNING,
+    "STOPPING": JobPhase.RUNNING,  # its processes may still be there, and so are its systems
+    "SUCCEEDED": JobPhase.SUCCEEDED,
+    "FAILED": JobPhase.FAILED,
+    "CANCELLED": JobPhase.CANCELLED,
+    "TIMED_OUT": JobPhase.FAILED,
+    "LOST": JobPhase.FAILED,
+}
+
+
+def phase_of(state: str, *, scheduled: bool) -> str:
+    """The phase of a job whose run is in that state.
+
+    Args:
+        state: of the run; one of a newer peer stands for itself.
+        scheduled: whether its claim was granted: what it asked for is its own, though it may still be made ready.
+    """
+    phase = _PHASES.get(state)
+    if phase is None:
+        return state
+    return (JobPhase.SCHEDULED if phase is JobPhase.QUEUED and scheduled else phase).value
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceJob:
+    """A job's part in a workflow.
+
+    Attributes:
+        kind: what it is for.
+        workflow: ``wflow-`` and 22 letters and digits; its jobs belong to one subject.
+    """
+
+    kind: ApplianceKind
+    workflow: str
+
+
+def check_appliance(part: ApplianceJob) -> None:
+    """Nothing, if this may be a job's part.
+
+    Raises:
+        MooringsError: ``job.invalid``.
+    """
+    if not _WORKFLOW.fullmatch(part.workflow):
+        raise MooringsError(
+            "job.invalid",
+            f"{part.workflow[:80]!r} is not a workflow",
+            hint="it is called wflow- and 22 lower-case letters and digits",
+        )
+
+
+# -- priorities: the lower number comes first there, the higher one in our queue ---------------------------------------
+
+BUCKETS: Final[Mapping[str, int]] = {"p1": 199, "p2": 299, "p3": 399}
+DEFAULT_PRIORITY: Final = -BUCKETS["p2"]
+ADMINS_MAX: Final = 99  # numbers up to this one are P0, for admins alone
+_LOWEST: Final = 399
+WORKFLOW_JOBS_MAX: Final = 1000  # it is one start of somebody's program
+
+
+def parse_priority(text: str) -> int:
+    """The priority in our queue for ``p1``, ``P2``, ``p0`` (the last of it) or a number from 0 (first) to 399.
+
+    Raises:
+        MooringsError: ``priority.invalid``.
+    """
+    number = ADMINS_MAX if text.lower() == "p0" else BUCKETS.get(text.lower())
+    if number is None and text.isascii() and text.isdigit() and len(text) <= 3 and int(text) <= _LOWEST:
+        number = int(text)
+    if number is None:
+        raise MooringsError(
+            "priority.invalid",
+            f"{text[:40]!r} is not a priority",
+            hint="use p1, p2 or p3; or a number: 0 to 99 (P0) for admins, to 199 P1, to 299 P2, to 399 P3",
+        )
+    return -number
+
+
+def is_for_admins(priority: int) -> bool:
+    """Whether only an admin may give a job of an appliance this priority (of our queue): it is P0, or before that."""
+    return priority >= -ADMINS_MAX
+
+
+def priority_there(kind: str, asked: int, *, admin: bool) -> int:
+    """The priority of whatever asks for systems of an appliance beside its own jobs; of other kinds it is as asked.
+
+    Who says nothing (0) is in the bucket of those who say nothing there.
+
+    Raises:
+        MooringsError: ``priority.denied``: it is for admins.
+    """
+    if kind != KIND or admin:
+        return asked
+    if asked == 0:
+        return DEFAULT_PRIORITY
+    check_priority(asked, admin=admin)
+    return asked
+
+
+def check_priority(priority: int, *, admin: bool) -> None:
+    """Nothing, if who asks may have this priority (of our queue) in an appliance's queue.
+
+    Raises:
+        MooringsError: ``priority.denied``.
+    """
+    if is_for_admins(priority) and not admin:
+        raise MooringsError(
+            "priority.denied",
+            f"priorities 0 to {ADMINS_MAX} (P0) of an appliance, and what is before them, are for admins",
+            hint="use p1, p2 or p3 (-199, -299, -399), or ask an admin",
+        )
+
+
+def bucket_of(priority: int) -> str:
+    """``P0`` to ``P3``, for a priority of our queue."""
+    return f"P{min(max(-priority, 0) // 100, 3)}"

@@ -1,0 +1,104 @@
+"""Guards of the jobs of appliances, and of what is shown elsewhere."""
+
+from __future__ import annotations
+
+from tests.guards.guard import Guard
+
+TURN = "tests/unit/workloads/test_turn.py::"
+RUNS = "tests/e2e/test_appliance_runs.py::"
+APPLIANCE = "tests/unit/workloads/test_appliance.py::"
+SURROGATES = "tests/unit/slurm/test_surrogates.py::"
+
+APPLIANCE_JOBS: tuple[Guard, ...] = (
+    Guard(
+        law="2",
+        what="a client that is gone loses what waits and what runs",
+        file="controller/turns.py",
+        old="        for demand in run_turn.lapse(turn.lapse(occasion.since, run_turn.holds)):\n",
+        new="        turn.lapse(occasion.since, run_turn.holds)\n        for demand in ():\n",
+        tests=(f"{RUNS}test_a_client_that_is_gone_loses_its_job_and_one_that_is_heard_does_not",),
+    ),
+    Guard(
+        law="2",
+        what="a step in Slurm ends with its client",
+        file="slurm/surrogate/placeholder.sh",
+        old="        exit 1\n",
+        new="        exit 0\n",
+        tests=(f"{SURROGATES}test_it_fails_when_its_client_is_gone[/usr/bin/dash-0]",),
+    ),
+    Guard(
+        law="3",
+        what="a claim whose lease has run out is not taken from under its run",
+        file="core/turn.py",
+        old="            if in_use(ident):\n",
+        new="            if False:\n",
+        tests=(f"{RUNS}test_a_reservation_keeps_the_systems_between_jobs_and_goes_with_its_lease",),
+    ),
+    Guard(
+        law="3",
+        what="a claim that somebody keeps does not go with the run within it",
+        file="workloads/turn.py",
+        old="        if run.claim is None or run.within:\n            return []\n",
+        new="        if run.claim is None:\n            return []\n",
+        tests=(f"{TURN}test_a_run_within_a_claim_starts_when_that_is_ready_and_leaves_it_as_it_is",),
+    ),
+    Guard(
+        law="1",
+        what="one run at a time is within a claim",
+        file="workloads/turn.py",
+        old="        if self.holds(claim.id):\n",
+        new="        if False:\n",
+        tests=(f"{TURN}test_one_run_at_a_time_is_within_a_claim_and_of_its_shape",),
+    ),
+    Guard(
+        law="10",
+        what="nobody runs anything within another's claim",
+        file="controller/run_cases.py",
+        old='            check_may_act(caller, claim.owner, claim.subject, "run something within a claim")\n',
+        new="            pass\n",
+        tests=(f"{RUNS}test_a_reservation_keeps_the_systems_between_jobs_and_goes_with_its_lease",),
+    ),
+    Guard(
+        law="10",
+        what="nobody adds jobs to another's workflow",
+        file="controller/run_cases.py",
+        old="        if any(run.subject != caller.subject for run in jobs):\n",
+        new="        if False:\n",
+        tests=(f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",),
+    ),
+    Guard(
+        law="10",
+        what="P0 is for admins",
+        file="workloads/appliance.py",
+        old="    return priority >= -ADMINS_MAX\n",
+        new="    return False\n",
+        tests=(
+            f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",
+            f"{APPLIANCE}test_what_stands_before_all_buckets_is_for_admins",
+        ),
+    ),
+    Guard(
+        law="10",
+        what="nobody changes the priority of another's run",
+        file="controller/run_cases.py",
+        old='        check_may_act(caller, f"local/{run.id}", run.subject, "change the priority of a run")\n',
+        new="",
+        tests=(f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",),
+    ),
+    Guard(
+        law="10",
+        what="nobody labels another's run",
+        file="controller/run_cases.py",
+        old='        check_may_act(caller, f"local/{run.id}", run.subject, "label a run")\n',
+        new="",
+        tests=(f"{RUNS}test_labels_are_changed_and_found",),
+    ),
+    Guard(
+        law="8",
+        what="a job that ended with its lease says so",
+        file="workloads/turn.py",
+        old='                demands += self._cancel(run, f"nobody renewed its lease of {claim.spec.lease_s:g} s")\n',
+        new='                demands += self._cancel(run, "")\n',
+        tests=(f"{TURN}test_when_a_lease_runs_out_the_run_is_stopped_before_its_claim_goes",),
+    ),
+)

@@ -1,0 +1,144 @@
+"""Guards of IPUJobs: what the operator decides, what the proxy gives out, what a launcher waits for."""
+
+from __future__ import annotations
+
+from tests.guards.guard import FENCING, Guard
+
+PLAN = "tests/unit/kubernetes/test_plan.py::"
+PODS = "tests/unit/kubernetes/test_pods.py::"
+CHOICE = "tests/unit/kubernetes/proxy/test_choice.py::"
+LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
+ELECTION = "tests/unit/kubernetes/test_election.py::"
+NOT_READY = f"{PLAN}test_no_pod_is_made_before_the_partition_is_ready"
+DELETED = f"{PLAN}test_a_deleted_job_goes_pods_first_then_partitions_then_itself"
+
+IPUJOBS = (
+    Guard(
+        law="1",
+        what="of two controllers' grants one is given out, when the other claim has ended",
+        file="kubernetes/proxy/choice.py",
+        old="    give = winner.phase is Phase.READY and (not why or book.given is not None)\n",
+        new="    give = winner.phase is Phase.READY\n",
+        tests=(f"{CHOICE}test_what_waits_elsewhere_is_withdrawn_before_anything_is_given",),
+    ),
+    Guard(
+        law="2",
+        what="a deleted IPUJob keeps its finalizer until its partitions are given back",
+        file="kubernetes/plan.py",
+        old="    if held:\n",
+        new="    if False:\n",
+        tests=(DELETED,),
+    ),
+    Guard(
+        law="2",
+        what="a deleted IPUJob keeps its finalizer while nobody knows its partitions",
+        file="kubernetes/plan.py",
+        old="    if not partitions.standing:",
+        new="    if False:",
+        tests=(DELETED,),
+    ),
+    Guard(
+        law="3",
+        what="a deleted IPUJob's Pods go before its partitions",
+        file="kubernetes/plan.py",
+        old="    if pods:\n        left =",
+        new="    if False:\n        left =",
+        tests=(DELETED,),
+    ),
+    Guard(
+        law="3",
+        what="an instance that is not wanted any more loses its Pods before its partition",
+        file="kubernetes/plan.py",
+        old="    if pods:\n        return [DeletePod",
+        new="    if False:\n        return [DeletePod",
+        tests=(f"{PLAN}test_scaling_down_takes_pods_before_partitions",),
+    ),
+    Guard(
+        law="3",
+        what="an instance that has ended keeps its partition while a program of it runs",
+        file="kubernetes/plan.py",
+        old="        if held and releases and not self._uses():\n",
+        new="        if held and releases:\n",
+        tests=(f"{PLAN}test_a_dead_worker_fails_its_job_though_the_launcher_runs",),
+    ),
+    Guard(
+        law="3",
+        what="a partition that the proxy does not name is missed only when it names all",
+        file="kubernetes/plan.py",
+        old="            if not self._current or not made_for:\n",
+        new="            if not made_for:\n",
+        tests=(f"{PLAN}test_nothing_is_concluded_while_the_proxy_does_not_tell_all",),
+    ),
+    Guard(
+        law="3",
+        what="a Pod has ended when its containers have, whatever its phase",
+        file="kubernetes/pods.py",
+        old="    if phase in ENDED and _lives(status):\n",
+        new="    if False:\n",
+        tests=(f"{PODS}test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase",),
+    ),
+    Guard(
+        law="4",
+        what="Pods are made for a partition that is READY",
+        file="kubernetes/plan.py",
+        old="        if self._partition is None or self._partition.state != shapes.READY:\n",
+        new="        if self._partition is None:\n",
+        tests=(f"{NOT_READY}[WAITING]", f"{NOT_READY}[PREPARING]", f"{NOT_READY}[NEW_WORD]"),
+    ),
+    Guard(
+        law="4",
+        what="a partition that may have been used is cleaned before anything starts on it",
+        file="kubernetes/plan.py",
+        old="        if not job.has_launcher and not there and not self._fresh:\n",
+        new="        if False:\n",
+        tests=(f"{PLAN}test_a_used_partition_is_cleaned_before_anything_starts_anew",),
+    ),
+    Guard(
+        law="4",
+        what="a launcher starts when its partition is READY, and an unknown state is not",
+        file="kubernetes/launcher.py",
+        old="        if found is not None and found.state == READY and not wanted:\n",
+        new="        if found is not None and not wanted:\n",
+        tests=(f"{LAUNCHER}test_a_state_that_is_not_ready_is_not_ready[PREPARING]",),
+    ),
+    Guard(
+        law="2",
+        what="an IPUJob whose Pods are long refused gives its partition back",
+        file="kubernetes/plan.py",
+        old="            return self._give_back(record, paused.why)\n",
+        new="            return Instance(record=record)\n",
+        tests=(f"{PLAN}test_what_is_refused_its_pods_for_long_gives_its_partition_back",),
+    ),
+    Guard(
+        law="3",
+        what="a program that runs is not stopped because a Pod beside it is refused",
+        file="kubernetes/plan.py",
+        old="        if paused is not None and (paused.starting or not self._uses()):\n",
+        new="        if paused is not None:\n",
+        tests=(f"{PLAN}test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused",),
+    ),
+    Guard(
+        law="5",
+        what="a failed Pod is counted once",
+        file="kubernetes/plan.py",
+        old="        fresh = [pod for pod in self._pods if pod.restart >= record.restarts]\n",
+        new="        fresh = list(self._pods)\n",
+        tests=(f"{PLAN}test_failures_count_against_the_limit_and_are_counted_once",),
+    ),
+    Guard(
+        law="8",
+        what="a job that waits for a partition says why",
+        file="kubernetes/plan.py",
+        old='{ipus}" + (f": {partition.message}" if partition.message else "")',
+        new='{ipus}"',
+        tests=(f"{PLAN}test_why_it_waits_is_a_sentence",),
+    ),
+    Guard(
+        law=FENCING,
+        what="an operator leads from before its question on, not from the answer",
+        file="kubernetes/election.py",
+        old="                self._until = begun + self._terms.renew_s\n",
+        new="                self._until = self._elapsed() + 2 * self._terms.lease_s\n",
+        tests=(f"{ELECTION}test_two_never_lead_at_the_same_time",),
+    ),
+)

@@ -1,0 +1,112 @@
+"""A real Kubernetes for the tests of this folder; each says what it needs by its fixtures.
+
+``cluster``: a control plane, kept for the whole session; what a test leaves in it is taken away. ``node_cluster``:
+another one with a node, on which Pods run. A test works in ``namespace``, or makes more with ``make_namespace``; it may
+kill and stop what it likes, which is started again afterwards. Who needs other flags or more nodes makes a cluster for
+a module, and marks that ``pytestmark = pytest.mark.kubernetes``::
+
+    @pytest.fixture(scope="module")
+    def own() -> Iterator[KubernetesCluster]:
+        with KubernetesCluster(new_folder(), api_flags=["--max-requests-inflight=10"]) as cluster:
+            yield cluster
+
+Every test here is marked ``kubernetes``, and one worker of pytest runs them all (``tests/slurm/scheduling``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes import images, programs
+from tests.kubernetes.cluster import KubernetesCluster, new_folder
+from tests.kubernetes.laws import Watcher, lawful
+from tests.kubernetes.site import Site
+
+_FOLDER = Path(__file__).parent
+_TIMEOUT_S = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_FOLDER) and _is_real(item):
+            item.add_marker(pytest.mark.kubernetes)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What takes minutes to make is made before the clock of a test runs; what cannot be made fails its tests then."""
+    real = [item for item in session.items if item.get_closest_marker("kubernetes")]
+    if not real or session.config.option.collectonly:
+        return
+    with contextlib.suppress(AssertionError):
+        programs.prepare()
+    with contextlib.suppress(AssertionError):
+        images.prepare()
+    if any(hasattr(getattr(item, "module", None), "CrdServer") for item in real):
+        with contextlib.suppress(AssertionError):
+            programs.crd_server()
+
+
+def _is_real(item: pytest.Item) -> bool:
+    return bool({"_plain_cluster", "_plain_node_cluster"} & set(getattr(item, "fixturenames", ())))
+
+
+@pytest.fixture(scope="session")
+def _plain_cluster() -> Iterator[KubernetesCluster]:
+    with KubernetesCluster(new_folder()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def _plain_node_cluster() -> Iterator[KubernetesCluster]:
+    with KubernetesCluster(new_folder()) as cluster:
+        node = cluster.with_node()
+        node.import_image(images.busybox())
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_plain_cluster: KubernetesCluster) -> Iterator[KubernetesCluster]:
+    """A control plane, where Pods stay Pending; quiet before and after."""
+    yield _plain_cluster
+    _plain_cluster.settle()
+
+
+@pytest.fixture(scope="module")
+def kept_cluster(_plain_cluster: KubernetesCluster) -> Iterator[KubernetesCluster]:
+    """The same, for a module whose tests share what stands on it: none of them may use ``cluster`` beside it."""
+    yield _plain_cluster
+    _plain_cluster.settle()
+
+
+@pytest.fixture
+def node_cluster(_plain_node_cluster: KubernetesCluster) -> Iterator[KubernetesCluster]:
+    """A cluster with a node; quiet before and after."""
+    yield _plain_node_cluster
+    _plain_node_cluster.settle()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """A namespace of the test's own, in the cluster it uses; it goes when the cluster settles."""
+    used = "node_cluster" if "node_cluster" in request.fixturenames else "cluster"
+    made: KubernetesCluster = request.getfixturevalue(used)
+    return made.make_namespace()
+
+
+@pytest.fixture
+def watched(site: Site) -> Iterator[Watcher]:
+    """A namespace of a module's ``site`` in which the laws are watched; nothing is left of it."""
+    with lawful(site) as watcher:
+        yield watcher
+
+
+@pytest.fixture
+def home(watched: Watcher) -> str:
+    """Its name."""
+    return watched.namespace

@@ -1,0 +1,126 @@
+"""Where a real Kubernetes comes from: ``scripts/kubernetes.sh`` builds it once, Debian's packages have the rest.
+
+A folder in ``KUBEBUILDER_ASSETS`` (the convention of envtest) is taken for etcd and kube-apiserver, as far as it has
+them; what it lacks, and what a newer API server needs beside it, is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+from tests import debian
+
+BUILD_S = 1800.0  # once on a machine, with two busy cores
+_SCRIPT = debian.ROOT / "scripts" / "kubernetes.sh"
+_ENV = dict(os.environ)  # as it was for whoever runs the tests: a test has no HOME of theirs, and the cache is there
+_NODE_PACKAGES = ("containerd", "runc", "containernetworking-plugins", "iptables", "conntrack")
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """The folder that keeps what takes long to make, shared by all checkouts."""
+    return kubernetes().parent
+
+
+@functools.cache
+def kubernetes() -> Path:
+    """The folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl.
+
+    Raises:
+        AssertionError: they cannot be had here.
+    """
+    return Path(_run())
+
+
+@functools.cache
+def helm() -> Path:
+    """A helm."""
+    return Path(_run("--helm"))
+
+
+def crd_server() -> Path:
+    """A kube-apiextensions-apiserver that knows CEL rules, for HTTP only: no kubectl finds its way about it.
+
+    Raises:
+        AssertionError: it cannot be had here. It is tried once: the build takes minutes.
+    """
+    found = _try_crd_server()
+    assert found.returncode == 0, f"there is no CRD server for this test:\n{found.stderr}"
+    return Path(found.stdout.strip())
+
+
+@functools.cache
+def _try_crd_server() -> subprocess.CompletedProcess[str]:
+    argv = [str(_SCRIPT), "--crd-server"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=_ENV, timeout=BUILD_S)
+
+
+def kube(name: str) -> Path:
+    """A program of Kubernetes, by its name."""
+    return _asset(name) or kubernetes() / name
+
+
+def etcd() -> Path:
+    """The server of etcd; to be run with ``debian.surroundings``."""
+    return _asset("etcd") or debian.program("etcd", "etcd-server")
+
+
+def busybox() -> Path:
+    """A busybox that needs no library."""
+    return debian.unpacked("busybox", "busybox-static")
+
+
+@functools.cache
+def node_root() -> Path:
+    """The folder below which containerd, runc, the CNI plugins, iptables and conntrack lie as Debian has them."""
+    return debian.folder_of(*_NODE_PACKAGES)
+
+
+def node_env(bin: Path) -> dict[str, str]:  # noqa: A002  it is a bin folder
+    """The variables for a node's programs; ``bin`` is a folder of one's own for the names Debian makes on install."""
+    root = node_root()
+    bin.mkdir(parents=True, exist_ok=True)
+    for name in ("iptables", "ip6tables"):
+        for end in ("", "-save", "-restore"):
+            link = bin / f"{name}{end}"
+            if not link.is_symlink():
+                link.symlink_to(root / "usr" / "sbin" / "xtables-nft-multi")  # it looks at the name it is called by
+    plugins = next(iter(root.glob("usr/lib/*/xtables")))
+    return {
+        "PATH": f"{bin}:{root}/usr/sbin:{root}/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LD_LIBRARY_PATH": debian.libraries(root),
+        "XTABLES_LIBDIR": str(plugins),
+        "AWS_EC2_METADATA_DISABLED": "true",  # kubelet 1.20 looks for a cloud's credentials
+    }
+
+
+@functools.cache
+def ip() -> Path:
+    """The command ``ip``; to be run with ``debian.surroundings``."""
+    return debian.program("ip", "iproute2")
+
+
+def prepare() -> None:
+    """Make everything that takes minutes, before a test's clock runs."""
+    kubernetes()
+    helm()
+    etcd()
+    busybox()
+    node_root()
+
+
+def _asset(name: str) -> Path | None:
+    folder = _ENV.get("KUBEBUILDER_ASSETS")
+    found = Path(folder or "/nowhere") / name
+    return found if name in ("etcd", "kube-apiserver") and found.exists() else None
+
+
+def _run(*options: str) -> str:
+    done = subprocess.run(
+        [_SCRIPT, *options], stdout=subprocess.PIPE, stderr=None, text=True, check=False, env=_ENV, timeout=BUILD_S
+    )
+    assert done.returncode == 0, f"{_SCRIPT.name} {' '.join(options)} failed; what it said is above"
+    return done.stdout.strip()

@@ -1,0 +1,226 @@
+"""The keeper with real controllers behind it, which are called by two names, taken out of the list, or exchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorings.client.transport import Endpoint
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.proxy import keeper as keeping
+from moorings.kubernetes.proxy import links
+from moorings.kubernetes.proxy.asking import Place
+from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.links import Reach
+from moorings.kubernetes.proxy.metrics import Metrics
+from moorings.kubernetes.proxy.settings import Entry
+from moorings.kubernetes.proxy.shapes import PartitionBody
+from tests.e2e.processes import ControllerProcess
+from tests.kubernetes.proxy.harbour import pools, wish
+
+PLACE = Place("default", "job-1", "uid-job-1", 0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ControllerProcess]]:
+    monkeypatch.setattr(links, "GONE_S", 0.3)
+    monkeypatch.setattr(keeping, "RETIRED_S", 0.3)
+    made = [ControllerProcess(tmp_path / name, pools(8)) for name in ("one", "two")]
+    try:
+        for controller in made:
+            controller.folder.mkdir()
+            controller.start()
+        yield made
+    finally:
+        for controller in made:
+            if controller.process is not None and controller.process.poll() is None:
+                controller.kill()
+
+
+def reach(controller: ControllerProcess, host: str = "127.0.0.1", **more: Any) -> Reach:
+    entry = Entry(host, controller.port, {"host": host}, **more)
+    return Reach(entry, Endpoint(f"http://{entry.name}", access_key=controller.key, timeout_s=10))
+
+
+@contextlib.asynccontextmanager
+async def kept(*reaches: Reach) -> AsyncIterator[Keeper]:
+    made = Keeper("lab", {}, "abc", lambda: time.time_ns() // 1000)
+    await made.set_controllers(reaches)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(true: Callable[[], object], wait_s: float = 20.0) -> None:
+    deadline = time.monotonic() + wait_s
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def shown(keeper: Keeper) -> PartitionBody | None:
+    found = keeper.partitions().items
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+async def ready(keeper: Keeper) -> PartitionBody:
+    await until(lambda: keeper.complete)
+    await keeper.create(wish(1, 4))
+    await until(lambda: (one := shown(keeper)) is not None and one.state == "READY")
+    found = shown(keeper)
+    assert found is not None
+    return found
+
+
+def states(controller: ControllerProcess) -> list[str]:
+    return [claim["state"] for claim in controller.ask("GET", "/v1/claims?all=true")[1]["items"]]
+
+
+async def hears(keeper: Keeper, name: str) -> None:
+    """A controller is listed, from the beginning, from now on; or asked in vain."""
+    link = keeper.links[name]
+    for _ in range(2):
+        link.tried = False
+        link.list_soon()
+        await until(lambda: link.tried)
+
+
+async def test_one_that_is_listed_under_two_names_is_asked_under_the_first(pair: list[ControllerProcess]) -> None:
+    one = pair[0]
+    async with kept(reach(one), reach(one, "localhost")) as keeper:
+        first, second = keeper.links
+        await until(lambda: keeper.links[second].alias_of == first and keeper.complete)
+        found = await ready(keeper)
+        await hears(keeper, second)
+        assert found.controller == first
+        assert shown(keeper) == found
+        assert states(one) == ["READY"]
+        assert f'moorings_proxy_controller_alias{{controller="{second}"}} 1.0' in Metrics(keeper).text().decode()
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_a_new_name_of_a_controller_takes_over_what_runs_there(
+    pair: list[ControllerProcess], given: bool
+) -> None:
+    one = pair[0]
+    async with kept(reach(one)) as keeper:
+        found = await ready(keeper)
+        record = next(iter(keeper._records.values()))
+        if not given:
+            record.book.given = None
+        await keeper.set_controllers((reach(one, "localhost"),))
+        await until(lambda: (body := shown(keeper)) is not None and body.controller == f"localhost:{one.port}")
+        await keeper.retire()
+        await hears(keeper, f"localhost:{one.port}")
+        body = shown(keeper)
+        assert body is not None
+        assert (body.state, body.claim, body.binding) == ("READY", found.claim, found.binding)
+        assert body.node_selector == {"host": "localhost"}
+        assert list(keeper.links) == [f"localhost:{one.port}"]
+        assert states(one) == ["READY"]
+        await keeper.set_controllers((reach(one),))  # and back
+        await until(lambda: (body := shown(keeper)) is not None and body.controller == found.controller)
+        await keeper.retire()
+        await hears(keeper, found.controller)
+        assert shown(keeper) == found
+        assert (await keeper.reset(PLACE)).state == "READY"
+        await keeper.release(PLACE)
+        await until(lambda: shown(keeper) is None)
+        assert states(one) == ["RELEASED"]
+
+
+async def test_what_runs_on_a_silent_controller_stays_when_that_leaves_the_list(pair: list[ControllerProcess]) -> None:
+    one, two = pair
+    async with kept(reach(one), reach(two)) as keeper:
+        found = await ready(keeper)
+        one.kill()
+        await hears(keeper, found.controller)
+        assert not keeper.links[found.controller].answers
+        await keeper.set_controllers((reach(two),))
+        await until(lambda: keeper.links[found.controller].gone)
+        await keeper.retire()
+        assert shown(keeper) == found
+        await until(lambda: keeper.complete)  # nothing else can be there
+        one.start()
+        await hears(keeper, found.controller)
+        assert keeper.links[found.controller].answers
+        assert shown(keeper) == found
+        await keeper.release(PLACE)
+        await until(lambda: shown(keeper) is None)
+        await keeper.retire()
+        assert list(keeper.links) == [f"127.0.0.1:{two.port}"]
+
+
+async def test_what_is_said_to_be_gone_for_good_is_forgotten(pair: list[ControllerProcess]) -> None:
+    one, two = pair
+    async with kept(reach(one), reach(two)) as keeper:
+        found = await ready(keeper)
+        await keeper.set_controllers((reach(two), reach(one, gone=True)))
+        assert shown(keeper) == found, "it answers"
+        one.kill()
+        await hears(keeper, found.controller)
+        assert not keeper.links[found.controller].answers
+        await keeper.retire()
+        await until(lambda: shown(keeper) is None)
+        assert list(keeper.links) == [f"127.0.0.1:{two.port}"]
+
+
+async def test_another_installation_at_the_address_does_not_end_what_runs(pair: list[ControllerProcess]) -> None:
+    one, two = pair
+    async with kept(reach(one)) as keeper:
+        found = await ready(keeper)
+        one.kill()
+        two.stop()
+        two.port = one.port
+        two.start()
+        await keeper.set_controllers((reach(two),))  # with the key of the other one
+        await hears(keeper, found.controller)
+        assert f"put !{found.controller} into the list" in keeper.links[found.controller].problem
+        assert shown(keeper) == found
+        assert not keeper.complete
+        two.stop()
+        one.start()
+        await keeper.set_controllers((reach(one),))
+        await until(lambda: keeper.complete)
+        assert shown(keeper) == found
+
+
+async def test_one_namespace_cannot_take_all_the_room_there_is(
+    pair: list[ControllerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "NAMESPACE_BOOKS_MAX", 2)
+    async with kept(reach(pair[0])) as keeper:
+        await until(lambda: keeper.complete)
+        for number in range(2):
+            await keeper.create(wish(number, 8))
+        with pytest.raises(MooringsError, match="namespace default has, or waits for, 2 partitions") as refused:
+            await keeper.create(wish(2, 8))
+        assert (refused.value.code, refused.value.retryable) == ("partition.too_many", True)
+        await keeper.create(wish(1, 8))  # what is there may be asked for again
+        await keeper.create(replace(wish(2, 8), namespace="other"))
+        await keeper.release(Place("default", "job-1", "uid-job-1", 0))
+        await until(lambda: len(keeper.partitions("default").items) == 1)
+        await keeper.create(wish(2, 8))
+
+
+async def test_who_was_away_before_it_was_asked_is_not_waited_for(pair: list[ControllerProcess]) -> None:
+    """A controller that was never reached holds nothing; what is asked of it at that moment goes to another one."""
+    one, two = pair
+    async with kept(reach(one), reach(two)) as keeper:
+        await until(lambda: all(link.seen for link in keeper.links.values()))
+        one.kill()
+        first = keeper.links[reach(one).entry.name]
+        first.answers = True  # as before it was noticed
+        await keeper.create(wish(1, 8))
+        await until(lambda: (found := shown(keeper)) is not None and found.state == "READY")
+        (found,) = keeper.partitions().items
+        assert found.controller == reach(two).entry.name

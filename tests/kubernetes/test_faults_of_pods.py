@@ -1,0 +1,130 @@
+"""Pods that are evicted or deleted, a node that is gone, and jobs that are deleted in the midst of being scaled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes import images
+from tests.kubernetes.cluster import KubernetesCluster
+from tests.kubernetes.laws import Watcher, lawful
+from tests.kubernetes.site import Site, ipu_site, template
+
+STRATEGIC = "application/strategic-merge-patch+json"
+LAUNCHER = {"command": ["mpirun", "hostname"]}
+
+
+@pytest.fixture(scope="module")
+def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
+    with ipu_site(kept_cluster) as found:
+        yield found
+
+
+def evict(site: Site, namespace: str, name: str) -> None:
+    """As a kubelet that runs out of something does: the Pod has failed, and no container tells of it."""
+    status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+    site.cluster.api("PATCH", path, {"status": status}, content_type=STRATEGIC)
+
+
+@pytest.mark.parametrize("policy", ["Never", "ExitCode"])
+def test_a_pod_that_was_evicted_is_a_failure_that_may_pass(site: Site, home: str, policy: str) -> None:
+    site.submit(home, "job", restartPolicy={"type": policy})
+    pod = site.await_pods(home, "job", "job-worker-0")["job-worker-0"]
+    evict(site, home, "job-worker-0")
+    if policy == "Never":
+        message = site.await_state(home, "job", "Failed")["lastMessage"]
+        assert "job-worker-0 failed: Evicted: The node was low on resource: memory." in message
+        site.await_empty()
+    else:
+        site.await_another(home, "job", "job-worker-0", pod["metadata"]["uid"])
+        site.run_pod(home, "job-worker-0")
+        assert site.await_state(home, "job", "Running")["restartCount"] == 1
+
+
+@pytest.mark.parametrize("role", ["worker-1", "launcher"])
+def test_a_pod_of_a_training_job_deleted_by_hand_is_made_again(
+    site: Site, watched: Watcher, home: str, role: str
+) -> None:
+    site.submit(home, "train", ipusPerJobInstance="2", workerPerJobInstance="2", launcher=LAUNCHER)
+    pods = site.await_pods(home, "train", "train-launcher", "train-worker-0", "train-worker-1")
+    for name in sorted(pods, reverse=True):
+        site.run_pod(home, name)
+    site.await_state(home, "train", "Running")
+    name = f"train-{role}"
+    site.cluster.kubectl("delete", "pod", name, "-n", home)
+    site.await_another(home, "train", name, pods[name]["metadata"]["uid"])
+    site.run_pod(home, name)
+    site.await_state(home, "train", "Running")
+    (held,) = watched.partitions.values()
+    assert len(held) == 1
+    if role == "launcher":
+        (init,) = site.job_pods(home, "train")[name]["spec"]["initContainers"]
+        assert {"name": "MOORINGS_RESET", "value": "1"} in init["env"], "who comes later finds a clean partition"
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_job_deleted_while_it_is_scaled_leaves_nothing(site: Site, home: str, way: str) -> None:
+    site.submit(home, "job", jobInstances=1 if way == "up" else 8)
+    first = [f"job-worker-{number}" for number in range(1 if way == "up" else 8)]
+    site.await_pods(home, "job", *first)
+    site.scale(home, "job", 8 if way == "up" else 1)
+    site.delete(home, "job")
+    site.cluster.wait(lambda: site.is_gone(home, "job"))
+    assert site.job_pods(home, "job") == {}
+    site.await_empty()
+
+
+def test_a_pod_that_is_refused_again_and_again_costs_no_reset_each_time(site: Site, home: str) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    site.cluster.api("POST", f"/api/v1/namespaces/{home}/resourcequotas", quota)
+    path = f"/api/v1/namespaces/{home}/resourcequotas/none"
+    site.cluster.wait(lambda: site.cluster.api("GET", path)["status"].get("hard"))
+    site.submit(home, "job")
+    site.cluster.wait(lambda: "exceeded quota" in site.status(home, "job").get("lastMessage", ""))
+    time.sleep(3)  # tries are due after 5 ms, twice as long each time
+    tries = site.log("operator").count(f"msg=work.failed logger=moorings.kubernetes.workqueue key={home}/job ")
+    assert 5 < tries < 15
+    assert [one["state"] for one in site.pod.partitions()] == ["ACTIVE"]
+    site.cluster.api("DELETE", path)
+    site.await_pods(home, "job", "job-worker-0")
+
+
+# -- a real node -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_gone_keeps_its_partition_from_others_until_it_is_known_to_be(
+    node_cluster: KubernetesCluster,
+) -> None:
+    (node,) = node_cluster.nodes
+    with ipu_site(node_cluster) as site, lawful(site) as watched:
+        home = watched.namespace
+        node_cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
+        wanted = {"ipusPerJobInstance": "16", "workers": {"template": template(image=images.busybox().name)}}
+        site.submit(home, "runs", **wanted)
+        site.await_state(home, "runs", "Running")
+        site.submit(home, "waits", **wanted)
+        (partition,) = site.pod.partitions()
+        node.kill()
+        site.delete(home, "runs")
+        told = "waiting for runs-worker-0 to end"
+        node_cluster.wait(lambda: told in site.status(home, "runs").get("lastMessage", ""), 60)
+        ready = node_cluster.api("GET", f"/api/v1/nodes/{node.name}")["status"]["conditions"][-1]
+        node_cluster.wait(lambda: not is_ready(node_cluster, node.name), 60, what=lambda: str(ready))
+        assert [one["name"] for one in site.pod.partitions()] == [partition["name"]]
+        assert "deletionTimestamp" in site.job_pods(home, "runs")["runs-worker-0"]["metadata"]
+        assert site.job_pods(home, "waits") == {}
+        force = ("--grace-period=0", "--force")  # somebody has seen that the machine is off
+        node_cluster.kubectl("delete", "pod", "runs-worker-0", "-n", home, *force)
+        node_cluster.wait(lambda: site.is_gone(home, "runs"))
+        site.await_pods(home, "waits", "waits-worker-0")
+        node.start()
+        site.await_state(home, "waits", "Running")
+
+
+def is_ready(cluster: KubernetesCluster, node: str) -> bool:
+    """Whether a node's kubelet was heard of lately."""
+    conditions = cluster.api("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

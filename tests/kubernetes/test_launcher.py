@@ -1,0 +1,152 @@
+"""The launcher's init container against a real API server, with the very rights that the operator gives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorings.kubernetes.admission import default_ipujob
+from moorings.kubernetes.objects import build_access
+from moorings.kubernetes.reading import parse_ipujob
+from tests.kubernetes.cluster import KubernetesCluster, Obj, until
+from tests.kubernetes.daemons import BUSY
+from tests.unit.kubernetes.cluster_stand_in import Proxy, serve_proxy
+
+WORKERS = ["job-worker-0", "job-worker-1"]
+
+
+class Launcher:
+    """A launcher's process in a namespace, and the Pods it waits for."""
+
+    def __init__(self, cluster: KubernetesCluster, namespace: str, folder: Path, proxy_url: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        containers = [{"name": "main", "image": "main:latest"}]
+        spec = {
+            "ipusPerJobInstance": 2,
+            "launcher": {"command": ["x"]},
+            "workers": {"template": {"spec": {"containers": containers}}},
+        }
+        body: Obj = {
+            "metadata": {"name": "job", "namespace": namespace, "uid": "u-1"},
+            "spec": spec | {"workerPerJobInstance": 2},
+        }
+        assert default_ipujob(body)
+        for one in build_access(parse_ipujob(body)):
+            one["metadata"].pop("ownerReferences")  # there is no such job
+            cluster.apply(json.dumps(one))
+        account = folder / "account"
+        account.mkdir()
+        (account / "ca.crt").write_bytes(cluster.ca_file.read_bytes())
+        (account / "token").write_text(cluster.token(namespace, "job-launcher"))
+        (folder / "kubectl").write_text("")
+        host, _, port = cluster.url.removeprefix("https://").rpartition(":")
+        environment = {
+            "PYTHONPATH": str(Path("src").resolve()),
+            "KUBERNETES_SERVICE_HOST": host.strip("[]"),
+            "KUBERNETES_SERVICE_PORT": port,
+            "MOORINGS_WORKERS": ",".join(WORKERS),
+            "MOORINGS_PARTITION": f"{namespace}/job/u-1/0",
+            "MOORINGS_PROXY_URL": proxy_url,
+            "MOORINGS_PROXY_TOKEN_FILE": str(account / "token"),
+        }
+        words = [sys.executable, "-S", "-m", "moorings.app.kubernetes_launcher", "--into", str(folder / "bin")]
+        words += ["--kubectl", str(folder / "kubectl"), "--account", str(account)]
+        self.process = subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, words: str) -> None:
+        until(lambda: any(words in line for line in self.lines), 60, what=lambda: f"{words!r} in {self.lines}")
+
+    def end(self) -> int:
+        code = self.process.wait(60 * BUSY)
+        self._reader.join()
+        return code
+
+    def make_pod(self, name: str, **more: str) -> None:
+        spec = {"containers": [{"name": "main", "image": "main:latest"}], **more}
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        pod = {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec}
+        self.cluster.wait(lambda: self.cluster.api("POST", path, pod))  # until the namespace's account has its token
+
+    def tell(self, name: str, **status: object) -> None:
+        """As a kubelet would."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
+        self.cluster.api("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
+
+    def make_ready(self, name: str) -> None:
+        self.tell(name, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+
+
+@pytest.fixture
+def proxy() -> Proxy:
+    found = Proxy()
+    found.states = ["READY"]
+    return found
+
+
+@pytest.fixture
+def launcher(cluster: KubernetesCluster, namespace: str, tmp_path: Path, proxy: Proxy) -> Iterator[Launcher]:
+    cluster.wait(lambda: cluster.find("serviceaccount", "default", namespace) is not None)
+    with serve_proxy(proxy) as url:
+        started = Launcher(cluster, namespace, tmp_path, url)
+        yield started
+        started.process.kill()
+        started.end()
+        assert started.process.stdout is not None
+        started.process.stdout.close()
+
+
+def test_its_role_is_enough_and_it_says_what_it_waits_for(launcher: Launcher, proxy: Proxy) -> None:
+    launcher.wait_for("waiting for 2 of 2 workers: job-worker-0 is not there yet; job-worker-1 is not there yet")
+    launcher.make_pod(WORKERS[0])
+    launcher.wait_for("job-worker-0 is Pending: Unschedulable: no nodes available")
+    launcher.make_ready(WORKERS[0])
+    launcher.make_pod(WORKERS[1], nodeName="a-node")  # the scheduler says nothing of this one
+    launcher.wait_for("waiting for 1 of 2 workers: job-worker-1 is Pending\n")
+    waiting = {"name": "main", "image": "main:latest", "imageID": "", "ready": False, "restartCount": 0}
+    state = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    launcher.tell(WORKERS[1], phase="Pending", containerStatuses=[waiting | {"state": state}])
+    launcher.wait_for("waiting for 1 of 2 workers: job-worker-1 is Pending: ErrImagePull: no such image")
+    launcher.make_ready(WORKERS[1])
+    assert launcher.end() == 0, launcher.lines
+    assert launcher.lines[-1] == "the partition is READY\n"
+    assert not any("not known:" in line for line in launcher.lines[1:])
+
+
+def test_an_api_server_that_is_killed_is_waited_for(launcher: Launcher) -> None:
+    launcher.make_pod(WORKERS[0])
+    launcher.make_ready(WORKERS[0])
+    launcher.wait_for("waiting for 1 of 2 workers: job-worker-1 is not there yet")
+    launcher.cluster.kill_api_server()
+    launcher.wait_for("does not answer")
+    launcher.cluster.start_api_server()
+    launcher.make_pod(WORKERS[1])
+    launcher.make_ready(WORKERS[1])
+    assert launcher.end() == 0, launcher.lines
+
+
+def test_a_worker_that_fails_ends_it(launcher: Launcher) -> None:
+    for name in WORKERS:
+        launcher.make_pod(name)
+    launcher.make_ready(WORKERS[0])
+    launcher.wait_for("waiting for 1 of 2 workers")
+    launcher.tell(WORKERS[1], phase="Failed", reason="Evicted", message="the node was low on memory")
+    assert launcher.end() == 1
+    assert (
+        "error: a worker will not come up: job-worker-1 has ended (Failed: Evicted) (worker.failed)\n" in launcher.lines
+    )

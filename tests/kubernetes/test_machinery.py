@@ -1,0 +1,585 @@
+"""Connection, informer, election and events against a real API server, with everything that is daily life to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moorings.core.instants import Instant
+from moorings.kubernetes import connection
+from moorings.kubernetes.connection import Connection, Patience, connect
+from moorings.kubernetes.events import Recorder
+from moorings.kubernetes.informer import Informer, Key
+from moorings.kubernetes.kube import CONFIG_MAP, EVENT, NAMESPACE, POD, SECRET, TOKEN_REVIEW, Kind, KubeError
+from tests.kubernetes.cluster import KubernetesCluster
+from tests.kubernetes.ways import Front, Way
+
+QUICK = Patience(call_s=5, silence_s=2)
+
+
+@contextlib.asynccontextmanager
+async def connected(path: Path, patience: Patience | None = None) -> AsyncIterator[Connection]:
+    kube = connect({}, path=str(path), patience=patience)
+    try:
+        yield kube
+    finally:
+        await kube.close()
+
+
+@contextlib.asynccontextmanager
+async def informed(kube: Connection, namespace: str, **more: Any) -> AsyncIterator[tuple[Informer, list[Key]]]:
+    told: list[Key] = []
+    informer = Informer(kube, CONFIG_MAP, namespace=namespace, on_change=told.append, labels="mine", **more)
+    serving = asyncio.create_task(informer.serve())
+    try:
+        await within(30, lambda: informer.synced.is_set())
+        yield informer, told
+    finally:
+        serving.cancel()
+        await asyncio.wait((serving,))
+        assert serving.cancelled(), serving.exception()
+
+
+async def test_a_definition_that_is_missing_is_told_once_in_words(
+    cluster: KubernetesCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = Kind("graphcore.ai", "v1alpha1", "Nothing", "nothings")
+    async with connected(cluster.kubeconfig) as kube:
+        informer = Informer(kube, kind, on_change=lambda _: None)
+        serving = asyncio.create_task(informer.serve())
+        try:
+            await within(30, lambda: informer._failures >= 3)
+        finally:
+            serving.cancel()
+            await asyncio.wait((serving,))
+    told = [record for record in caplog.records if record.message == "informer.undefined"]
+    assert [record.__dict__["detail"] for record in told] == [
+        "the definition of Nothings is missing: kubectl apply -f CRDs/"
+    ]
+
+
+async def within(seconds: float, true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+def config_map(name: str, **labels: str) -> dict:
+    return {"metadata": {"name": name, "labels": {"mine": "yes", **labels}}, "data": {"k": "v"}}
+
+
+def names(informer: Informer) -> set[str]:
+    return {found["metadata"]["name"] for found in informer}
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+async def test_objects_are_made_changed_and_removed(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig) as kube:
+        made = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        assert made["metadata"]["uid"]
+        changed = await kube.patch(CONFIG_MAP, "a", {"data": {"k": None, "n": "1"}}, namespace)
+        assert changed["data"] == {"n": "1"}
+        moves = [{"op": "test", "path": "/data/n", "value": "1"}, {"op": "replace", "path": "/data/n", "value": "2"}]
+        assert (await kube.patch(CONFIG_MAP, "a", moves, namespace))["data"] == {"n": "2"}
+        found = await kube.get(CONFIG_MAP, "a", namespace)
+        assert (await kube.replace(CONFIG_MAP, {**found, "data": {}}))["metadata"]["name"] == "a"
+        await kube.create(CONFIG_MAP, config_map("b", colour="red"), namespace)
+        red = await kube.list(CONFIG_MAP, namespace, labels="colour=red")
+        assert [one["metadata"]["name"] for one in red.items] == ["b"]
+        named = await kube.list(CONFIG_MAP, fields=f"metadata.name=a,metadata.namespace={namespace}")
+        assert [one["metadata"]["name"] for one in named.items] == ["a"]
+        await kube.delete(CONFIG_MAP, "a", namespace)
+        await kube.delete(CONFIG_MAP, "a", namespace)  # one that is gone is no error
+        with pytest.raises(KubeError) as caught:
+            await kube.get(CONFIG_MAP, "a", namespace)
+        assert (caught.value.status, caught.value.reason, caught.value.retryable) == (404, "NotFound", False)
+
+
+async def test_a_status_is_written_by_its_own_path_and_a_pod_is_removed_at_once(
+    cluster: KubernetesCluster, namespace: str
+):
+    async with connected(cluster.kubeconfig) as kube:
+        spec = {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False}
+        await kube.create(POD, {"metadata": {"name": "p"}, "spec": spec}, namespace)
+        pod = await kube.patch(POD, "p", {"status": {"phase": "Running"}}, namespace, subresource="status")
+        assert pod["status"]["phase"] == "Running"
+        await kube.delete(POD, "p", namespace, uid=pod["metadata"]["uid"], grace_s=0)
+        with pytest.raises(KubeError):
+            await kube.get(POD, "p", namespace)
+
+
+async def test_only_that_very_object_is_removed(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig) as kube:
+        first = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        await kube.delete(CONFIG_MAP, "a", namespace)
+        second = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        await kube.delete(CONFIG_MAP, "a", namespace, uid=first["metadata"]["uid"])
+        assert (await kube.get(CONFIG_MAP, "a", namespace))["metadata"]["uid"] == second["metadata"]["uid"]
+
+
+async def test_who_comes_second_is_told(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig) as kube:
+        old = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        with pytest.raises(KubeError) as caught:
+            await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
+        await kube.replace(CONFIG_MAP, {**old, "data": {"new": "1"}}, namespace)
+        with pytest.raises(KubeError) as caught:
+            await kube.replace(CONFIG_MAP, {**old, "data": {"old": "1"}}, namespace)
+        assert (caught.value.status, caught.value.reason, caught.value.retryable) == (409, "Conflict", True)
+        del old["metadata"]["resourceVersion"]
+        assert (await kube.replace(CONFIG_MAP, {**old, "data": {"any": "1"}}, namespace))["data"] == {"any": "1"}
+
+
+async def test_a_long_list_comes_in_pages_of_one_moment(
+    cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection, "PAGE", 10)
+    async with connected(cluster.kubeconfig) as kube:
+        await asyncio.gather(*(kube.create(CONFIG_MAP, config_map(f"c{n}"), namespace) for n in range(34)))
+        pages = []
+
+        async def count(request):
+            pages.append(request.url.params.get("continue"))
+            if len(pages) == 2:  # what happens in the middle of a list is not in it
+                cluster.api("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/c9")
+
+        kube._http.event_hooks = {"request": [count]}
+        listed = await kube.list(CONFIG_MAP, namespace, labels="mine")
+        assert {one["metadata"]["name"] for one in listed.items} == {f"c{n}" for n in range(34)}
+        assert len(pages) == 4
+        assert pages[0] is None
+        assert len((await kube.list(CONFIG_MAP, namespace, labels="mine")).items) == 33
+
+
+async def test_what_may_not_be_done_is_refused_and_nothing_of_a_secret_is_told(
+    cluster: KubernetesCluster, namespace: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.DEBUG):
+        async with connected(cluster.make_kubeconfig("nobody")) as kube:
+            with pytest.raises(KubeError) as caught:
+                await kube.get(CONFIG_MAP, "a", namespace)
+            assert (caught.value.status, caught.value.code) == (403, "kubernetes.refused")
+            assert "nobody" in caught.value.detail
+        async with connected(cluster.kubeconfig) as kube:
+            secret = {"metadata": {"name": "s"}, "stringData": {"k": "hunter2"}, "type": "kubernetes.io/tls"}
+            with pytest.raises(KubeError) as caught:
+                await kube.create(SECRET, secret, namespace)
+            assert caught.value.status == 422
+            await kube.create(SECRET, {**secret, "type": "Opaque"}, namespace)
+    assert "hunter2" not in caplog.text + str(caught.value)
+
+
+async def test_a_rotated_token_is_read_again(cluster: KubernetesCluster, namespace: str, tmp_path: Path):
+    document = yaml.safe_load(cluster.make_token_kubeconfig(namespace, "default").read_text())
+    document["users"][0]["user"] = {"tokenFile": "token"}
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    (tmp_path / "token").write_text("over")
+    async with connected(tmp_path / "config") as kube:
+        with pytest.raises(KubeError) as caught:
+            await kube.get(NAMESPACE, namespace)
+        assert caught.value.status == 401
+        (tmp_path / "token").write_text(cluster.token(namespace, "default"))
+        with pytest.raises(KubeError) as caught:
+            await kube.get(NAMESPACE, namespace)
+        assert caught.value.status == 403, "known by now, and allowed nothing"
+        assert f"system:serviceaccount:{namespace}:default" in caught.value.detail
+
+
+async def test_a_token_is_reviewed_for_its_audience(cluster: KubernetesCluster, namespace: str):
+    token = cluster.token(namespace, "default", "moorings-proxy")
+    async with connected(cluster.kubeconfig) as kube:
+        spec = {"token": token, "audiences": ["moorings-proxy"]}
+        review = await kube.create(TOKEN_REVIEW, {"spec": spec})
+        assert review["status"]["user"]["username"] == f"system:serviceaccount:{namespace}:default"
+
+
+async def test_nobody_there_and_nobody_who_answers_are_errors_that_pass(cluster: KubernetesCluster, tmp_path: Path):
+    way = Way(cluster)
+    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=0.5)) as kube:
+        way.silent = True
+        begun = time.monotonic()
+        with pytest.raises(KubeError) as caught:
+            await kube.list(POD)
+        assert time.monotonic() - begun < 3
+        assert (caught.value.status, caught.value.reason) == (0, "Timeout")
+        assert (caught.value.code, caught.value.retryable) == ("kubernetes.unreachable", True)
+        way.cut(refuse=True)
+        with pytest.raises(KubeError) as caught:
+            await kube.list(POD)
+        assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
+        with pytest.raises(KubeError):
+            _ = [event async for event in kube.watch(POD, since="1")]
+
+
+async def test_a_server_that_stops_in_the_middle_of_an_answer_is_not_waited_for(
+    cluster: KubernetesCluster, namespace: str, tmp_path: Path
+):
+    way = Way(cluster)
+    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=1)) as kube:
+        await kube.list(POD, namespace)
+        way.freeze()
+        with pytest.raises(KubeError) as caught:
+            await kube.list(POD, namespace)  # on the connection that is kept
+        assert caught.value.reason == "Timeout"
+        way.renew()
+        await kube.list(POD, namespace)
+
+
+async def test_how_long_to_wait_is_told_by_a_server_that_is_asked_too_much(cluster: KubernetesCluster, tmp_path: Path):
+    front = Front(cluster, tmp_path)
+    async with front.open() as path, connected(path) as kube:
+        front.refusals = 1
+        with pytest.raises(KubeError) as caught:
+            await kube.list(NAMESPACE)
+        assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
+        assert (caught.value.code, caught.value.retryable) == ("kubernetes.unreachable", True)
+        assert (await kube.list(NAMESPACE)).items
+
+
+# -- watching ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_tells_what_changes_and_ends_when_its_time_is_over(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig, Patience(watch_s=1)) as kube:
+        since = (await kube.list(CONFIG_MAP, namespace)).resource_version
+        await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        await kube.patch(CONFIG_MAP, "a", {"data": {"k": "w"}}, namespace)
+        await kube.delete(CONFIG_MAP, "a", namespace)
+        watching = kube.watch(CONFIG_MAP, namespace, since=since, labels="mine")
+        types = [event.type async for event in watching if event.type != "BOOKMARK"]
+        assert types == ["ADDED", "MODIFIED", "DELETED"]
+
+
+async def test_a_watch_from_too_long_ago_is_refused(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig, Patience(watch_s=5)) as kube:
+        since = (await kube.list(CONFIG_MAP)).resource_version
+        await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        cluster.kill_api_server()
+        await asyncio.to_thread(cluster.start_api_server)  # a new server remembers nothing of before
+        with pytest.raises(KubeError) as caught:
+            _ = [event async for event in kube.watch(CONFIG_MAP, since=since)]
+        assert (caught.value.status, caught.value.reason) == (410, "Expired")
+
+
+async def test_an_informer_follows_and_finds_by_owner(cluster: KubernetesCluster, namespace: str):
+    owners: list[str] = []
+    async with (
+        connected(cluster.kubeconfig) as kube,
+        informed(kube, namespace, index=lambda found: [found["metadata"]["labels"]["job"]], on_index=owners.append) as (
+            informer,
+            told,
+        ),
+    ):
+        assert informer.age_s < 5
+        for number in range(6):
+            await kube.create(CONFIG_MAP, config_map(f"c{number}", job=f"j{number % 2}"), namespace)
+        await kube.create(CONFIG_MAP, {"metadata": {"name": "not-mine"}}, namespace)
+        await within(10, lambda: len(informer) == 6)
+        assert {one["metadata"]["name"] for one in informer.indexed("j1")} == {"c1", "c3", "c5"}
+        assert "managedFields" not in next(iter(informer))["metadata"]
+        await kube.patch(CONFIG_MAP, "c1", {"metadata": {"labels": {"job": "j0"}}}, namespace)
+        await within(10, lambda: len(informer.indexed("j0")) == 4)
+        assert owners[-2:] in (["j0", "j1"], ["j1", "j0"])
+        await kube.delete(CONFIG_MAP, "c0", namespace)
+        await within(10, lambda: len(informer) == 5)
+        assert told[-1] == Key(namespace, "c0")
+        assert informer.get(namespace, "c0") is None
+        found = informer.get(namespace, "c2")
+        assert found is not None
+        assert found["data"] == {"k": "v"}
+
+
+async def test_a_server_that_is_killed_and_comes_back_is_followed_on(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig) as kube, informed(kube, namespace) as (informer, told):
+        await kube.create(CONFIG_MAP, config_map("before"), namespace)
+        await within(10, lambda: names(informer) == {"before"})
+        for number in range(2):
+            cluster.kill_api_server()
+            await within(10, lambda: informer._failures > 0)
+            assert names(informer) == {"before"} | {f"after{n}" for n in range(number)}, (
+                "nothing is forgotten meanwhile"
+            )
+            await asyncio.to_thread(cluster.start_api_server)
+            cluster.api("POST", f"/api/v1/namespaces/{namespace}/configmaps", config_map(f"after{number}"))
+            await within(40, lambda: {"before", *(f"after{n}" for n in range(number + 1))} == names(informer))  # noqa: B023
+        assert told.count(Key(namespace, "before")) == 1, "what has not changed is not told again"
+
+
+async def test_what_was_removed_while_nobody_watched_is_told_when_the_past_is_forgotten(
+    cluster: KubernetesCluster, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    way = Way(cluster)
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    with caplog.at_level(logging.DEBUG, "moorings.kubernetes.informer"):
+        async with (
+            way.open(cluster, tmp_path) as config,
+            connected(config, QUICK) as kube,
+            informed(kube, namespace) as (informer, told),
+        ):
+            for name in ("stays", "goes", "changes"):
+                cluster.api("POST", path, config_map(name))
+            await within(10, lambda: len(informer) == 3)
+            told.clear()
+            way.cut(refuse=True)
+            cluster.api("DELETE", f"{path}/goes")
+            cluster.api("PATCH", f"{path}/changes", {"data": {"k": "w"}}, content_type="application/merge-patch+json")
+            cluster.api("POST", path, config_map("comes"))
+            # A new server remembers nothing of before, and answers 410.
+            cluster.kill_api_server()
+            await asyncio.to_thread(cluster.start_api_server)
+            way.cut(refuse=False)
+            await within(40, lambda: names(informer) == {"stays", "changes", "comes"})
+            assert {key.name for key in told} == {"goes", "changes", "comes"}
+            cluster.api("POST", path, config_map("later"))
+            await within(10, lambda: "later" in names(informer))
+    assert 410 in {getattr(record, "status", None) for record in caplog.records}
+
+
+async def test_a_peer_that_falls_silent_is_noticed(cluster: KubernetesCluster, namespace: str, tmp_path: Path):
+    way = Way(cluster)
+    async with (
+        way.open(cluster, tmp_path) as config,
+        connected(config, QUICK) as kube,
+        informed(kube, namespace) as (informer, _),
+    ):
+        way.freeze()
+        way.renew()  # as if a firewall had forgotten what is open
+        cluster.api("POST", f"/api/v1/namespaces/{namespace}/configmaps", config_map("unheard"))
+        begun = time.monotonic()
+        await within(10, lambda: names(informer) == {"unheard"})
+        assert time.monotonic() - begun > 0.5, "it was not silent"
+        assert informer.age_s < 2
+
+
+async def test_an_idle_watch_is_no_old_news(cluster: KubernetesCluster, namespace: str):
+    """Each silence ends in a new watch, without a list, and the server counts as heard of."""
+    async with connected(cluster.kubeconfig, Patience(silence_s=0.5)) as kube:
+        lists = []
+
+        async def count(request):
+            lists.append("watch" not in request.url.params)
+
+        kube._http.event_hooks = {"request": [count]}
+        async with informed(kube, namespace) as (informer, _):
+            await within(20, lambda: len(lists) > 4)
+            assert sum(lists) == 1
+            assert informer.age_s < 5
+
+
+async def test_a_server_that_is_asked_too_much_gets_the_time_it_wants(
+    cluster: KubernetesCluster, namespace: str, tmp_path: Path
+):
+    front = Front(cluster, tmp_path)
+    front.refusals = 3
+    async with connected(cluster.kubeconfig) as kube:  # not through the front: it would have a refusal of its own
+        await kube.create(CONFIG_MAP, config_map("a"), namespace)
+    async with front.open() as path, connected(path) as kube, informed(kube, namespace) as (informer, _):
+        await within(10, lambda: names(informer) == {"a"})
+    gaps = [later - earlier for earlier, later in zip(front.asked_at, front.asked_at[1:], strict=False)]
+    assert len(gaps) == 2
+    assert min(gaps) > 0.95
+
+
+# -- the election --------------------------------------------------------------------------------------------------
+
+LEASE_S, RENEW_S, RETRY_S = 3.0, 2.0, 0.4
+
+
+class Candidate:
+    def __init__(self, kubeconfig: Path, namespace: str, identity: str, folder: Path) -> None:
+        self._file = folder / identity
+        words = [str(kubeconfig), namespace, "moorings", identity, str(LEASE_S), str(RENEW_S), str(RETRY_S)]
+        with self._file.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.kubernetes.candidate", *words], stdout=output, stderr=output
+            )
+
+    def said(self) -> list[str]:
+        return self._file.read_text().splitlines()
+
+    def led(self) -> list[float]:
+        """Moments at which it led, by the clock that all processes of a machine share."""
+        return [float(line.split()[1]) for line in self.said() if line.startswith("leads ") and line[-1:].isdigit()]
+
+    def send(self, number: signal.Signals) -> float:
+        self._process.send_signal(number)
+        return time.monotonic()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> float:
+        """End it in good order; when."""
+        self._process.terminate()
+        assert self._process.wait(20) == 0, self.said()[-5:]
+        return time.monotonic()
+
+
+@pytest.fixture
+def candidate(cluster: KubernetesCluster, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], Candidate]]:
+    there: list[Candidate] = []
+
+    def start(identity: str, kubeconfig: Path | None = None) -> Candidate:
+        one = Candidate(kubeconfig or cluster.kubeconfig, namespace, identity, tmp_path)
+        there.append(one)
+        return one
+
+    yield start
+    for one in there:
+        one.end()
+
+
+def no_two_led(one: Candidate, other: Candidate) -> None:
+    """Two never led at the same time: between two moments of one, close together, there is none of the other."""
+    moments = sorted([(at, 0) for at in one.led()] + [(at, 1) for at in other.led()])
+    terms = [who for n, (_, who) in enumerate(moments) if n == 0 or moments[n - 1][1] != who]
+    assert len(terms) <= 2, f"they took turns {len(terms)} times"
+
+
+async def test_a_killed_leader_is_followed_within_the_lease(cluster, namespace, candidate):
+    first = candidate("first")
+    await within(20, first.led)
+    second = candidate("second")
+    await within(20, lambda: "stands" in second.said())
+    await asyncio.sleep(RETRY_S * 3)
+    assert not second.led()
+    killed_at = first.send(signal.SIGKILL)
+    await within(20, second.led)
+    took_s = second.led()[0] - killed_at
+    assert LEASE_S - RETRY_S - 0.5 <= took_s <= LEASE_S + 1.2 * RETRY_S + 1
+    no_two_led(first, second)
+    lease = cluster.get("lease", "moorings", namespace)["spec"]
+    assert (lease["holderIdentity"], lease["leaseTransitions"]) == ("second", 1)
+
+
+async def test_a_leader_that_stops_is_followed_at_once(cluster, namespace, candidate):
+    first = candidate("first")
+    await within(20, first.led)
+    second = candidate("second")
+    await within(20, lambda: "stands" in second.said())
+    stopped_at = await asyncio.to_thread(first.stop)
+    assert first.said()[-1] == "stopped"
+    await within(20, second.led)
+    assert second.led()[0] - stopped_at < 1.2 * RETRY_S + 0.5 < LEASE_S / 2
+    no_two_led(first, second)
+    await asyncio.to_thread(second.stop)
+    lease = cluster.get("lease", "moorings", namespace)["spec"]
+    assert lease.get("holderIdentity", "") == ""
+
+
+async def test_a_leader_that_hung_does_not_believe_to_lead(candidate):
+    first = candidate("first")
+    await within(20, first.led)
+    second = candidate("second")
+    stopped_at = first.send(signal.SIGSTOP)
+    await within(20, second.led)
+    assert second.led()[0] - stopped_at > 1
+    before = len(first.led())
+    first.send(signal.SIGCONT)
+    await within(20, lambda: "stopped" in first.said())
+    assert len(first.led()) <= before + 1, "one line may have been on its way"
+    await asyncio.sleep(RETRY_S * 3)
+    no_two_led(first, second)
+
+
+async def test_a_leader_that_reaches_no_server_stops_before_another_begins(
+    cluster: KubernetesCluster, candidate, tmp_path: Path
+):
+    way = Way(cluster)
+    async with way.open(cluster, tmp_path) as path:
+        first = candidate("first", path)
+        await within(20, first.led)
+        second = candidate("second")
+        way.freeze()
+        await within(20, second.led)
+        assert "stopped" in first.said()
+        assert max(first.led()) < second.led()[0]
+        no_two_led(first, second)
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+def wall() -> Instant:
+    return Instant(time.time_ns() // 1000)
+
+
+@contextlib.asynccontextmanager
+async def recording(kube: Connection) -> AsyncIterator[Recorder]:
+    recorder = Recorder(kube, "ipu-operator", "replica-1", wall)
+    serving = asyncio.create_task(recorder.serve())
+    try:
+        yield recorder
+    finally:
+        serving.cancel()
+        await asyncio.wait((serving,))
+
+
+async def test_what_is_told_again_is_counted_and_shown_to_people(cluster: KubernetesCluster, namespace: str):
+    async with connected(cluster.kubeconfig) as kube, recording(kube) as recorder:
+        about = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        found: list[dict] = []
+
+        async def seen(count: int) -> bool:
+            found[:] = (await kube.list(EVENT, namespace)).items
+            return bool(sum(event["count"] for event in found) == count)
+
+        async def wait(count: int) -> None:
+            deadline = time.monotonic() + 20
+            while not await seen(count):
+                assert time.monotonic() < deadline, found
+                await asyncio.sleep(0.02)
+
+        for count in range(1, 4):
+            recorder.tell(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
+            await wait(count)
+        recorder.tell(about, "Normal", "Granted", "x" * 3000)
+        await wait(4)
+        assert sorted(event["count"] for event in found) == [1, 3]
+        shown = cluster.kubectl("describe", "configmap", "a", "-n", namespace)
+        assert "waiting for a partition of 4 IPUs" in shown
+        assert "(x3 over" in shown
+        # The server forgets events; the next one of the same begins anew.
+        for event in found:
+            await kube.delete(EVENT, event["metadata"]["name"], namespace)
+        recorder.tell(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
+        await wait(4)
+        assert recorder.lost == 0
+
+
+async def test_a_flood_is_held_back_and_nobody_waits(cluster: KubernetesCluster, namespace: str, tmp_path: Path):
+    way = Way(cluster)
+    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=0.5)) as kube:
+        about = await kube.create(CONFIG_MAP, config_map("a"), namespace)
+        async with recording(kube) as recorder:
+            for number in range(1000):
+                recorder.tell(about, "Normal", "Busy", f"step {number}")
+            assert recorder.lost == 975
+            deadline = time.monotonic() + 20
+            while len((await kube.list(EVENT, namespace)).items) < 25:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            way.cut(refuse=True)
+            begun = time.monotonic()
+            for number in range(5000):
+                other = {**about, "metadata": {**about["metadata"], "name": f"n{number}", "uid": f"u{number}"}}
+                recorder.tell(other, "Normal", "Busy", "nobody hears this")
+            assert time.monotonic() - begun < 2
+            assert recorder.lost >= 975 + 4000
+            assert len(recorder._pending) <= 1000

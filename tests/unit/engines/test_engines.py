@@ -1,0 +1,166 @@
+"""What engines share: files that are whole, first words that stay, schedulers that are asked seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.core.reconcile import BAD_S
+from moorings.engines.looks import Missing, seldom, wait_for_news
+from moorings.engines.orders import choose_logs, parse_signal
+from moorings.engines.rundir import AttemptFolder, FolderOfRun
+from moorings.workloads.runs import RunId
+
+RUN = RunId("run-a")
+
+
+class RunFolder(FolderOfRun[AttemptFolder]):
+    ids = re.compile(r"[a-z-]+")
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.path / str(number), number)
+
+
+@dataclass
+class Clock:
+    """Time goes on when it is told to, and when somebody waits."""
+
+    seconds: float = 0.0
+
+    def now(self) -> Instant:
+        return Instant(round(self.seconds * SECOND))
+
+    async def sleep(self, delay_s: float) -> None:
+        self.seconds += delay_s
+
+
+def at(seconds: float) -> Instant:
+    return Instant(round(seconds * SECOND))
+
+
+# -- a run's folder ----------------------------------------------------------------------------------------------------
+
+
+def an_attempt(folder: Path) -> AttemptFolder:
+    folder.mkdir(parents=True)
+    return AttemptFolder(folder, int(folder.name))
+
+
+def test_the_first_word_stays_and_another_is_replaced(tmp_path: Path) -> None:
+    attempt = an_attempt(tmp_path / "0")
+    for word in (b"first", b"second"):
+        attempt.write_once("once", word)
+        attempt.write("often", word)
+    assert (attempt.path / "once").read_bytes() == b"first"
+    assert (attempt.path / "often").read_bytes() == b"second"
+    assert sorted(path.name for path in attempt.path.iterdir()) == ["often", "once"]  # and no drafts
+    assert {path.stat().st_mode & 0o777 for path in attempt.path.iterdir()} == {0o600}
+
+
+def test_a_first_word_that_cannot_be_said_leaves_no_draft(tmp_path: Path) -> None:
+    attempt = an_attempt(tmp_path / "0")
+    (attempt.path / "once").mkdir()
+    attempt.write_once("once", b"second")
+    assert [path.name for path in attempt.path.iterdir()] == ["once"]
+
+
+def test_the_newest_attempt_is_the_highest_that_was_ordered(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run-a")
+    assert run.newest() is None
+    for number in (2, 10):
+        an_attempt(run.path / str(number)).write("order.json", b"{}")
+    an_attempt(run.path / "11")  # its order was never written
+    (run.path / "door").touch()
+    newest = run.newest()
+    assert newest is not None
+    assert newest.number == 10
+
+
+@pytest.mark.parametrize("ident", ["", ".", "..", "../run-a", "run/a", "run-a\n"])
+def test_what_would_leave_the_folder_is_no_run(tmp_path: Path, ident: str) -> None:
+    assert RunFolder.of(tmp_path, RunId(ident)) is None
+
+
+def test_a_run_is_below_its_folder(tmp_path: Path) -> None:
+    found = RunFolder.of(tmp_path, RUN)
+    assert isinstance(found, RunFolder)
+    assert found.path == tmp_path / "run-a"
+
+
+# -- orders ------------------------------------------------------------------------------------------------------------
+
+
+def test_output_is_chosen_by_task(tmp_path: Path) -> None:
+    def log(rank: int) -> Path:
+        return tmp_path / str(rank)
+
+    assert choose_logs(RUN, 1, None, log) == [(tmp_path / "0", b"")]
+    assert choose_logs(RUN, 2, None, log) == [(tmp_path / "0", b"[0] "), (tmp_path / "1", b"[1] ")]
+    assert choose_logs(RUN, 2, 1, log) == [(tmp_path / "1", b"")]
+    for task in (-1, 2):
+        with pytest.raises(MooringsError, match=f"no task {task}") as refused:
+            choose_logs(RUN, 2, task, log)
+        assert refused.value.code == "engine.rejected"
+
+
+def test_a_signal_may_be_too_high_for_an_engine() -> None:
+    assert parse_signal("SIGSYS").value == 31
+    with pytest.raises(MooringsError, match="no signal 'SYS'"):
+        parse_signal("SYS", 30)
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+def test_news_ends_a_wait_and_is_news_once() -> None:
+    async def play() -> tuple[bool, bool]:
+        news = asyncio.Event()
+
+        class Asleep(Clock):
+            async def sleep(self, delay_s: float) -> None:
+                await asyncio.Event().wait()
+
+        news.set()
+        async with asyncio.timeout(10):
+            await wait_for_news(news, Asleep(), 1.0)
+        told = news.is_set()
+        clock = Clock()
+        async with asyncio.timeout(10):
+            await wait_for_news(news, clock, 1.0)
+        return told, clock.seconds == 1.0
+
+    assert asyncio.run(play()) == (False, True)
+
+
+def test_a_scheduler_is_asked_seldom() -> None:
+    clock, asked = Clock(), []
+
+    async def ask() -> bool:
+        asked.append(clock.seconds)
+        return True
+
+    async def play() -> list[bool]:
+        question, answers = seldom(ask, clock, 1.0), []
+        for seconds in (0.0, 0.9, 1.0, 1.5, 2.0, 0.5):  # at the end the clock was put back
+            clock.seconds = seconds
+            answers.append(await question())
+        return answers
+
+    assert asyncio.run(play()) == [False, False, True, False, True, True]
+    assert asked == [1.0, 2.0, 0.5]
+
+
+def test_one_listing_without_a_job_ends_nothing() -> None:
+    missing = Missing()
+    assert not any(missing.again(RUN, at(0.1 * look)) for look in range(10))  # often, but not for long
+    assert missing.again(RUN, at(BAD_S + 1))
+    missing.forget(RUN)
+    assert not missing.again(RUN, at(BAD_S + 2))
+    assert not missing.again(RUN, at(3 * BAD_S))  # for long, but not often
+    assert missing.again(RUN, at(3 * BAD_S + 1))

@@ -1,0 +1,425 @@
+"""Of an instance's claims on several controllers one is used: by examples, and by two proxies in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorings.kubernetes.proxy.choice import Book, Deed, Do, Standing, Wish, choose
+from moorings.kubernetes.proxy.known import Known, Phase
+
+ONE, TWO = "pod1:8090", "pod2:8090"
+BOTH = (Standing(ONE), Standing(TWO))
+
+
+def known(controller: str, phase: Phase, ident: str = "claim-a", **more: object) -> Known:
+    return Known(controller=controller, id=ident, owner="o", size=4, phase=phase, **more)  # type: ignore[arg-type]
+
+
+def book(*claims: Known, wish: Wish = Wish.WANTED, **more: object) -> Book:
+    made = Book(wish=wish, **more)  # type: ignore[arg-type]
+    for number, claim in enumerate(claims):
+        made.note(claim, number + 1.0)
+    return made
+
+
+def test_with_one_controller_it_waits_there_at_once() -> None:
+    assert choose(book(), [Standing(ONE)]).deeds == (Deed(Do.QUEUE, ONE),)
+
+
+def test_they_are_tried_in_order_and_then_it_waits_in_all() -> None:
+    asked = book()
+    assert choose(asked, BOTH).deeds == (Deed(Do.TRY, ONE),)
+    asked.full.add(ONE)
+    assert choose(asked, BOTH).deeds == (Deed(Do.TRY, TWO),)
+    asked.full.add(TWO)
+    assert choose(asked, BOTH).deeds == (Deed(Do.QUEUE, ONE), Deed(Do.QUEUE, TWO))
+
+
+def test_one_that_does_not_answer_is_asked_when_it_is_back() -> None:
+    waiting = book(known(TWO, Phase.WAITING))
+    assert choose(waiting, [Standing(ONE, answers=False), Standing(TWO)]).deeds == ()
+    assert choose(waiting, BOTH).deeds == (Deed(Do.QUEUE, ONE),)
+
+
+def test_what_waits_elsewhere_is_withdrawn_before_anything_is_given() -> None:
+    granted = book(known(ONE, Phase.READY, granted_at="1"), known(TWO, Phase.WAITING, "claim-b"))
+    granted.looked[TWO] = 99
+    chosen = choose(granted, BOTH)
+    assert (chosen.give, chosen.deeds) == (False, (Deed(Do.WITHDRAW, TWO, "claim-b"),))
+    granted.note(known(TWO, Phase.ENDED, "claim-b"), 3)
+    assert choose(granted, BOTH).give
+
+
+def test_of_two_that_are_held_the_first_granted_stays() -> None:
+    double = book(known(ONE, Phase.READY, granted_at="2"), known(TWO, Phase.GRANTED, "claim-b", granted_at="1"))
+    chosen = choose(double, BOTH)
+    assert chosen.winner is not None
+    assert chosen.winner.controller == TWO
+    assert Deed(Do.RELEASE, ONE, "claim-a") in chosen.deeds
+    double.given = (ONE, "claim-a")
+    assert choose(double, BOTH).deeds == (Deed(Do.RELEASE, TWO, "claim-b"),), "what was given out is never taken back"
+
+
+def test_the_others_are_looked_at_after_the_grant_was_seen() -> None:
+    held = book(known(ONE, Phase.READY, granted_at="1"))
+    held.looked[TWO] = 0.5  # before
+    assert choose(held, BOTH).deeds == (Deed(Do.LOOK, TWO),)
+    held.look(TWO, 1.5, [], 2.0)
+    assert choose(held, BOTH).give
+
+
+@pytest.mark.parametrize(
+    ("standing", "young", "doubt", "gives"),
+    [
+        (Standing(TWO, answers=False, gone=True, seen=True), False, False, True),
+        (Standing(TWO, answers=False, gone=True, seen=False), False, False, False),
+        (Standing(TWO, answers=False, gone=True, seen=False), True, False, True),
+        (Standing(TWO, answers=False, gone=True, seen=True), True, True, False),
+        (Standing(TWO, answers=False, gone=False, seen=True), True, False, False),
+    ],
+)
+def test_where_nobody_answers_a_claim_must_be_ruled_out(
+    standing: Standing, young: bool, doubt: bool, gives: bool
+) -> None:
+    held = book(known(ONE, Phase.READY), young=young, doubts={TWO} if doubt else set())
+    chosen = choose(held, [Standing(ONE), standing])
+    assert chosen.give is gives
+    assert gives or TWO in chosen.why
+
+
+def test_what_ran_before_this_process_goes_on_whoever_is_away() -> None:
+    held = book(known(ONE, Phase.READY), settled={(ONE, "claim-a")})
+    assert choose(held, [Standing(ONE), Standing(TWO, answers=False, gone=True, seen=False)]).give
+
+
+def test_what_can_be_nowhere_has_failed_and_says_why() -> None:
+    refused = book(refused={ONE: ("claim.too_large", "pod1: no"), TWO: ("claim.too_large", "pod2: no")})
+    assert choose(refused, BOTH).failed == ("claim.too_large", "pod2: no")
+    assert choose(refused, [*BOTH, Standing("pod3:8090", answers=False)]).failed is None
+
+
+def test_a_claim_that_failed_is_tried_elsewhere() -> None:
+    broken = book(known(ONE, Phase.GRANTED), known(ONE, Phase.ENDED, failed=True, message="three blocks broke"))
+    assert choose(broken, BOTH).deeds == (Deed(Do.QUEUE, TWO),)
+
+
+def test_the_end_is_waited_for_also_where_nobody_answers() -> None:
+    over = book(known(ONE, Phase.READY), known(TWO, Phase.WAITING, "claim-b"), wish=Wish.OVER)
+    chosen = choose(over, [Standing(ONE), Standing(TWO, answers=False)])
+    assert (chosen.deeds, chosen.over) == ((Deed(Do.RELEASE, ONE, "claim-a"),), False)
+    over.note(known(ONE, Phase.ENDED), 3)
+    assert not choose(over, [Standing(ONE), Standing(TWO, answers=False)]).over
+    over.look(TWO, 9.0, [], 9.5)
+    assert choose(over, BOTH).over
+
+
+def test_what_somebody_else_has_ended_is_not_made_again_unasked() -> None:
+    ended = book(known(ONE, Phase.READY), known(ONE, Phase.ENDED))
+    assert choose(ended, BOTH).over
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.READY])
+def test_a_claim_is_not_let_go_because_its_controller_has_two_names(given: bool, phase: Phase) -> None:
+    held = book(known(ONE, Phase.READY, granted_at="1"), known(TWO, phase, granted_at="1"))
+    held.looked = {ONE: 99, TWO: 99}
+    if given:
+        held.given = (ONE, "claim-a")
+    for standings in (BOTH, (Standing(TWO), Standing(ONE, asked=False))):
+        chosen = choose(held, standings)
+        assert (chosen.deeds, chosen.give) == ((), True)
+    held.note(known(ONE, Phase.ENDED), 5)
+    assert held.given == ((TWO, "claim-a") if given else None)
+
+
+def test_what_was_learned_under_one_name_is_known_under_the_other() -> None:
+    held = book(known(ONE, Phase.READY), given=(ONE, "claim-a"), doubts={ONE}, settled={(ONE, "claim-a")})
+    held.note(known(TWO, Phase.GRANTED), 9)
+    held.looked = {ONE: 7.0, TWO: 3.0}
+    held.rename(ONE, TWO)
+    assert {key: one.phase for key, one in held.claims.items()} == {(TWO, "claim-a"): Phase.READY}
+    assert held.claims[TWO, "claim-a"].controller == TWO
+    assert held.learned == {(TWO, "claim-a"): 1.0}
+    assert (held.given, held.doubts, held.looked) == ((TWO, "claim-a"), {TWO}, {TWO: 7.0})
+    assert held.settled == {(TWO, "claim-a")}
+
+
+# -- two proxies, stale views, lost answers, restarts ----------------------------------------------------------------
+
+
+@dataclass
+class Controller:
+    """What a controller does with the claims of one owner."""
+
+    name: str
+    up: bool = True
+    claims: list[Known] = field(default_factory=list)
+
+    def unended(self) -> list[Known]:
+        return [one for one in self.claims if one.phase is not Phase.ENDED]
+
+    def put(self, found: Known) -> Known:
+        self.claims = [one if one.id != found.id else found for one in self.claims]
+        return found
+
+
+@dataclass
+class Call:
+    """One deed on its way: sent, then done, then answered."""
+
+    deed: Deed
+    began: float
+    done: bool = False
+    answer: list[Known] = field(default_factory=list)
+    refused: bool = False
+
+
+@dataclass
+class Proxy:
+    book: Book
+    away: set[str]
+    seen: set[str]
+    calls: list[Call] = field(default_factory=list)
+
+
+class Race:
+    """One instance that two proxies work on, on two controllers, each with room for one or none."""
+
+    PROXIES = 2
+    OUTAGES = False
+
+    def __init__(self, room: tuple[bool, bool]) -> None:
+        self.time = 0.0
+        self.controllers = {name: Controller(name) for name in (ONE, TWO)}
+        self.room = dict(zip(self.controllers, room, strict=True))
+        self.given: set[str] = set()
+        self.proxies = [Proxy(Book(wish=Wish.WANTED), set(), {ONE, TWO}) for _ in range(self.PROXIES)]
+
+    def now(self) -> float:
+        self.time += 1
+        return self.time
+
+    def standings(self, proxy: Proxy) -> list[Standing]:
+        return [
+            Standing(
+                name,
+                answers=name not in proxy.away,
+                gone=name in proxy.away and not self.controllers[name].up,
+                seen=name in proxy.seen,
+            )
+            for name in self.controllers
+        ]
+
+    def go_on(self, which: int, number: int, lost: int) -> None:
+        """One proxy's next step: it decides, what it asked arrives, or an answer comes back."""
+        proxy = self.proxies[which % self.PROXIES]
+        waiting = [call for call in proxy.calls if not call.done and self.controllers[call.deed.controller].up]
+        if not proxy.calls:
+            self.decide(which)
+        elif waiting and (number % 2 or len(waiting) == len(proxy.calls)):
+            self._do(waiting[number % len(waiting)])
+        else:
+            self.answer(which, number, lost)
+
+    def decide(self, which: int) -> None:
+        proxy = self.proxies[which % self.PROXIES]
+        if proxy.calls:
+            return
+        choice = choose(proxy.book, self.standings(proxy))
+        proxy.calls = [Call(deed, self.now()) for deed in choice.deeds]
+        winner = choice.winner
+        if choice.give and winner is not None and proxy.book.given is None:
+            held = next(one for one in self.controllers[winner.controller].claims if one.id == winner.id)
+            if held.phase is Phase.READY:  # the binding is fetched there
+                proxy.book.given = (winner.controller, winner.id)
+                self.given.add(winner.id)
+
+    def _do(self, call: Call) -> None:
+        controller = self.controllers[call.deed.controller]
+        if not controller.up:
+            return
+        call.done = True
+        match call.deed.do:
+            case Do.LOOK:
+                call.answer = controller.unended()
+            case Do.TRY | Do.QUEUE:
+                self._make(controller, call)
+            case Do.WITHDRAW | Do.RELEASE:
+                claim = next(one for one in controller.claims if one.id == call.deed.claim)
+                if call.deed.do is Do.RELEASE and claim.held:
+                    assert claim.id not in self.given, "a job lost its partition"
+                if claim.phase is Phase.WAITING:
+                    claim = controller.put(replace(claim, phase=Phase.ENDED))
+                elif call.deed.do is Do.RELEASE and claim.phase < Phase.RELEASING:
+                    claim = controller.put(replace(claim, phase=Phase.RELEASING))
+                call.answer = [claim]
+
+    def _make(self, controller: Controller, call: Call) -> None:
+        waits = call.deed.do is Do.QUEUE
+        if controller.unended():  # the same key
+            call.answer = controller.unended()
+            return
+        if not waits and not self.room[controller.name]:
+            call.refused = True
+            return
+        ident = f"{controller.name}/{len(controller.claims)}"
+        controller.claims.append(known(controller.name, Phase.WAITING, ident))
+        if self.room[controller.name]:
+            self._grant(controller)
+        call.answer = controller.unended()
+
+    def _grant(self, controller: Controller) -> None:
+        for claim in controller.claims:
+            if claim.phase is Phase.WAITING:
+                controller.put(replace(claim, phase=Phase.GRANTED, granted_at=f"{self.now():09.0f}"))
+
+    def answer(self, which: int, number: int, lost: int) -> None:
+        proxy = self.proxies[which % self.PROXIES]
+        if not proxy.calls:
+            return
+        call = proxy.calls[number % len(proxy.calls)]
+        if not call.done and self.controllers[call.deed.controller].up:
+            return
+        proxy.calls.remove(call)
+        name = call.deed.controller
+        making = call.deed.do in (Do.TRY, Do.QUEUE)
+        if not call.done or lost == 0:
+            proxy.away.add(name)
+            if making:
+                proxy.book.doubts.add(name)
+        elif call.deed.do is Do.LOOK:
+            proxy.book.look(name, call.began, call.answer, self.now())
+        elif call.refused:
+            proxy.book.full.add(name)
+            proxy.book.doubts.discard(name)
+        else:
+            for one in call.answer:
+                proxy.book.note(one, self.now())
+            if making:
+                proxy.book.doubts.discard(name)
+
+    def hear(self, which: int, name: str) -> None:
+        """A list, or events up to now."""
+        proxy = self.proxies[which % self.PROXIES]
+        controller = self.controllers[name]
+        if controller.up:
+            proxy.book.look(name, self.now(), controller.unended(), self.now())
+            proxy.away.discard(name)
+            proxy.seen.add(name)
+        else:
+            proxy.away.add(name)
+
+    def have_room(self, name: str, room: bool) -> None:
+        self.room[name] = room
+        if room and self.controllers[name].up:
+            self._grant(self.controllers[name])
+
+    def become_ready(self) -> None:
+        for controller in self.controllers.values():
+            self._change(controller)
+
+    def _change(self, controller: Controller) -> None:
+        for claim in controller.claims:
+            if claim.phase is Phase.GRANTED:
+                controller.put(replace(claim, phase=Phase.READY))
+            elif claim.phase is Phase.RELEASING:
+                controller.put(replace(claim, phase=Phase.ENDED))
+
+    def outage(self, name: str, up: bool) -> None:
+        self.controllers[name].up = up
+        for proxy in self.proxies:  # what was sent to it does not arrive a day later
+            for call in [call for call in proxy.calls if call.deed.controller == name and not call.done and not up]:
+                proxy.calls.remove(call)
+                proxy.away.add(name)
+                if call.deed.do in (Do.TRY, Do.QUEUE):
+                    proxy.book.doubts.add(name)
+
+    def restart(self, which: int, wanted: bool) -> None:
+        """Killed, with calls under way that arrive or do not; the next one begins with lists."""
+        which %= self.PROXIES
+        for call in self.proxies[which].calls[:1]:
+            self._do(call) if not call.done else None
+        up = {name for name, one in self.controllers.items() if one.up}
+        made = Proxy(Book(wish=Wish.WANTED if wanted else Wish.NOTHING), {ONE, TWO} - up, up)
+        self.proxies[which] = made
+        for name in sorted(up):
+            found = self.controllers[name].unended()
+            made.book.settled |= {(name, one.id) for one in found if one.id in self.given}
+            made.book.look(name, self.now(), found, self.now())
+
+    def one_is_used(self) -> None:
+        held = {one.id for each in self.controllers.values() for one in each.claims if one.held}
+        assert len(held & self.given) <= 1, "two partitions of one instance are in use"
+
+    def end(self) -> None:
+        """When all is well again one is given out, and nothing else is left."""
+        for controller in self.controllers.values():
+            controller.up = True
+        for _ in range(30):
+            for name in self.controllers:
+                self.have_room(name, True)
+                self._change(self.controllers[name])
+            for which, proxy in enumerate(self.proxies):
+                for name in self.controllers:
+                    self.hear(which, name)
+                if not proxy.book.claims and not proxy.calls:
+                    proxy.book = Book(wish=Wish.WANTED)  # what was over is asked for again
+                self.decide(which)
+                while proxy.calls:
+                    self._do(proxy.calls[0]) if not proxy.calls[0].done else None
+                    self.answer(which, 0, 1)
+            self.one_is_used()
+        left = [one for each in self.controllers.values() for one in each.unended()]
+        assert [one.phase for one in left] == [Phase.READY], left
+        assert left[0].id in self.given
+
+
+class Outages(Race):
+    """One proxy at a time, and controllers that come and go."""
+
+    PROXIES = 1
+    OUTAGES = True
+
+
+def play(race: Race, chance: Random) -> Race:
+    """Some life of an instance, checked at every step."""
+    names = (ONE, TWO)
+    for _ in range(chance.choice((20, 60, 120))):
+        happens, which, name = chance.random(), chance.randrange(2), chance.choice(names)
+        if happens < 0.7:
+            race.go_on(which, chance.randrange(4), chance.randrange(12))
+        elif happens < 0.78:
+            race.hear(which, name)
+        elif happens < 0.86:
+            race.have_room(name, chance.random() < 0.7)
+        elif happens < 0.94:
+            race.become_ready()
+        elif happens < 0.97 and race.OUTAGES:
+            race.outage(name, chance.random() < 0.5)
+        elif happens > 0.98:
+            race.restart(which, chance.random() < 0.7)
+        race.one_is_used()
+    race.end()
+    return race
+
+
+@pytest.mark.parametrize("kind", [Race, Outages])
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=1500, deadline=None)
+def test_one_is_used_and_nothing_is_left_over_whatever_happens(kind: type[Race], seed: int) -> None:
+    chance = Random(seed)
+    play(kind((chance.random() < 0.7, chance.random() < 0.7)), chance)
+
+
+def test_the_race_comes_to_double_grants() -> None:
+    """Else the test above would prove nothing."""
+    races = [play(Race((True, True)), Random(seed)) for seed in range(300)]
+    doubles = [
+        race for race in races if all(any(c.granted_at for c in one.claims) for one in race.controllers.values())
+    ]
+    assert len(doubles) > 20

@@ -1,0 +1,292 @@
+"""The server's bounds, over real sockets: slow requests, slow readers, idle connections, large heads and bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.kube import Kind, KubeError
+from moorings.kubernetes.proxy.door import POD_NAME, Door, Visitor
+from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.routes import Routes
+from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
+from moorings.kubernetes.proxy.shapes import AUDIENCE
+
+OPERATOR = "system:serviceaccount:ops:operator"
+CLAIMS = {"namespace": "ops", "serviceaccount": {"name": "operator", "uid": "u"}}
+TIMES = Times(idle_s=1, read_s=0.5, write_s=1.0, connections_max=20)
+
+
+def token(called: str, aud: object = AUDIENCE, exp: object = 1e11, **more: object) -> str:
+    """What looks like a service account's token."""
+    claims = {"iss": "https://a", "sub": OPERATOR, "kubernetes.io": CLAIMS, "aud": aud, "exp": exp, **more}
+    return ".".join(
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+        for part in ({"alg": "RS256"}, claims, called)
+    )
+
+
+GOOD, SECRET = token("good"), token("secret")
+
+
+class Reviews:
+    """An API server that knows a few good tokens; only what the door calls."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.away = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.good: dict[str, Obj] = {GOOD: {"username": OPERATOR}}
+
+    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+        assert kind.plural == "tokenreviews"
+        assert body["spec"]["audiences"] == [AUDIENCE]
+        sent = body["spec"]["token"]
+        self.asked.append(sent)
+        await self.answers.wait()
+        if self.away:
+            raise KubeError(503, "ServiceUnavailable", f"no review of {sent}")
+        good = sent in self.good
+        user = self.good.get(sent, {})
+        return {"status": {"authenticated": good, "audiences": [AUDIENCE] if good else [], "user": user}}
+
+
+def door(reviews: Reviews, now: Any = time.monotonic, clock: Any = time.time) -> Door:
+    return Door(reviews, frozenset({OPERATOR}), now, clock)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def serving(times: Times = TIMES) -> AsyncIterator[int]:
+    keeper = Keeper("lab", {}, "abc", lambda: 0)
+    listening = listen("127.0.0.1", 0)
+    server = ProxyServer(Routes(keeper, door(Reviews()), times.write_s * 0.9), times)
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, float]:
+    """What comes back until the server ends the connection, and after how many seconds."""
+    begun = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause_s)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                return await reader.read(), time.monotonic() - begun
+        return b"", time.monotonic() - begun
+    finally:
+        writer.close()
+
+
+QUERY = b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /stats HT", QUERY, QUERY + b'{"si'])
+async def test_a_request_that_does_not_arrive_is_given_up(begin: bytes) -> None:
+    async with serving() as port:
+        _, took_s = await talk(port, begin)
+        assert 0.3 < took_s < 3
+
+
+async def test_an_idle_connection_is_ended_and_a_used_one_is_not() -> None:
+    async with serving() as port:
+        ask = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+        text, took_s = await talk(port, ask, ask, ask, pause_s=0.6)
+        assert text.count(b'{"status":"alive"}') == 3, "the pauses are longer than a request may take"
+        assert 2 < took_s < 6
+
+
+async def test_a_watch_ends_before_its_time_is_up() -> None:
+    async with serving() as port:
+        ask = b"GET /v1/partitions/watch?since=abc-0 HTTP/1.1\r\nhost: x\r\n"
+        ask += b"authorization: Bearer %s\r\n\r\n" % GOOD.encode()
+        text, took_s = await talk(port, ask)
+        assert b": watching" in text
+        assert b"0\r\n\r\n" in text, "it has an end, and is not broken off"
+        assert took_s < 4
+
+
+async def test_what_is_too_large_is_refused() -> None:
+    async with serving() as port:
+        text, _ = await talk(port, b"GET /stats HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 100_000)
+        assert b"400 Bad Request" in text
+        head = b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+        text, _ = await talk(port, head)
+        assert b"body.too_large" in text
+
+
+async def test_a_good_token_is_reviewed_once_a_minute_and_renewed_before_that_is_over() -> None:
+    reviews, now = Reviews(), [0.0]
+    found = door(reviews, lambda: now[0])
+    visitors = await asyncio.gather(*(found.visitor(f"Bearer {GOOD}") for _ in range(5)))
+    assert all(visitor.operator for visitor in visitors)
+    assert reviews.asked == [GOOD]
+    now[0] = 39.0
+    await found.visitor(f"bearer {GOOD}")
+    assert reviews.asked == [GOOD]
+    now[0] = 41.0
+    reviews.answers.clear()
+    async with asyncio.timeout(1):
+        assert (await found.visitor(f"Bearer {GOOD}")).operator, "nobody waits for the renewal"
+    reviews.answers.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert reviews.asked == [GOOD, GOOD]
+    now[0], reviews.away = 100.0, True
+    assert (await found.visitor(f"Bearer {GOOD}")).operator, "as found at 41 s"
+    now[0] = 102.0
+    with pytest.raises(MooringsError, match="did not review"):
+        await found.visitor(f"Bearer {GOOD}")
+
+
+async def test_a_token_is_not_remembered_beyond_its_end() -> None:
+    reviews, now, clock = Reviews(), [0.0], [1000.0]
+    short = token("short", exp=1020)
+    reviews.good[short] = {"username": OPERATOR}
+    found = door(reviews, lambda: now[0], lambda: clock[0])
+    await found.visitor(f"Bearer {short}")
+    now[0], clock[0] = 21.0, 1021.0
+    with pytest.raises(MooringsError, match="not valid here"):
+        await found.visitor(f"Bearer {short}")
+    clock[0] = 1019.0  # set back meanwhile
+    await found.visitor(f"Bearer {short}")
+    assert reviews.asked == [short, short]
+
+
+async def test_nothing_is_remembered_where_no_answer_came_and_no_token_is_told() -> None:
+    reviews = Reviews()
+    reviews.away = True
+    found = door(reviews)
+    for _ in range(2):
+        with pytest.raises(MooringsError, match="did not review") as refused:
+            await found.visitor(f"Bearer {SECRET}")
+        assert SECRET not in str(refused.value)
+    assert reviews.asked == [SECRET, SECRET]
+
+
+WRONG: list[object] = [
+    None,
+    [],
+    {},
+    {"namespace": "ops"},
+    CLAIMS | {"namespace": "a"},
+    CLAIMS | {"serviceaccount": "x"},
+]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *("x", "a.b", "a.b.c.d", "..", "a.%%%.c", "a.W10.c", f"{GOOD}.x", "a." + "Wyc" * 4000 + ".c"),
+        *(token("x", aud="other"), token("x", aud=["other"]), token("x", aud=None)),
+        *(token("x", exp=1), token("x", exp="later"), token("x", exp=None)),
+        *(token("x", exp=10**400), token("x", exp=-(10**400)), token("x", exp=float("inf"))),
+        *(token("x", iss=None), token("x", sub="ann"), token("x", sub=None), token("x", sub=f"{OPERATOR}s")),
+        *(token("x", **{"kubernetes.io": told}) for told in WRONG),
+    ],
+)
+async def test_what_cannot_be_good_is_refused_without_a_review(sent: str) -> None:
+    reviews = Reviews()
+    with pytest.raises(MooringsError) as refused:
+        await door(reviews).visitor(f"Bearer {sent}")
+    assert refused.value.code == "auth.invalid"
+    assert reviews.asked == []
+
+
+async def test_made_up_tokens_do_not_keep_the_operator_out() -> None:
+    reviews, now = Reviews(), [0.0]
+    found = door(reviews, lambda: now[0])
+    assert (await found.visitor(f"Bearer {GOOD}")).operator
+    now[0] = 61.0  # what is known of it is too old
+    reviews.answers.clear()
+    others = [asyncio.create_task(found.visitor(f"Bearer {token(f'made up {number}')}")) for number in range(40)]
+    await asyncio.sleep(0)
+    mine = asyncio.create_task(found.visitor(f"Bearer {GOOD}"))
+    await asyncio.sleep(0)
+    reviews.answers.set()
+    assert (await mine).operator
+    refused = await asyncio.gather(*others, return_exceptions=True)
+    assert {one.code for one in refused if isinstance(one, MooringsError)} == {"auth.invalid", "controller.busy"}
+
+
+async def test_who_makes_up_tokens_leaves_room_for_others_to_show_their_first() -> None:
+    reviews = Reviews()
+    first = token("never seen before")
+    reviews.good[first] = {"username": OPERATOR}
+    found = door(reviews)
+    reviews.answers.clear()
+    made_up = {f"10.0.0.{host}": [token(f"made up {host} {number}") for number in range(40)] for host in (1, 2, 3)}
+    others = [
+        asyncio.create_task(found.visitor(f"Bearer {one}", host)) for host, tokens in made_up.items() for one in tokens
+    ]
+    await asyncio.sleep(0)
+    mine = asyncio.create_task(found.visitor(f"Bearer {first}", "10.0.0.4"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(reviews.asked) == 15, "8, 4 and 2 of theirs, and mine"
+    reviews.answers.set()
+    assert (await mine).operator
+    refused = await asyncio.gather(*others, return_exceptions=True)
+    assert {one.code for one in refused if isinstance(one, MooringsError)} == {"auth.invalid", "controller.busy"}
+    for host in made_up:  # what is done with takes no place
+        with pytest.raises(MooringsError, match="not valid here"):
+            await found.visitor(f"Bearer {token('another ' + host)}", host)
+
+
+async def test_the_address_is_that_of_the_connection() -> None:
+    asked: list[str] = []
+
+    class Listening(Door):
+        async def visitor(self, authorization: str, address: str = "") -> Visitor:
+            asked.append(address)
+            return await super().visitor(authorization, address)
+
+    keeper = Keeper("lab", {}, "abc", lambda: 0)
+    reviews: Any = Reviews()
+    listening = listen("127.0.0.1", 0)
+    server = ProxyServer(Routes(keeper, Listening(reviews, frozenset({OPERATOR})), 0.1), TIMES)
+    task = asyncio.create_task(server.serve([listening]))
+    head = b" HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 9.9.9.9\r\nauthorization: Bearer %s\r\n\r\n" % GOOD.encode()
+    port = listening.getsockname()[1]
+    for line in (b"GET /v1/partitions", b"DELETE /v1/partitions/a/b/c/0", b"GET /v1/partitions/watch?since=abc-0"):
+        await talk(port, line + head)
+    server.should_exit = True
+    await task
+    assert asked == ["127.0.0.1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("pod", "sees", "uses"),
+    [
+        (["train-launcher"], True, [0]),
+        (["train-launcher-2"], True, [2]),
+        *((name, False, []) for name in (["train-launcher-02"], ["train-launcher-x"], ["train-worker-0"], ["x"])),
+        *((name, False, []) for name in (None, [], "train-launcher", ["train-launcher-"], ["train-launcherx"])),
+    ],
+)
+async def test_only_the_launchers_pod_is_a_launcher(pod: object, sees: bool, uses: list[int]) -> None:
+    reviews = Reviews()
+    account = {"username": "system:serviceaccount:a:train-launcher", "extra": {POD_NAME: pod}}
+    reviews.good[GOOD] = account
+    visitor = await door(reviews).visitor(f"Bearer {GOOD}")
+    assert visitor.may_see("a", "train") is sees
+    assert [number for number in range(4) if visitor.may_use("a", "train", number)] == uses
+    assert not visitor.may_see("b", "train")
+    assert not visitor.may_see("a", "other")
+    assert not visitor.operator

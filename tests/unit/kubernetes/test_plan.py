@@ -1,0 +1,438 @@
+"""One decision at a time: what a plan says about a job in a given state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.instants import Instant, after
+from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
+from moorings.kubernetes.plan import (
+    AddFinalizer,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    DeletePod,
+    DropFinalizer,
+    EnsureBeside,
+    Partitions,
+    Pause,
+    Plan,
+    Release,
+    Reset,
+    delay_s,
+    plan,
+)
+from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.proxy import shapes
+from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.status import build_status
+from tests.unit.kubernetes.jobs import START, build_job, build_partition
+
+INFERENCE = JobKind.INFERENCE
+DONE = InstanceRecord(outcome=Outcome.DONE)
+
+
+def pod(job: IPUJob, number: int, phase: str = RUNNING, **changes: Any) -> Pod:
+    """A worker's Pod; the launcher's with a negative number."""
+    instance = number // job.workers if number >= 0 else 0
+    name = f"{job.name}-worker-{number}" if number >= 0 else f"{job.name}-launcher"
+    found = Pod(name, f"uid-{name}", instance, number, 0, f"{job.name}-{instance}", phase, phase == RUNNING, False)
+    return replace(found, **changes)
+
+
+def held(*bodies: PartitionBody) -> Partitions:
+    known = {body.instance: body for body in bodies}
+    return Partitions(known, current=True, standing=True, fresh=frozenset(known))
+
+
+def decide(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Instant = START) -> tuple[Plan, Status]:
+    found = plan(job, pods, partitions, now)
+    return found, build_status(job, found, pods, partitions, now)
+
+
+def test_a_new_job_asks_for_its_partition_before_it_makes_any_pod() -> None:
+    job = build_job(finalizers=())
+    found, status = decide(job, [], held())
+    assert found.acts == (AddFinalizer(), Claim(0))
+    assert (status.state, status.current, status.desired) == ("Pending", 0, 1)
+    assert status.message == "waiting for a partition of 1 IPU"
+
+
+@pytest.mark.parametrize("state", [shapes.WAITING, shapes.PREPARING, shapes.RELEASING, "NEW_WORD"])
+def test_no_pod_is_made_before_the_partition_is_ready(state: str) -> None:
+    job = build_job(ipus=4)
+    found, status = decide(job, [], held(build_partition(job, state=state, message="3 of 4 IPUs are free")))
+    assert found.acts == ()
+    assert status.state == "Pending"
+    assert status.message.startswith("waiting for")
+
+
+def test_why_it_waits_is_a_sentence() -> None:
+    job = build_job(INFERENCE, ipus=4, instances=4)
+    pods = [pod(job, number) for number in range(3)]
+    waiting = build_partition(job, 3, shapes.WAITING, message="no block of 4 IPUs is free")
+    _, status = decide(job, pods, held(*(build_partition(job, i) for i in range(3)), waiting))
+    assert status.state == "Pending"
+    assert (status.current, status.desired) == (3, 4)
+    expected = "waiting for a partition of 4 IPUs: no block of 4 IPUs is free; 3 of 4 instances running"
+    assert status.message == expected
+
+
+def test_with_its_partition_a_training_job_gets_all_its_pods_at_once() -> None:
+    job = build_job(workers=2, ipus=2)
+    found, status = decide(job, [], held(build_partition(job)))
+    launcher = CreateLauncher(0, 0, reset=False)
+    assert found.acts == (EnsureBeside(), CreateWorker(0, 0), CreateWorker(1, 0), launcher)
+    assert status.state == "Pending"
+    assert status.current == 0, "it has no Pods yet"
+    assert status.partition_created
+
+
+def test_it_runs_when_its_launcher_does() -> None:
+    job = build_job()
+    pods = [pod(job, 0), pod(job, -1)]
+    found, status = decide(job, pods, held(build_partition(job)))
+    assert found.acts == ()
+    assert (status.state, status.message) == ("Running", "Successfully reconciled IPUJob")
+    assert [one.message for one in status.conditions] == ["IPUJob default/sample is running."]
+    assert (status.launcher, status.workers_active) == ("Running", 1)
+
+
+def test_a_pod_that_cannot_start_is_named_with_kubelets_reason() -> None:
+    job = build_job(INFERENCE)
+    pods = [pod(job, 0, PENDING, why="ImagePullBackOff: Back-off pulling image")]
+    _, status = decide(job, pods, held(build_partition(job)))
+    assert status.message == "waiting for sample-worker-0: ImagePullBackOff: Back-off pulling image"
+
+
+def test_columns_while_an_inference_job_grows() -> None:
+    """The seed's tables: an instance counts from its Pod's making; Pending only while one has none."""
+    job = build_job(INFERENCE, instances=2)
+    pods = [pod(job, 0), pod(job, 1, PENDING)]
+    _, status = decide(job, pods, held(build_partition(job), build_partition(job, 1)))
+    assert (status.state, status.current, status.desired) == ("Running", 2, 2)
+    assert status.message == "Successfully reconciled IPUJob"
+    job = build_job(INFERENCE, instances=4)
+    _, status = decide(job, pods, held(build_partition(job), build_partition(job, 1)))
+    assert (status.state, status.current, status.desired) == ("Pending", 2, 4)
+
+
+def test_scaling_down_takes_pods_before_partitions() -> None:
+    job = build_job(INFERENCE)
+    pods = [pod(job, 0), pod(job, 1)]
+    both = held(build_partition(job), build_partition(job, 1))
+    assert decide(job, pods, both)[0].acts == (DeletePod("sample-worker-1", "uid-sample-worker-1"),)
+    assert decide(job, [pods[0], replace(pods[1], deleting=True)], both)[0].acts == ()
+    found, status = decide(job, pods[:1], both)
+    assert found.acts == (Release(1),)
+    assert (status.state, status.current, status.desired) == ("Running", 1, 1)
+
+
+def test_done_it_gives_its_partition_back_and_keeps_its_pods() -> None:
+    job = build_job()
+    pods = [pod(job, 0), pod(job, -1, SUCCEEDED, exit_code=0)]
+    found, status = decide(job, pods, held(build_partition(job)))
+    assert found.save_first
+    assert found.acts == (Release(0),)
+    assert (status.state, status.message, status.current) == ("Completed", "All instances done", 0)
+    assert status.completed_at == START
+
+
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        (CleanPodPolicy.NONE, set()),
+        (CleanPodPolicy.WORKERS, {"sample-worker-0"}),
+        (CleanPodPolicy.ALL, {"sample-worker-0", "sample-launcher"}),
+    ],
+)
+@pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
+def test_clean_pod_policies(policy: CleanPodPolicy, names: set[str], phase: str) -> None:
+    job = build_job(clean=policy)
+    pods = [pod(job, 0), pod(job, -1, phase, exit_code=0 if phase == SUCCEEDED else 3)]
+    found, _ = decide(job, pods, held(build_partition(job)))
+    assert {act.name for act in found.acts if isinstance(act, DeletePod)} == names
+    assert Release(0) in found.acts
+
+
+def test_a_job_may_keep_its_partition_when_it_has_ended() -> None:
+    job = build_job(release_on_finish=False)
+    pods = [pod(job, 0), pod(job, -1, SUCCEEDED)]
+    assert decide(job, pods, held(build_partition(job)))[0].acts == ()
+
+
+RESTARTS = [
+    (RestartType.ALWAYS, 0, True),
+    (RestartType.ALWAYS, 1, True),
+    (RestartType.ON_FAILURE, 0, False),
+    (RestartType.ON_FAILURE, 1, True),
+    (RestartType.ON_FAILURE, None, True),
+    (RestartType.NEVER, 0, False),
+    (RestartType.NEVER, 137, False),
+    (RestartType.EXIT_CODE, 0, False),
+    (RestartType.EXIT_CODE, 1, False),
+    (RestartType.EXIT_CODE, 127, False),
+    (RestartType.EXIT_CODE, 128, True),
+    (RestartType.EXIT_CODE, 255, True),
+    (RestartType.EXIT_CODE, None, True),
+]
+
+
+@pytest.mark.parametrize(("policy", "code", "again"), RESTARTS)
+@pytest.mark.parametrize("kind", [JobKind.TRAINING, INFERENCE])
+def test_restart_policies(policy: RestartType, code: int | None, again: bool, kind: JobKind) -> None:
+    job = build_job(kind, restart=policy)
+    phase = SUCCEEDED if code == 0 else FAILED
+    ended = pod(job, -1 if job.has_launcher else 0, phase, exit_code=code)
+    pods = [ended, pod(job, 0)] if job.has_launcher else [ended]
+    found, status = decide(job, pods, held(build_partition(job)))
+    assert found.save_first
+    if again:
+        assert (status.state, status.restart_count) == ("Restarting", 1)
+        assert {act.name for act in found.acts if isinstance(act, DeletePod)} == {one.name for one in pods}
+        assert Release(0) not in found.acts
+    else:
+        assert (status.state, status.restart_count) == ("Completed" if code == 0 else "Failed", 0)
+        assert Release(0) in found.acts
+
+
+@pytest.mark.parametrize(("policy", "code", "again"), [one for one in RESTARTS if one[2]])
+def test_clean_pod_policy_all_overrides_restarts(policy: RestartType, code: int | None, again: bool) -> None:
+    job = build_job(restart=policy, clean=CleanPodPolicy.ALL)
+    phase = SUCCEEDED if code == 0 else FAILED
+    _, status = decide(job, [pod(job, 0), pod(job, -1, phase, exit_code=code)], held(build_partition(job)))
+    assert status.state == ("Completed" if code == 0 else "Failed")
+
+
+def test_failures_count_against_the_limit_and_are_counted_once() -> None:
+    job = build_job(restart=RestartType.ON_FAILURE, backoff_limit=1)
+    first = pod(job, -1, FAILED, exit_code=1, why="exit code 1")
+    _, status = decide(job, [pod(job, 0), first], held(build_partition(job)))
+    assert status.instances[0].failures == 1
+    # The same Pod again, after its failure was saved: nothing more is counted.
+    found, status = decide(replace(job, status=status), [pod(job, 0), first], held(build_partition(job)))
+    assert not found.save_first
+    assert status.restart_count == 1
+    second = replace(first, restart=1)
+    job = replace(job, status=status)
+    _, status = decide(job, [pod(job, 0, restart=1), second], held(build_partition(job)))
+    assert status.state == "Failed"
+    assert "back-off limit" in status.message
+    assert status.restart_count == 1
+
+
+def test_a_restart_waits_longer_each_time_and_what_has_ended_stays_to_be_read() -> None:
+    job = build_job(restart=RestartType.ON_FAILURE, backoff_limit=9)
+    record = InstanceRecord(restarts=4, failures=4, detail="exit code 1")
+    job = replace(job, status=Status(instances={0: record}))
+    ended = pod(job, -1, FAILED, exit_code=1, restart=3, ended_at=START)
+    idle = pod(job, 0, restart=3)
+    found, _ = decide(job, [idle, ended], held(build_partition(job)), after(START, 1.0))
+    assert found.acts == (DeletePod(idle.name, idle.uid),)
+    assert found.again_s == pytest.approx(delay_s(4) - 1.0)
+    found, _ = decide(job, [ended], held(build_partition(job)), after(START, delay_s(4)))
+    assert found.acts == (DeletePod(ended.name, ended.uid),)
+    assert [delay_s(number) for number in (1, 2, 3, 4, 99)] == [0.0, 5.0, 10.0, 20.0, 300.0]
+
+
+def test_a_used_partition_is_cleaned_before_anything_starts_anew() -> None:
+    again = Status(instances={0: InstanceRecord(restarts=1, failures=1)})
+    job = build_job(INFERENCE, status=again)
+    used = Partitions({0: build_partition(job)}, current=True)
+    found, _ = decide(job, [], used)
+    assert found.acts == (EnsureBeside(), Reset(0), CreateWorker(0, 1))
+    job = build_job(status=again)
+    found, _ = decide(job, [], used)
+    assert CreateLauncher(0, 1, reset=True) in found.acts
+
+
+def test_a_pod_deleted_by_hand_is_made_again_and_not_counted() -> None:
+    job = build_job(INFERENCE)
+    going = pod(job, 0, FAILED, deleting=True, exit_code=143)
+    found, status = decide(job, [going], held(build_partition(job)))
+    assert found.acts == ()
+    assert status.restart_count == 0
+    found, _ = decide(job, [], held(build_partition(job)))
+    assert CreateWorker(0, 0) in found.acts
+
+
+def test_a_launcher_that_is_gone_takes_its_workers_with_it() -> None:
+    """What it had started may still run in them, on a partition that is cleaned for the next one."""
+    job = build_job()
+    found, status = decide(job, [pod(job, 0)], Partitions({0: build_partition(job)}, current=True))
+    assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
+    assert status.restart_count == 0
+    found, _ = decide(job, [pod(job, 0, PENDING)], held(build_partition(job)))
+    assert [type(act) for act in found.acts] == [EnsureBeside, CreateLauncher]
+
+
+def test_always_starts_anew_after_a_pause_also_after_success() -> None:
+    job = build_job(INFERENCE, restart=RestartType.ALWAYS)
+    done = pod(job, 0, SUCCEEDED, exit_code=0, ended_at=START)
+    found, status = decide(job, [done], held(build_partition(job)))
+    assert found.acts == ()
+    assert found.again_s == pytest.approx(5.0)
+    assert status.restart_count == 1
+    found, _ = decide(replace(job, status=status), [done], held(build_partition(job)), after(START, 5.0))
+    assert found.acts == (DeletePod(done.name, done.uid),)
+
+
+def test_pods_that_the_api_server_never_takes_fail_their_instance() -> None:
+    job = build_job(INFERENCE, instances=2, restart=RestartType.ALWAYS)
+    partitions = held(build_partition(job), build_partition(job, 1))
+    found = plan(job, [pod(job, 0)], partitions, START, {1: "Pod is invalid: volumes[0]"})
+    assert found.acts == (Release(1),)
+    assert found.records[1].outcome is Outcome.FAILED
+    assert plan(job, [pod(job, 0)], partitions, START, {0: "it runs"}).acts[-1] != Release(0)
+
+
+@pytest.mark.parametrize("kind", [INFERENCE, JobKind.TRAINING])
+def test_what_is_refused_its_pods_for_long_gives_its_partition_back(kind: JobKind) -> None:
+    job = build_job(kind, workers=2, instances=2)
+    one, both = pod(job, 2), [pod(job, 0), pod(job, 1)]
+    partitions = held(build_partition(job), build_partition(job, 1))
+    why = 'pods "sample-worker-3" is forbidden: exceeded quota'
+    refused = {1: Pause(why, starting=True)}
+    found = plan(job, [*both, one], partitions, START, paused=refused)
+    assert [act for act in found.acts if getattr(act, "instance", 1) == 1][-1:] == [DeletePod(one.name, one.uid)]
+    assert Release(1) not in found.acts, "its Pods go first"
+    found = plan(job, [*both, replace(one, deleting=True)], partitions, START, paused=refused)
+    assert not {DeletePod(one.name, one.uid), Release(1)} & set(found.acts)
+    found = plan(job, both, partitions, START, paused=refused)
+    assert Release(1) in found.acts
+    assert why in found.instances[1].waits
+    assert found.records.get(1) is None, "it has not failed"
+    found = plan(job, both, held(build_partition(job)), START, paused=refused)
+    assert not [act for act in found.acts if act in (Release(1), Claim(1))]
+    assert Claim(1) in plan(job, both, held(build_partition(job)), START).acts
+
+
+@pytest.mark.parametrize("starting", [False, True])
+def test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused(starting: bool) -> None:
+    job = build_job(workers=2)
+    pods = [pod(job, -1), pod(job, 0)]
+    found = plan(job, pods, held(build_partition(job)), START, paused={0: Pause("a quota", starting)})
+    assert (DeletePod(pods[0].name, pods[0].uid) in found.acts) == starting, "it was never whole, else it runs"
+    done = [replace(pods[0], phase=SUCCEEDED, exit_code=0, ended_at=START), pods[1]]
+    for refused in ({}, {0: "Pod is invalid: volumes[0]"}):
+        found = plan(job, done, held(build_partition(job)), START, refused, {0: Pause("a quota", starting)})
+        assert found.records[0].outcome is Outcome.DONE
+    failed = [replace(pods[0], phase=FAILED, exit_code=3, ended_at=START, why="exit code 3"), pods[1]]
+    again = replace(job, restart=RestartType.ON_FAILURE)
+    found = plan(again, failed, held(build_partition(job)), START, {0: "Pod is invalid: volumes[0]"})
+    assert found.records[0].outcome is Outcome.FAILED
+    words = "sample-launcher failed: exit code 3; it cannot be started anew: Pod is invalid: volumes[0]"
+    assert found.records[0].detail == words
+
+
+def test_what_is_left_of_a_failed_attempt_goes_though_no_pod_can_be_made_any_more() -> None:
+    job = build_job(INFERENCE, workers=2, restart=RestartType.ON_FAILURE)
+    failed, left = pod(job, 0, FAILED, exit_code=3, ended_at=START, why="exit code 3"), pod(job, 1)
+    refused = {0: "Pod is invalid: volumes[0]"}
+    found = plan(job, [failed, left], held(build_partition(job)), START, refused)
+    assert found.records[0].outcome is Outcome.FAILED
+    assert found.acts == (DeletePod(left.name, left.uid),), "its partition is in use until that has ended"
+    job = replace(job, status=replace(job.status, instances=found.records))
+    assert plan(job, [failed], held(build_partition(job)), START, refused).acts == (Release(0),)
+
+
+def test_a_job_that_has_ended_keeps_its_desired_instances_however_it_is_scaled() -> None:
+    job = build_job(INFERENCE, status=Status(state="Completed", desired=1, instances={0: DONE}))
+    _, status = decide(replace(job, instances=2), [], held())
+    assert (status.state, status.desired) == ("Completed", 1)
+
+
+def test_a_dead_worker_fails_its_job_though_the_launcher_runs() -> None:
+    job = build_job()
+    pods = [pod(job, 0, FAILED, exit_code=137, why="exit code 137 (OOMKilled)"), pod(job, -1)]
+    found, status = decide(job, pods, held(build_partition(job)))
+    assert status.message == "sample-worker-0 failed: exit code 137 (OOMKilled)"
+    # The launcher still uses the partition: it goes first, and the partition when it has ended.
+    assert found.acts == (DeletePod("sample-launcher", "uid-sample-launcher"),)
+    pods[1] = replace(pods[1], phase=FAILED, deleting=True)
+    assert decide(replace(job, status=status), pods, held(build_partition(job)))[0].acts == (Release(0),)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([{"state": shapes.LOST, "message": "pod1 does not have it"}], "its partition sample-0 vanished: pod1 does"),
+        ([], "its partition sample-0 is not held any more"),
+        ([{"name": "other"}], "its partition sample-0 was replaced by other"),
+    ],
+)
+def test_a_partition_that_vanishes_ends_the_attempt(bodies: list[dict[str, Any]], message: str) -> None:
+    job = build_job(INFERENCE)
+    partitions = held(*(build_partition(job, **body) for body in bodies))
+    found, status = decide(job, [pod(job, 0)], partitions)
+    assert status.state == "Failed"
+    assert status.message.startswith(message)
+    assert DeletePod("sample-worker-0", "uid-sample-worker-0") in found.acts
+    assert Release(0) not in found.acts
+    job = replace(job, restart=RestartType.EXIT_CODE)
+    assert decide(job, [pod(job, 0)], partitions)[1].state == "Restarting"
+
+
+def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
+    job = build_job(INFERENCE)
+    found, status = decide(job, [pod(job, 0)], Partitions({}, current=False))
+    assert found.acts == ()
+    assert status.state != "Failed"
+
+
+@pytest.mark.parametrize("kind", [JobKind.INFERENCE, JobKind.TRAINING])
+def test_a_program_that_runs_is_said_to_run_while_the_proxy_is_away(kind: JobKind) -> None:
+    job = build_job(kind)
+    pods = [pod(job, 0), *([pod(job, -1)] if kind is JobKind.TRAINING else [])]
+    found, status = decide(job, pods, Partitions({}, current=False))
+    assert (found.acts, status.state, status.message) == ((), "Running", "Successfully reconciled IPUJob")
+    waiting = [*pods[:-1], replace(pods[-1], phase=PENDING)]
+    assert decide(job, waiting, Partitions({}, current=False))[1].state == "Pending"
+
+
+def test_a_lost_partition_is_given_back_when_its_pods_are_gone_and_another_is_asked_for() -> None:
+    record = InstanceRecord(restarts=1, failures=1)
+    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, status=Status(instances={0: record}))
+    assert decide(job, [], held(build_partition(job, state=shapes.LOST)))[0].acts == (Release(0),)
+    assert decide(job, [], held(build_partition(job, state=shapes.RELEASING)))[0].acts == ()
+    assert decide(job, [], held())[0].acts == (Claim(0),)
+
+
+def test_a_partition_that_can_never_be_fails_the_job() -> None:
+    job = build_job(ipus=128)
+    never = build_partition(job, state=shapes.FAILED, message="no pool has partitions of 128")
+    found, status = decide(job, [], held(never))
+    assert (status.state, status.message) == ("Failed", "no pool has partitions of 128")
+    assert found.acts == (Release(0),)
+
+
+def test_one_instance_that_fails_leaves_the_others_alone() -> None:
+    job = build_job(INFERENCE, instances=2)
+    pods = [pod(job, 0), pod(job, 1, FAILED, exit_code=2, why="exit code 2")]
+    found, status = decide(job, pods, held(build_partition(job), build_partition(job, 1)))
+    assert found.acts == (Release(1),)
+    assert (status.state, status.current, status.desired) == ("Running", 1, 2)
+    assert status.message == "1 of 2 instances failed: sample-worker-1 failed: exit code 2"
+    assert status.instances[1].outcome is Outcome.FAILED
+
+
+def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
+    job = build_job(deleted=True)
+    pods = [pod(job, 0), pod(job, -1)]
+    body = build_partition(job)
+    assert {act.name for act in decide(job, pods, held(body))[0].acts if isinstance(act, DeletePod)} == {
+        "sample-worker-0",
+        "sample-launcher",
+    }
+    assert decide(job, [replace(pods[0], deleting=True)], held(body))[0].acts == ()
+    assert decide(job, [], held(body))[0].acts == (Release(0),)
+    assert decide(job, [], Partitions({}))[0].acts == ()
+    away = Partitions({0: body}, standing=True)
+    assert decide(job, [], away)[0].acts == (Release(0),), "a controller that is away holds nothing up elsewhere"
+    assert decide(job, [], Partitions({}, standing=True))[0].acts == (DropFinalizer(),)
+    assert decide(job, [], held(build_partition(job, state=shapes.RELEASING)))[0].acts == (DropFinalizer(),)
+    assert decide(job, [], held())[0].acts == (DropFinalizer(),)
+    assert decide(replace(job, finalizers=()), [], held())[0].acts == ()

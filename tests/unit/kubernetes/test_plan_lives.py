@@ -1,0 +1,291 @@
+"""Whole lives of jobs, by chance: plans are carried out, or half of them; Pods, partitions and people do as they like.
+
+The world here is small and strict: it refuses what the API server, a controller or a law would refuse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorings.core.instants import after
+from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
+from moorings.kubernetes.plan import (
+    Act,
+    AddFinalizer,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    DeletePod,
+    DropFinalizer,
+    EnsureBeside,
+    Partitions,
+    Pause,
+    Release,
+    Reset,
+    plan,
+)
+from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.proxy import shapes
+from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.status import build_status
+from tests.unit.kubernetes.jobs import START, build_job, build_partition
+
+FINALIZER_GONE = DropFinalizer()
+STEPS = 120
+SETTLE = 400
+
+
+class World:
+    """One job, its Pods, its partitions, and chance."""
+
+    def __init__(self, job: IPUJob, seed: int) -> None:
+        self.job = job
+        self.chance = Random(seed)
+        self.now = START
+        self.pods: dict[str, Pod] = {}
+        self.partitions: dict[int, PartitionBody] = {}
+        self.attempts = 0
+        self.made = 0
+        self.used: set[str] = set()  # partitions on which something ran
+        self.cleaned: set[str] = set()
+        self.fresh: set[int] = set()  # what the operator knows for sure, until it is killed
+        self.gone = False
+        self.failures = 0  # that really happened
+
+    # -- the operator ------------------------------------------------------------------------------------------------
+
+    def reconcile(self, breaks: bool) -> None:
+        if self.gone:
+            return
+        current = not breaks or self.chance.random() < 0.8
+        partitions = Partitions(dict(self.partitions), current, True, frozenset(self.fresh))
+        pods = sorted(self.pods.values(), key=lambda pod: pod.name)
+        found = plan(self.job, pods, partitions, self.now, paused=self._paused() if breaks else None)
+        status = build_status(self.job, found, pods, partitions, self.now)
+        if found.save_first:
+            self._save(status)
+        failed: set[int] = set()
+        for act in found.acts:
+            instance = self._instance_of(act)
+            if breaks and self.chance.random() < 0.15:
+                self.fresh.clear()
+                return  # killed
+            if breaks and self.chance.random() < 0.1:
+                if isinstance(act, AddFinalizer):
+                    break  # what is about the whole job comes first
+                failed.add(instance)  # refused, or its answer lost: nothing more of that instance
+            if instance not in failed:
+                self._do(act)
+        written = not breaks or self.chance.random() < 0.8
+        if written and not found.save_first and FINALIZER_GONE not in found.acts:
+            self._save(status)
+
+    def _save(self, status: object) -> None:
+        assert not self.gone
+        before = self.job.status
+        self.job = replace(self.job, status=status)  # type: ignore[arg-type]
+        for number, record in before.instances.items():
+            later = self.job.status.instances.get(number)
+            if later is not None and number < self.job.instances and record.outcome is not None:
+                assert later.outcome is record.outcome, "an outcome is for good"
+
+    def _instance_of(self, act: Act) -> int:
+        match act:
+            case Claim(instance) | Release(instance) | Reset(instance) | CreateLauncher(instance, _, _):
+                return instance
+            case CreateWorker(number, _):
+                return number // self.job.workers
+            case _:
+                return -1
+
+    def _do(self, act: Act) -> None:
+        job = self.job
+        match act:
+            case AddFinalizer():
+                self.job = replace(job, finalizers=("ipu.finalizers.graphcore.ai",))
+            case DropFinalizer():
+                assert not self.pods, "a job goes after its Pods"
+                assert all(one.state == shapes.RELEASING for one in self.partitions.values()), "nothing leaks"
+                self.gone = True
+            case Claim(instance):
+                assert job.finalizers, "nothing is held for a job that may vanish"
+                if instance not in self.partitions:
+                    self.partitions[instance] = self._partition(instance, shapes.WAITING)
+                    self.fresh.add(instance)
+            case Release(instance):
+                self._release(instance)
+            case Reset(instance):
+                assert not [pod for pod in self._of(instance) if not pod.ended], "nothing is reset under a program"
+                self.cleaned.add(self.partitions[instance].name)
+            case CreateWorker(number, restart):
+                self._create(names.worker_name(job.name, number), number // job.workers, number, restart)
+            case CreateLauncher(instance, restart, reset):
+                if reset:
+                    self.cleaned.add(self.partitions[instance].name)
+                self._create(names.launcher_name(job.name, instance), instance, -1, restart)
+            case DeletePod(name, uid):
+                if name in self.pods and self.pods[name].uid == uid:
+                    self.pods[name] = replace(self.pods[name], deleting=True)
+            case EnsureBeside():
+                pass
+
+    def _paused(self) -> dict[int, Pause]:
+        """Instances of which the API server has long refused a Pod: any that lack one."""
+        whole = self.job.workers + self.job.has_launcher
+        lacking = [number for number in range(self.job.instances) if len(self._of(number)) < whole]
+        refused = [number for number in lacking if self.chance.random() < 0.05]
+        return {number: Pause("a quota", starting=not self._used_by(number)) for number in refused}
+
+    def _used_by(self, instance: int) -> bool:
+        """Whether a program may have run in an instance's Pods that are there."""
+        return any(pod.phase != PENDING for pod in self._of(instance) if self._decides(pod))
+
+    def _of(self, instance: int) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.instance == instance]
+
+    def _decides(self, pod: Pod) -> bool:
+        return pod.is_launcher or not self.job.has_launcher
+
+    def _release(self, instance: int) -> None:
+        body = self.partitions.get(instance)
+        if body is None:
+            return
+        live = [
+            pod for pod in self._of(instance) if self._decides(pod) and not pod.ended and pod.partition == body.name
+        ]
+        assert not live, "law 3: a live job never loses its partition because of us"
+        self.partitions[instance] = replace(body, state=shapes.RELEASING, binding=None)
+
+    def _create(self, name: str, instance: int, worker: int, restart: int) -> None:
+        if name in self.pods:
+            return  # AlreadyExists
+        body = self.partitions.get(instance)
+        assert body is not None, "law 4: a partition before its Pods"
+        assert body.state == shapes.READY, "law 4: a partition before its Pods"
+        if self.job.has_launcher == (worker < 0) and body.name in self.used:
+            others = [pod for pod in self._of(instance) if self._decides(pod)]
+            assert others or body.name in self.cleaned, "what starts anew starts on a clean partition"
+        self.made += 1
+        self.fresh.discard(instance)
+        self.pods[name] = Pod(name, f"uid-{self.made}", instance, worker, restart, body.name, PENDING, False, False)
+
+    # -- everybody else ----------------------------------------------------------------------------------------------
+
+    def _partition(self, instance: int, state: str) -> PartitionBody:
+        self.attempts += 1
+        return build_partition(self.job, instance, state, name=f"sample-{instance}-{self.attempts}")
+
+    def live(self, *, trouble: bool) -> None:
+        """Something happens that nobody of us does."""
+        self.now = after(self.now, self.chance.choice([0.0, 1.0, 30.0]))
+        for name, pod in list(self.pods.items()):
+            if self.chance.random() < 0.4:
+                self._pod_lives(name, pod, trouble)
+        for instance, body in list(self.partitions.items()):
+            self._partition_lives(instance, body, trouble)
+
+    def _pod_lives(self, name: str, pod: Pod, trouble: bool) -> None:
+        if pod.deleting:
+            del self.pods[name]
+        elif pod.phase == PENDING:
+            workers = [one for one in self._of(pod.instance) if not one.is_launcher]
+            if not pod.is_launcher or (workers and all(one.phase == RUNNING for one in workers)):
+                self.pods[name] = replace(pod, phase=RUNNING)
+                if self._decides(pod):
+                    self.used.add(pod.partition)
+                    self.cleaned.discard(pod.partition)
+        elif pod.phase == RUNNING:
+            if self._decides(pod) and self.chance.random() < 0.5:
+                fails = trouble and self.chance.random() < 0.5
+                self.failures += fails
+                code = self.chance.choice([1, 137]) if fails else 0
+                ended = replace(pod, phase=FAILED if fails else SUCCEEDED, exit_code=code, ended_at=self.now)
+                self.pods[name] = ended
+            elif trouble and self.chance.random() < 0.05:
+                self.failures += 1
+                self.pods[name] = replace(pod, phase=FAILED, exit_code=137, ended_at=self.now)
+            elif trouble and self.chance.random() < 0.05:
+                self.pods[name] = replace(pod, deleting=True)  # by hand
+
+    def _partition_lives(self, instance: int, body: PartitionBody, trouble: bool) -> None:
+        if body.state == shapes.RELEASING:
+            del self.partitions[instance]
+        elif body.state in (shapes.WAITING, shapes.PREPARING):
+            ready = self._partition(instance, shapes.READY)
+            self.partitions[instance] = replace(ready, name=body.name)
+        elif body.state == shapes.READY and trouble and self.chance.random() < 0.03:
+            self.failures += 1
+            self.partitions[instance] = replace(body, state=shapes.LOST, binding=None)
+
+    def people(self) -> None:
+        if self.chance.random() < 0.05 and not self.job.has_launcher:
+            self.job = replace(self.job, instances=self.chance.randrange(4), generation=self.job.generation + 1)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    kind=st.sampled_from(list(JobKind)),
+    restart=st.sampled_from(list(RestartType)),
+    clean=st.sampled_from(list(CleanPodPolicy)),
+    instances=st.integers(1, 3),
+    workers=st.integers(1, 2),
+    limit=st.integers(0, 3),
+    deleted_at=st.one_of(st.none(), st.integers(0, STEPS)),
+)
+def test_whatever_happens_the_laws_hold_and_it_ends(
+    seed: int,
+    kind: JobKind,
+    restart: RestartType,
+    clean: CleanPodPolicy,
+    instances: int,
+    workers: int,
+    limit: int,
+    deleted_at: int | None,
+) -> None:
+    job = build_job(
+        kind,
+        restart=restart,
+        clean=clean,
+        instances=instances,
+        workers=workers,
+        ipus=workers,
+        backoff_limit=limit,
+        finalizers=(),
+    )
+    world = World(job, seed)
+    for number in range(STEPS):
+        if number == deleted_at:
+            if not world.job.finalizers:
+                break  # the API server removes it at once
+            world.job = replace(world.job, deleted=True)
+        world.people()
+        world.live(trouble=True)
+        if world.chance.random() < 0.7:
+            world.reconcile(breaks=True)
+    if not world.job.finalizers:
+        assert not world.pods
+        assert not world.partitions
+        return
+    for _ in range(SETTLE):
+        world.live(trouble=False)
+        world.reconcile(breaks=False)
+    assert sum(one.failures for one in world.job.status.instances.values()) <= world.failures
+    assert all(one.failures <= limit for one in world.job.status.instances.values())
+    if world.job.deleted:
+        assert world.gone
+        assert not world.pods
+        assert not world.partitions
+    elif restart is not RestartType.ALWAYS or clean is CleanPodPolicy.ALL:
+        status = world.job.status
+        assert not world.partitions, "what has ended holds nothing"
+        if world.job.instances:
+            assert status.state in ("Completed", "Failed")
+            any_failed = any(one.outcome is Outcome.FAILED for one in status.instances.values())
+            assert status.state == "Failed" or not any_failed
+        if clean is CleanPodPolicy.ALL or not world.job.instances:
+            assert not world.pods

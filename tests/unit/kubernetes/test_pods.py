@@ -1,0 +1,122 @@
+"""What is read of Pods, from what kubelets really report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorings.app.kubernetes_operator import job_of
+from moorings.kubernetes import names
+from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod, parse_pod, trim_pod
+
+
+def pod(status: dict[str, Any], **meta: Any) -> Pod:
+    labels = {
+        names.JOB: "job",
+        names.INSTANCE: "1",
+        names.ROLE: names.WORKER_ROLE,
+        names.WORKER: "3",
+        names.RESTART: "2",
+    }
+    annotations = {names.PARTITION: "job-1", "other": "x"}
+    metadata = {"name": "p", "namespace": "n", "uid": "u", "labels": labels, "annotations": annotations, **meta}
+    found = {"metadata": metadata, "spec": {"containers": []}, "status": status}
+    whole, trimmed = parse_pod(found), parse_pod(trim_pod(found))
+    assert whole == trimmed
+    assert whole is not None
+    return whole
+
+
+def ended(code: int, **more: Any) -> dict[str, Any]:
+    return {"name": "main", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z", **more}}}
+
+
+def test_labels_tell_which_one_it_is() -> None:
+    found = pod({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
+    assert (found.instance, found.worker, found.restart, found.partition) == (1, 3, 2, "job-1")
+    assert (found.phase, found.ready, found.deleting, found.ended) == (RUNNING, True, False, False)
+    assert pod({}).phase == PENDING
+    assert pod({}, deletionTimestamp="2026-01-01T00:00:00Z").deleting
+
+
+@pytest.mark.parametrize(
+    "labels", [{}, {names.INSTANCE: "x"}, {names.INSTANCE: "0", names.ROLE: names.WORKER_ROLE}, None]
+)
+def test_a_pod_with_other_labels_is_not_ours(labels: dict[str, str] | None) -> None:
+    assert parse_pod({"metadata": {"name": "p", "uid": "u", "labels": labels}}) is None
+
+
+@pytest.mark.parametrize(("label", "keys"), [("train", ("n/train",)), ("", ())])
+def test_the_job_that_it_belongs_to_is_looked_at(label: str, keys: tuple[str, ...]) -> None:
+    """A label may be empty; with no name every partition of the cluster would be looked at."""
+    assert job_of({"metadata": {"name": "p", "namespace": "n", "labels": {names.JOB: label}}}) == keys
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
+    [
+        ({"phase": "Failed", "containerStatuses": [ended(3, reason="Error")]}, 3, "exit code 3"),
+        ({"phase": "Failed", "containerStatuses": [ended(137, reason="OOMKilled")]}, 137, "exit code 137 (OOMKilled)"),
+        ({"phase": "Succeeded", "containerStatuses": [ended(0, reason="Completed")]}, 0, "exit code 0"),
+        (
+            {"phase": "Failed", "initContainerStatuses": [ended(121, message="no\n proxy")], "containerStatuses": []},
+            121,
+            "init container main: exit code 121 (no proxy)",
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, None, "Evicted: low on memory"),
+        ({"phase": "Failed"}, None, "it was ended from outside"),
+        (
+            {"phase": "Failed", "containerStatuses": [ended(255, reason="Unknown")]},
+            None,
+            "nobody saw how it ended: its node was lost",
+        ),
+        (
+            {"phase": "Failed", "containerStatuses": [ended(137, reason="ContainerStatusUnknown")]},
+            None,
+            "nobody saw how it ended: its node was lost",
+        ),
+    ],
+)
+def test_how_it_ended(status: dict[str, Any], code: int | None, why: str) -> None:
+    found = pod(status)
+    assert found.ended
+    assert found.phase in (FAILED, SUCCEEDED)
+    assert (found.exit_code, found.why) == (code, why)
+
+
+def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase() -> None:
+    """Past its deadline, or evicted, a Pod is Failed at once, and its containers have their grace period then."""
+    found = pod({"phase": "Failed", "reason": "DeadlineExceeded", "containerStatuses": [{"state": {"running": {}}}]})
+    assert not found.ended
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+                ]
+            },
+            "Unschedulable: 0/1 nodes",
+        ),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "no such\nimage"}}}]},
+            "ErrImagePull: no such image",
+        ),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "E", "message": "a lookup " * 40}}}]},
+            "E:" + " a lookup" * 17 + " a…",
+        ),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "E", "message": "x" * 400}}}]},
+            "E: " + "x" * 157 + "…",
+        ),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_it_waits_for(status: dict[str, Any], why: str) -> None:
+    assert pod({"phase": "Pending", **status}).why == why

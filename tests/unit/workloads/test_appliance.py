@@ -1,0 +1,122 @@
+"""Jobs of an appliance: priorities as their users know them, labels, workflows."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.workloads.appliance import (
+    DEFAULT_PRIORITY,
+    ApplianceJob,
+    ApplianceKind,
+    JobPhase,
+    bucket_of,
+    check_appliance,
+    is_for_admins,
+    parse_priority,
+    phase_of,
+    priority_there,
+)
+from moorings.workloads.labels import LABELS_MAX, check_labels, relabelled
+from moorings.workloads.runs import ENDED, RunState
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "bucket", "admins"),
+    [
+        ("p1", 199, "P1", False),
+        ("P2", 299, "P2", False),
+        ("p3", 399, "P3", False),
+        ("0", 0, "P0", True),
+        ("p0", 99, "P0", True),
+        ("99", 99, "P0", True),
+        ("100", 100, "P1", False),
+        ("399", 399, "P3", False),
+    ],
+)
+def test_a_lower_number_comes_first(text: str, number: int, bucket: str, admins: bool) -> None:
+    priority = parse_priority(text)
+    assert priority == -number
+    assert bucket_of(priority) == bucket
+    assert is_for_admins(priority) == admins
+
+
+def test_who_says_nothing_is_in_the_second_bucket() -> None:
+    assert bucket_of(DEFAULT_PRIORITY) == "P2"
+
+
+@pytest.mark.parametrize("priority", [1, 500_000, 0])
+def test_what_stands_before_all_buckets_is_for_admins(priority: int) -> None:
+    assert is_for_admins(priority)
+    assert bucket_of(priority) == "P0"
+
+
+@pytest.mark.parametrize("text", ["p4", "", "400", "-1", "1.5", "²", "9" * 30])
+def test_other_words_are_no_priority(text: str) -> None:
+    with pytest.raises(MooringsError) as refused:
+        parse_priority(text)
+    assert refused.value.code == "priority.invalid"
+    assert "p1, p2 or p3" in refused.value.hint
+
+
+@pytest.mark.parametrize("workflow", ["", "wflow-x", "wflow-" + "A" * 22, "wsjob-" + "a" * 22, "wflow-" + "a" * 23])
+def test_a_workflow_has_a_name_of_its_form(workflow: str) -> None:
+    with pytest.raises(MooringsError) as refused:
+        check_appliance(ApplianceJob(ApplianceKind.COMPILE, workflow))
+    assert refused.value.code == "job.invalid"
+
+
+@pytest.mark.parametrize(
+    "labels", [{"": "x"}, {"a b": "x"}, {"a": "x=y"}, {"a": "x" * 64}, {'a"b': "x"}, {"ä": "x"}, {"a": "x%"}]
+)
+def test_labels_that_could_not_be_searched_for_are_refused(labels: dict[str, str]) -> None:
+    with pytest.raises(MooringsError) as refused:
+        check_labels(labels)
+    assert refused.value.code == "label.invalid"
+
+
+def test_labels_are_bounded() -> None:
+    check_labels({f"k{number}": "" for number in range(LABELS_MAX)})
+    with pytest.raises(MooringsError, match="more than"):
+        check_labels({f"k{number}": "" for number in range(LABELS_MAX + 1)})
+
+
+def test_labels_are_set_and_taken_away() -> None:
+    assert relabelled({"b": "1", "a": "2"}, {"b": None, "c": "3"}) == {"a": "2", "c": "3"}
+
+
+@pytest.mark.parametrize(
+    ("state", "scheduled", "phase"),
+    [
+        (RunState.WAITING, False, JobPhase.QUEUED),
+        (RunState.WAITING, True, JobPhase.SCHEDULED),
+        (RunState.STARTING, True, JobPhase.SCHEDULED),
+        (RunState.RUNNING, True, JobPhase.RUNNING),
+        (RunState.STOPPING, True, JobPhase.RUNNING),
+        (RunState.SUCCEEDED, True, JobPhase.SUCCEEDED),
+        (RunState.FAILED, False, JobPhase.FAILED),
+        (RunState.TIMED_OUT, True, JobPhase.FAILED),
+        (RunState.LOST, True, JobPhase.FAILED),
+        (RunState.CANCELLED, False, JobPhase.CANCELLED),
+    ],
+)
+def test_the_phase_of_a_job(state: RunState, scheduled: bool, phase: JobPhase) -> None:
+    assert phase_of(state, scheduled=scheduled) == phase
+
+
+def test_every_state_has_a_phase_and_only_ended_ones_have_an_end() -> None:
+    ends = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED}
+    assert {state for state in RunState if phase_of(state, scheduled=True) in ends} == set(ENDED)
+    assert {phase_of(state, scheduled=False) for state in RunState} == set(JobPhase)
+    assert phase_of("PAUSED", scheduled=True) == "PAUSED", "of a newer controller"
+
+
+def test_who_asks_for_systems_past_the_appliance_stands_in_its_order() -> None:
+    assert priority_there("csx", 0, admin=False) == DEFAULT_PRIORITY
+    assert priority_there("csx", -150, admin=False) == -150
+    assert priority_there("csx", 7, admin=True) == 7
+    assert priority_there("ipu", 7, admin=False) == 7
+    for asked in (1, -99, 1_000_000):
+        with pytest.raises(MooringsError) as refused:
+            priority_there("csx", asked, admin=False)
+        assert refused.value.code == "priority.denied"
