@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from moorings.appliance.execution.frames import HEADER_MOST, Array, Arrays
+from moorings.appliance.execution.frames import Array, Arrays
 from moorings.appliance.execution.optimizer import MOMENTS
 from moorings.appliance.execution.programs import LayerShape, Value
 from moorings.core.errors import MooringsError
@@ -31,6 +31,7 @@ from moorings.core.errors import MooringsError
 FORMAT: Final = 1
 PARTS: Final = ("w", *MOMENTS)
 _SUFFIX: Final = ".npy"
+_HEADER_MOST: Final = 256  # of one array's npy header; NumPy pads it to 64 or 128
 _BROKEN: Final = (  # what zipfile and NumPy raise for files that are not what they should be
     *(OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
@@ -157,7 +158,7 @@ class Checkpoint:
             if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
                 raise self._invalid(f"{name} is packed")
             with self._reading(), self._archive.open(member) as file:
-                self._check_header(member, file.read(HEADER_MOST), wanted[name])
+                self._check_header(member, file.read(_HEADER_MOST), wanted[name])
 
     def _check_format(self) -> None:
         if self._number("format") != FORMAT:
@@ -180,9 +181,9 @@ class Checkpoint:
         member = self._archive.getinfo(name + _SUFFIX)
         with self._reading():
             with self._archive.open(member) as file:  # once more: the file may have been changed since
-                self._check_header(member, file.read(HEADER_MOST), wanted)
+                self._check_header(member, file.read(_HEADER_MOST), wanted)
             with self._archive.open(member) as file:
-                return np.lib.format.read_array(cast("Any", file), allow_pickle=False, max_header_size=HEADER_MOST)
+                return np.lib.format.read_array(cast("Any", file), allow_pickle=False, max_header_size=_HEADER_MOST)
 
     def _number(self, name: str) -> int:
         number = int(self._read(name, Value((), "int64")))
