@@ -36,7 +36,7 @@ from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import DriverAnswered
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Pool
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite

@@ -35,7 +35,7 @@ from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import CreateClaim, DriverAnswered, ReleaseClaim
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite

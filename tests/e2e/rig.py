@@ -16,8 +16,8 @@ from moorings.core.access import Caller, Role
 from moorings.core.claims import Claim, ClaimSpec
 from moorings.core.instants import Instant
 from moorings.core.laws import check
+from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
-from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
 from moorings.store.sqlite import open_sqlite

@@ -35,7 +35,7 @@ from moorings.app.upkeep import Kept, digest_of, upkeep
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_pools
 from moorings.controller.keys import Keys
 from moorings.core.errors import MooringsError
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")

@@ -19,8 +19,8 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.policy import Policy
 from moorings.core.pools import PoolEntry, parse_pools
-from moorings.core.queue import Policy
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.driver import VipuDriver

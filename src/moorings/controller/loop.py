@@ -24,7 +24,7 @@ from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import Fleet
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
 from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq, Store

@@ -18,7 +18,8 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.fleet import Fleet, FleetChanges, Reservation
 from moorings.core.instants import Instant
-from moorings.core.queue import Plan, Policy
+from moorings.core.policy import Policy
+from moorings.core.queue import Plan
 from moorings.core.records import plain, revive
 from moorings.core.told import decided_data
 from moorings.core.topology import Block

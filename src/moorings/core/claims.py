@@ -17,6 +17,8 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.core.machines import advance, ends
 from moorings.core.reasons import Reason
+from moorings.core.records import LATER
+from moorings.core.topology import Block
 
 ClaimId = NewType("ClaimId", str)
 PartitionId = NewType("PartitionId", str)
@@ -184,12 +186,24 @@ class ClaimSpec:
     queue: QueueMode = QueueMode.WAIT
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A block of a pool."""
+
+    pool: PoolName
+    block: Block
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One claim, as it stands.
 
     ``version`` counts its saves (optimistic locking); ``arrival`` orders equals in the queue and is strictly
     increasing; ``attempt`` counts earlier grants that ended in a requeue; ``broken`` counts blocks that broke under it.
+
+    ``cell`` is the block of its project's guarantee that its own lies in (None: it holds nothing, or borrowed it);
+    ``checkpoint_at`` is when its job last saved its state, as far as we heard; ``asked_at`` is when it was asked to
+    yield; ``kept`` is where it goes on after a move.
     """
 
     id: ClaimId
@@ -209,6 +223,10 @@ class Claim:
     ready_at: Instant | None = None
     ended_at: Instant | None = None
     lease_until: Instant | None = None
+    cell: Block | None = field(default=None, metadata=LATER)
+    checkpoint_at: Instant | None = field(default=None, metadata=LATER)
+    asked_at: Instant | None = field(default=None, metadata=LATER)
+    kept: Spot | None = field(default=None, metadata=LATER)
 
     @property
     def order(self) -> tuple[int, Instant, ClaimId]:

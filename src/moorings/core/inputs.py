@@ -9,6 +9,8 @@ from moorings.core.announced import Announced
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Answer
+from moorings.core.instants import Instant
+from moorings.core.projects import Project
 from moorings.core.topology import Block
 
 
@@ -132,6 +134,37 @@ class QueueTold:
     told: Announced
 
 
+@dataclass(frozen=True, slots=True)
+class YieldClaim:
+    """The job of a claim that was asked to yield has stopped, and waits to go on; ``why`` is for the log."""
+
+    claim: ClaimId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """The job of a claim has saved its state: what it did before ``at`` is not lost if it is stopped."""
+
+    claim: ClaimId
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class SetProject:
+    """An admin makes a project, or changes it: ``version`` is the one that is changed (None: there must be none)."""
+
+    project: Project
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteProject:
+    """An admin removes a project that nobody uses."""
+
+    name: str
+
+
 Input = (
     CreateClaim
     | ReleaseClaim
@@ -147,4 +180,8 @@ Input = (
     | DrainDevice
     | ResumeDevice
     | QueueTold
+    | YieldClaim
+    | CheckpointSeen
+    | SetProject
+    | DeleteProject
 )

@@ -25,22 +25,12 @@ from moorings.core.errors import MooringsError
 from moorings.core.fleet import Devices, Fleet, PoolState, Reservation, Soonest, enough, holds, line_of
 from moorings.core.instants import Instant, after
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
+from moorings.core.policy import Policy
 from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 
 BLOCKERS_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What an admin may choose about the order.
-
-    Attributes:
-        reserve: keep a block for the first claim that must wait. Off, small claims may starve a large one.
-    """
-
-    reserve: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ from moorings.core.inputs import (
 from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.placement import Hold, Trial, trial
-from moorings.core.queue import Grant, Plan, Policy, explain, plan, pools_for
+from moorings.core.policy import Policy
+from moorings.core.queue import Grant, Plan, explain, plan, pools_for
 from moorings.core.reasons import Reason
 from moorings.core.told import created_data
 from moorings.core.topology import Block

@@ -13,7 +13,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionOrder
 from moorings.core.inputs import CreateClaim, ReleaseClaim
 from moorings.core.instants import Instant, after
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.store.sqlite import open_sqlite

@@ -18,7 +18,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, DrainDevice, PoolAnswers, ReleaseClaim
 from moorings.core.instants import SECOND, Instant
 from moorings.core.laws import check
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
 from moorings.store.sql import SqlStore

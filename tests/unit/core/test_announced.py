@@ -13,7 +13,8 @@ from moorings.core.devices import PoolName
 from moorings.core.hardware import Seen
 from moorings.core.inputs import PoolAnswers, QueueTold
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.queue import Policy, explain
+from moorings.core.policy import Policy
+from moorings.core.queue import explain
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.worlds import CROSS, POD, World
 

@@ -14,7 +14,8 @@ from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, QueueTold, ReleaseClaim
 from moorings.core.instants import Instant
 from moorings.core.placement import OUT_OF_SERVICE
-from moorings.core.queue import Policy, held_by, next_up, others_wait, soonest
+from moorings.core.policy import Policy
+from moorings.core.queue import held_by, next_up, others_wait, soonest
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.test_announced import HERE, THERE, told
 from tests.unit.core.worlds import CROSS, POD, World

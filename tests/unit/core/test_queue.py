@@ -35,7 +35,8 @@ from moorings.core.instants import SECOND, Instant, after
 from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
-from moorings.core.queue import Grant, Plan, Policy, explain, plan, pools_for, soonest
+from moorings.core.policy import Policy
+from moorings.core.queue import Grant, Plan, explain, plan, pools_for, soonest
 from moorings.core.told import decided_data
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.core.turn import Turn

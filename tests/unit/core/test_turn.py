@@ -29,7 +29,8 @@ from moorings.core.inputs import (
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import PartitionState
 from moorings.core.placement import NEVER
-from moorings.core.queue import Policy, explain
+from moorings.core.policy import Policy
+from moorings.core.queue import explain
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
 from tests.unit.core.worlds import CROSS, CROSS2, POD, POOLS, RACK, World
 

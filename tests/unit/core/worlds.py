@@ -15,7 +15,7 @@ from moorings.core.inputs import CreateClaim, DriverAnswered, Input, ReleaseClai
 from moorings.core.instants import SECOND, Instant
 from moorings.core.laws import check
 from moorings.core.partitions import Partition
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.core.turn import Reply, Turn
 

@@ -16,7 +16,7 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.controller.turns import Demanded, Outcome
 from moorings.core.errors import MooringsError
-from moorings.core.queue import Policy
+from moorings.core.policy import Policy
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
