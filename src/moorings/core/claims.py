@@ -202,8 +202,8 @@ class Claim:
     increasing; ``attempt`` counts earlier grants that ended in a requeue; ``broken`` counts blocks that broke under it.
 
     ``cell`` is the block of its project's guarantee that its own lies in (None: it holds nothing, or borrowed it);
-    ``checkpoint_at`` is when its job last saved its state, as far as we heard; ``asked_at`` is when it was asked to
-    yield; ``kept`` is where it goes on after a move.
+    ``checkpoint_at`` is when its job last saved its state, as far as we heard; ``asked_until``
+    is by when it was asked to yield; ``kept`` is where it goes on after a move.
     """
 
     id: ClaimId
@@ -225,7 +225,7 @@ class Claim:
     lease_until: Instant | None = None
     cell: Block | None = field(default=None, metadata=LATER)
     checkpoint_at: Instant | None = field(default=None, metadata=LATER)
-    asked_at: Instant | None = field(default=None, metadata=LATER)
+    asked_until: Instant | None = field(default=None, metadata=LATER)
     kept: Spot | None = field(default=None, metadata=LATER)
 
     @property

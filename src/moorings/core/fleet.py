@@ -10,48 +10,31 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.ends import FREE, Ends, ends_of
 from moorings.core.instants import Instant, after
+from moorings.core.lines import Line, LineKey, Order, limit_of, line_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, Trial, free_map_of
+from moorings.core.projects import Project, Projects, Usage
 from moorings.core.topology import Block, Pool
-
-Order = tuple[int, Instant, ClaimId]
-Devices = tuple[str, PoolName | None, int, int, QueueMode]
-Line = tuple[Devices, tuple[tuple[str, int], ...]]
-
-
-def line_of(spec: ClaimSpec) -> Line:
-    """The line of the queue a claim stands in: where the first gets nothing, those behind it get nothing either.
-
-    That is so of claims that ask for the same devices and the same amounts of secondary resources.
-    """
-    return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), tuple(sorted(spec.resources.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The block kept free for the first claim that must wait in a pool; ``until`` is when it should be empty."""
+    """The block kept free for the first claim that must wait in a pool; ``until`` is when it should be empty.
+
+    An empty block: it asked for no devices, or its devices are kept as a number, for claims will be moved then.
+    """
 
     claim: ClaimId
     pool: PoolName
     block: Block
     until: Instant
-
-
-@dataclass(frozen=True, slots=True)
-class Soonest:
-    """The block of a size that can be emptied soonest, when, and how many of its devices are held (None: no block).
-
-    It is the answer at every instant from ``since`` until before ``before``: then the next time limit passes.
-    """
-
-    found: tuple[Block, Instant, int] | None
-    since: Instant
-    before: Instant
 
 
 @dataclass(slots=True)
@@ -64,21 +47,60 @@ class PoolState:
         used: secondary resources held by claims.
         problem: why its driver cannot be reached; empty if it can.
         holds: its partitions, and when the time limit of each ends, passed or not.
-        soonest: answers by size, remembered until something else is held; finding one takes a walk over all holds.
+        ends: when what is not free should be free.
+        due: the ends that have not passed yet, as a heap.
+        overdue: those of ``holds`` whose end has passed in vain.
+        passed: the time to which that was last looked at.
     """
 
     pool: Pool
     free: FreeMap
+    ends: Ends
     out: dict[int, Device] = field(default_factory=dict)
     foreign: dict[str, Block] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     problem: str = ""
     holds: dict[PartitionId, Hold] = field(default_factory=dict)
-    soonest: dict[int, Soonest] = field(default_factory=dict)
+    due: list[tuple[Instant, PartitionId]] = field(default_factory=list)
+    overdue: set[PartitionId] = field(default_factory=set)
+    passed: Instant = Instant(0)
 
     def room(self, wanted: Mapping[str, int]) -> bool:
         """Whether the pool has these secondary resources left."""
         return enough(self.pool, self.used, wanted)
+
+    def hold(self, ident: PartitionId, hold: Hold) -> None:
+        """A partition is held until then."""
+        self.holds[ident] = hold
+        self.overdue.discard(ident)
+        if 0 < hold.until < NEVER:
+            heappush(self.due, (hold.until, ident))
+        self.mark(hold.block, hold.until)
+
+    def mark(self, block: Block, until: Instant) -> None:
+        """Write down when devices should be free, but for those that are out of service or were taken outside."""
+        self.ends.put(block, until)
+        for index in block if self.out else ():
+            if index in self.out:
+                self.ends.put(Block(range(index, index + 1)), OUT_OF_SERVICE)
+        for other in self.foreign.values():
+            if other.overlaps(block):
+                for index in other:
+                    if index in block and self.ends.until(index) < NEVER:
+                        self.ends.put(Block(range(index, index + 1)), NEVER)
+
+    def pass_time(self, now: Instant) -> None:
+        """Expect nothing any more of ends that have passed in vain; expect it again where the clock was set back."""
+        if now < self.passed:
+            for ident in [one for one in self.overdue if self.holds[one].until > now]:
+                self.hold(ident, self.holds[ident])
+        self.passed = now
+        while self.due and self.due[0][0] <= now:
+            until, ident = heappop(self.due)
+            hold = self.holds.get(ident)
+            if hold is not None and hold.until == until and ident not in self.overdue:
+                self.overdue.add(ident)
+                self.mark(hold.block, NEVER)
 
 
 @dataclass(slots=True)
@@ -94,6 +116,9 @@ class FleetChanges:
     reservations: tuple[Reservation, ...] | None = None
     announced: dict[str, Announced | None] = field(default_factory=dict)
     offers: tuple[Offer, ...] | None = None
+    projects: dict[str, tuple[Project | None, int | None]] = field(default_factory=dict)
+    usage: dict[str, Usage] = field(default_factory=dict)
+    moved: tuple[Instant, ...] | None = None
 
 
 class Fleet:
@@ -101,27 +126,40 @@ class Fleet:
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.pools: dict[PoolName, PoolState] = {
-            pool.name: PoolState(pool, free_map_of(pool.topology)) for pool in pools
+            pool.name: PoolState(pool, free_map_of(pool.topology), ends_of(pool.topology)) for pool in pools
         }
         self.claims: dict[ClaimId, Claim] = {}
         self.partitions: dict[PartitionId, Partition] = {}
         self.names: dict[str, ClaimId] = {}
         self.partition_names: dict[str, PartitionId] = {}
         self.queue: list[Order] = []
-        self.lines: dict[Line, list[Order]] = {}  # the queue once more, so that a turn need not walk all of it
+        self.lines: dict[LineKey, Line] = {}  # the queue once more, so that a turn need not walk all of it
         self.leases: list[tuple[Instant, ClaimId]] = []  # by when they run out
         self.last_arrival = Instant(0)
         self.reservations: tuple[Reservation, ...] = ()
         self.announced: dict[str, Announced] = {}
         self.offers: tuple[Offer, ...] = ()
+        self.projects = Projects((), (state.pool for state in self.pools.values()))
+        self.usage: dict[str, Usage] = {}
+        self.moving: set[ClaimId] = set()  # those that were asked to move and have not gone on yet
+        self.asked: set[ClaimId] = set()  # those that were asked to yield and have not yet
+        self.moved: tuple[Instant, ...] = ()  # when claims were asked to move, in the last hour
 
     @classmethod
     def load(
-        cls, pools: Iterable[Pool], claims: Iterable[Claim], partitions: Iterable[Partition], devices: Iterable[Device]
+        cls,
+        pools: Iterable[Pool],
+        claims: Iterable[Claim],
+        partitions: Iterable[Partition],
+        devices: Iterable[Device],
+        projects: Iterable[Project] = (),
+        usage: Iterable[Usage] = (),
     ) -> Fleet:
         """The fleet that a database's unended records make."""
         fleet = cls(pools)
         changes = FleetChanges()
+        changes.projects = {project.name: (project, None) for project in projects}
+        changes.usage = {used.project: used for used in usage}
         for device in devices:
             state = fleet.pools.get(device.pool)
             if state is not None and device.index < state.pool.topology.n_devices:
@@ -135,6 +173,9 @@ class Fleet:
 
     def apply(self, changes: FleetChanges) -> None:
         """Take over what a turn changed. Called only when the database holds it."""
+        if changes.projects:
+            self._projects(changes.projects)
+        self.usage.update(changes.usage)
         for ident in changes.removed:
             self._drop(self.partitions.pop(ident))
         for partition, expected in changes.partitions.values():
@@ -150,15 +191,21 @@ class Fleet:
         for claim, _ in changes.claims.values():
             self._claim(claim)
         self._holds(changes)
-        if changes.reservations is not None:
-            self.reservations = changes.reservations
+        self._beside(changes)
+
+    def _beside(self, changes: FleetChanges) -> None:
+        """Take over what is in no record."""
         for queue, told in changes.announced.items():
             if told is not None:
                 self.announced[queue] = told
             else:
                 self.announced.pop(queue, None)
+        if changes.reservations is not None:
+            self.reservations = changes.reservations
         if changes.offers is not None:
             self.offers = changes.offers
+        if changes.moved is not None:
+            self.moved = changes.moved
 
     def beside_the_records(self) -> FleetChanges:
         """What is known here and in no database: what drivers say, and the last turn's reservations."""
@@ -168,7 +215,28 @@ class Fleet:
             reservations=self.reservations,
             announced=dict(self.announced),
             offers=self.offers,
+            moved=self.moved,
         )
+
+    def pass_time(self, now: Instant) -> None:
+        """What should have ended by now, and has not, is not reckoned with any more."""
+        for state in self.pools.values():
+            state.pass_time(now)
+
+    def line_of(self, claim: Claim) -> LineKey:
+        """The line of the queue a claim stands in."""
+        return line_of(claim, self.projects)
+
+    def _projects(self, changed: Mapping[str, tuple[Project | None, int | None]]) -> None:
+        projects = self.projects
+        for name, (project, _) in sorted(changed.items()):
+            projects = projects.replaced(project) if project is not None else projects.without(name)
+            if project is None:
+                self.usage.pop(name, None)
+        self.projects = projects
+        self.lines = {}  # who stands in one line is a matter of projects
+        for claim in self.waiting():
+            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim.spec))
 
     def waiting(self) -> Iterator[Claim]:
         """The claims in the queue, first to last."""
@@ -190,8 +258,7 @@ class Fleet:
             if partition is not None and state is not None:
                 hold = Hold(partition.block, end_of(partition, self.claims.get(partition.claim)))
                 if state.holds.get(ident) != hold:
-                    state.holds[ident] = hold
-                    state.soonest.clear()
+                    state.hold(ident, hold)
 
     def _drop(self, partition: Partition) -> None:
         self.partition_names.pop(partition.name, None)
@@ -199,11 +266,11 @@ class Fleet:
         if state is not None:
             give_back(state, partition.block, state.free)
             state.holds.pop(partition.id, None)
-            state.soonest.clear()
+            state.overdue.discard(partition.id)
+            state.mark(partition.block, FREE)
 
     def _device(self, device: Device) -> None:
         state = self.pools[device.pool]
-        state.soonest.clear()
         alone = Block(range(device.index, device.index + 1))
         if device.state is DeviceState.IN_SERVICE:
             if state.out.pop(device.index, None) is not None and not self.holder(device.pool, device.index):
@@ -212,13 +279,22 @@ class Fleet:
             state.out[device.index] = device
             if state.free.is_free(alone):
                 state.free.take(alone)
+        state.mark(alone, self._until(state, device.index))
+
+    def _until(self, state: PoolState, index: int) -> Instant:
+        """When a device should be free, but for what stands against that beside a partition."""
+        holder = self.holder(state.pool.name, index)
+        hold = state.holds.get(holder.id) if holder is not None else None
+        if holder is None or hold is None:
+            return FREE if holder is None else NEVER
+        return NEVER if holder.id in state.overdue else hold.until
 
     def _foreign(self, state: PoolState, blocks: dict[str, Block]) -> None:
         gone = [block for name, block in state.foreign.items() if blocks.get(name) != block]
         state.foreign = dict(blocks)
-        state.soonest.clear()
         for block in gone:
             for index in block:
+                state.mark(Block(range(index, index + 1)), self._until(state, index))
                 if not self.holder(state.pool.name, index):
                     give_back(state, Block(range(index, index + 1)), state.free)
         for block in blocks.values():
@@ -226,6 +302,7 @@ class Fleet:
                 alone = Block(range(index, index + 1))
                 if state.free.is_free(alone):
                     state.free.take(alone)
+                state.mark(alone, self._until(state, index))
 
     def holder(self, pool: PoolName, index: int) -> Partition | None:
         """The partition that holds a device, if one does."""
@@ -239,6 +316,11 @@ class Fleet:
             for state in self.pools.values():
                 add_resources(state.used, state, before, -1)
                 add_resources(state.used, state, None if claim.ended else claim, 1)
+        for kept, stands in ((self.moving, claim.kept is not None), (self.asked, claim.asked_until is not None)):
+            if stands and not claim.ended:
+                kept.add(claim.id)
+            else:
+                kept.discard(claim.id)
         if claim.ended:
             self.claims.pop(claim.id, None)
             self.names.pop(claim.name, None)
@@ -248,7 +330,7 @@ class Fleet:
         self.last_arrival = max(self.last_arrival, claim.arrival)
         if claim.state is ClaimState.PENDING:
             insort(self.queue, claim.order)
-            insort(self.lines.setdefault(line_of(claim.spec), []), claim.order)
+            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim.spec))
         if claim.lease_until is not None:
             insort(self.leases, (claim.lease_until, claim.id))
 
@@ -256,10 +338,10 @@ class Fleet:
         """Take a claim, as it was, out of everything that is kept in order."""
         if claim.state is ClaimState.PENDING:
             del self.queue[bisect_left(self.queue, claim.order)]
-            line = self.lines[line_of(claim.spec)]
-            del line[bisect_left(line, claim.order)]
-            if not line:
-                del self.lines[line_of(claim.spec)]
+            key = self.line_of(claim)
+            self.lines[key].remove(claim.order)
+            if not self.lines[key]:
+                del self.lines[key]
         if claim.lease_until is not None:
             del self.leases[bisect_left(self.leases, (claim.lease_until, claim.id))]
 
@@ -284,25 +366,18 @@ def touched(changes: FleetChanges) -> set[PartitionId]:
     return {*changes.partitions} | {claim.partition for claim, _ in changes.claims.values() if claim.partition}
 
 
-def holds(state: PoolState, now: Instant) -> Iterator[Hold]:
-    """Everything in a pool that is not free, and until when: ``NEVER`` if no limit is known, or it passed in vain."""
-    for hold in state.holds.values():
-        yield hold if hold.until > now or not hold.until else Hold(hold.block, NEVER)
-    for index in state.out:
-        yield Hold(Block(range(index, index + 1)), OUT_OF_SERVICE)
-    for block in state.foreign.values():
-        yield Hold(block, NEVER)
-
-
 def end_of(partition: Partition, claim: Claim | None) -> Instant:
     """When a partition's devices should be free: 0 if they are being freed, ``NEVER`` if no limit is known."""
     if partition.state is PartitionState.REMOVING:
         return Instant(0)
     if claim is None or claim.partition != partition.id:  # it broke, and its claim holds another one by now
         return NEVER
-    if claim.spec.time_limit_s is None or claim.granted_at is None:
-        return NEVER
-    return after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+    ends = NEVER
+    if claim.spec.time_limit_s is not None and claim.granted_at is not None:
+        ends = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+    if claim.state is ClaimState.RECLAIMING and claim.asked_until is not None:
+        ends = min(ends, claim.asked_until)
+    return ends
 
 
 def give_back(state: PoolState, block: Block, target: FreeMap | Trial) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moorings.core.claims import Claim, ClaimState
-from moorings.core.fleet import Fleet, Line, Order, PoolState, line_of
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.lines import LineKey, Order
 from moorings.core.partitions import PartitionState
 from moorings.core.placement import free_map_of
 from moorings.core.topology import Block
@@ -96,10 +97,10 @@ def _queue(fleet: Fleet) -> Iterator[Finding]:
     )
     if [claim.order for claim in pending] != fleet.queue:
         yield Finding(7, "the queue is not the pending claims in order")
-    lines: dict[Line, list[Order]] = {}
+    lines: dict[LineKey, list[Order]] = {}
     for claim in pending:
-        lines.setdefault(line_of(claim.spec), []).append(claim.order)
-    if lines != fleet.lines:
+        lines.setdefault(fleet.line_of(claim), []).append(claim.order)
+    if lines != {key: list(line) for key, line in fleet.lines.items()}:
         yield Finding(7, "the lines are not the queue, line by line")
 
 

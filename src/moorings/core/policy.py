@@ -1,4 +1,20 @@
-"""What an admin may choose about the queue: the order, what is lent and taken back, and when jobs are moved."""
+"""What an admin may choose about the queue: the order, what is lent and taken back, and when jobs are moved.
+
+In a file (``policy.toml``), of which every line may be missing; these are the defaults::
+
+    reserve = true           # keep a block for the first claim that must wait
+    backfill = true          # let claims with a time limit use what is kept, if they end before it is needed
+    fair_share = true        # among equal priorities, serve first the project that used least for its weight
+    half_life = "7d"         # after which use counts half: 1 minute to 3660 days
+    min_run = "5m"           # so long a borrower runs before it is asked to yield: up to 7 days
+    yield = "2m"             # so long it has to save its state and stop: 1 second to 1 day
+    preempt = true           # within a guarantee, take the place of the project's own claims of lower priority
+    defragment = "off"       # "off", "suggest" (say what would be moved) or "on"
+    move = "2m"              # what a move costs the claim that is moved: up to 1 day
+    moves_per_hour = 60      # at most so many claims are moved in an hour
+
+Lengths of time are texts (``30s``, ``5m``, ``2h``, ``1d``, ``1:30:00``) or numbers of seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +22,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from moorings.core.errors import MooringsError
+from moorings.core.quantities import parse_duration_s
 from moorings.core.records import LATER
+from moorings.core.tables import Table
 
 DAY_S: Final = 86_400.0
+HALF_LIFE_S_MIN, HALF_LIFE_S_MAX = 60.0, 3660 * DAY_S
+MIN_RUN_S_MAX: Final = 7 * DAY_S
+YIELD_S_MIN, YIELD_S_MAX = 1.0, DAY_S
+MOVE_S_MAX: Final = DAY_S
+MOVES_PER_HOUR_MAX: Final = 100_000
 
 
 class Defragment(StrEnum):
@@ -47,7 +71,67 @@ class Policy:
     move_s: float = field(default=120.0, metadata=LATER)
     moves_per_hour: int = field(default=60, metadata=LATER)
 
+    def __post_init__(self) -> None:
+        # Equal values must be the same bytes in a log: 60 and 60.0 are not.
+        for name in ("half_life_s", "min_run_s", "yield_s", "move_s"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+
     @property
     def bound_s(self) -> float:
         """Within which a guaranteed claim has its devices, but for the time the hardware takes (law 6)."""
         return self.min_run_s + self.yield_s
+
+
+def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
+    """The policy a policy file says; what it does not say is the default.
+
+    Raises:
+        MooringsError: ``policy.invalid``; the message names file, line and key.
+    """
+    table = Table.parse(text, source=source, code="policy.invalid")
+    usual = Policy()
+    policy = Policy(
+        reserve=table.boolean("reserve", usual.reserve),
+        backfill=table.boolean("backfill", usual.backfill),
+        fair_share=table.boolean("fair_share", usual.fair_share),
+        half_life_s=_duration_s(table, "half_life", usual.half_life_s, HALF_LIFE_S_MIN, HALF_LIFE_S_MAX),
+        min_run_s=_duration_s(table, "min_run", usual.min_run_s, 0.0, MIN_RUN_S_MAX),
+        yield_s=_duration_s(table, "yield", usual.yield_s, YIELD_S_MIN, YIELD_S_MAX),
+        preempt=table.boolean("preempt", usual.preempt),
+        defragment=_defragment(table, usual.defragment),
+        move_s=_duration_s(table, "move", usual.move_s, 0.0, MOVE_S_MAX),
+        moves_per_hour=table.integer("moves_per_hour", usual.moves_per_hour),
+    )
+    table.finish()
+    if not 0 <= policy.moves_per_hour <= MOVES_PER_HOUR_MAX:
+        table.complain("moves_per_hour", "moves_per_hour is out of range", hint=f"use 0 to {MOVES_PER_HOUR_MAX}")
+    return policy
+
+
+def _duration_s(table: Table, key: str, usual_s: float, least_s: float, most_s: float) -> float:
+    if not table.has(key):
+        return usual_s
+    value = table.either(key)
+    if isinstance(value, str):
+        try:
+            value = parse_duration_s(value, bare_s=1.0)
+        except MooringsError as error:
+            table.complain(key, error.detail, error.hint)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        table.complain(key, f"{key} must be a length of time", hint='write "30s", "5m" or a number of seconds')
+    if not least_s <= value <= most_s:
+        table.complain(key, f"{key} is out of range", hint=f"use {_told(least_s)} to {_told(most_s)}")
+    return float(value)
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds / DAY_S:g}d" if seconds >= DAY_S else f"{seconds:g}s"
+
+
+def _defragment(table: Table, usual: Defragment) -> Defragment:
+    text = table.text("defragment", usual.value)
+    if text not in list(Defragment):
+        table.complain(
+            "defragment", f"defragment {text[:40]!r} is not known", hint=f"use one of {', '.join(Defragment)}"
+        )
+    return Defragment(text)

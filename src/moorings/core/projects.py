@@ -2,16 +2,57 @@
 
 A project's name is its path: ``lab/vision`` is a child of ``lab``. What a project is guaranteed includes what its
 children are. A guarantee is a promise of *partitions*, not of a number of devices: sixteen devices in sixteen corners
-are no partition of 16. So a share names blocks, and shares are taken only if all their blocks fit the pool at once.
+are no partition of 16. So a share names blocks, and shares are taken only if all their blocks fit the pool at once
+(``shares`` says when they do).
+
+Where no project is defined nobody is asked for one. As soon as there is one, a claim names a project that is defined,
+or ``default``, which everybody always has and which is guaranteed nothing until somebody defines it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import islice
+from math import isfinite, isqrt
+from types import MappingProxyType
+from typing import Final
 
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
+from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
+from moorings.core.shares import (
+    Blocks,
+    blocks_text,
+    cut,
+    lack_in_pool,
+    lack_within,
+    left_in_pool,
+    sizes_promised,
+    together,
+)
+from moorings.core.topology import DEVICES_MAX, Pool, Topology
+
+DEFAULT: Final = "default"
+PROJECTS_MAX: Final = 4096
+DEPTH_MAX: Final = 8
+WEIGHT_MAX: Final = 1e6
+LIMIT_MAX: Final = 1 << 30
+MEMBERS_MAX: Final = 1000
+MEMBER_CHARS_MAX: Final = 120
+ALIASES_MAX: Final = 256
+ALIAS_KINDS: Final = ("slurm", "kubernetes")  # of these owners the project is what their own scheduler calls it
+
+NEAR_CHARS: Final = 8  # names are near that differ so much in length
+NEAR_NAMES: Final = 500  # so many are compared at most: anybody can ask for a wrong name, again and again
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")  # as a claim may name it
+_ALIAS = re.compile(
+    r"(slurm|kubernetes)/(?!\.{1,2}/)[A-Za-z0-9._@+-]{1,120}/[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +68,9 @@ class Share:
     pool: PoolName
     blocks: tuple[tuple[int, int], ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(sorted(self.blocks)))  # equal promises are equal values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
@@ -34,7 +78,7 @@ class Project:
 
     Attributes:
         name: its path.
-        shares: what it is guaranteed, at most one share a pool.
+        shares: what it is guaranteed, at most one share a pool, by the pool's name.
         weight: for the order among those who borrow: who has twice the weight may use twice as much.
         devices_max: so many devices it and its children hold at once, at most, in all pools together; None: no limit.
         user_devices_max: so many devices one subject holds in it and its children, at most; None: no limit.
@@ -52,6 +96,11 @@ class Project:
     aliases: tuple[str, ...] = ()
     version: int = 1
 
+    def __post_init__(self) -> None:
+        # Equal values must be the same bytes in a log: 2 and 2.0 are not.
+        object.__setattr__(self, "shares", tuple(sorted(self.shares, key=lambda share: share.pool)))
+        object.__setattr__(self, "weight", float(self.weight))
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -63,15 +112,470 @@ class Usage:
 
 
 class Projects:
-    """All projects, as one value; empty: there are none, and whoever may ask at all may name any."""
+    """All projects, as one value; empty: there are none, and whoever may ask at all may name any.
 
-    def __init__(self, projects: Iterable[Project] = ()) -> None:
-        self._by_name = {project.name: project for project in sorted(projects, key=lambda one: one.name)}
+    Args:
+        projects: in any order.
+        pools: the pools whose cells are asked for.
+    """
+
+    def __init__(self, projects: Iterable[Project] = (), pools: Iterable[Pool] = ()) -> None:
+        self._by_name = {project.name: project for project in projects}
+        self._pools = {pool.name: pool for pool in sorted(pools, key=lambda one: one.name)}
+        self._cells: dict[PoolName, Mapping[str, Blocks]] = {}
+        self._open: dict[tuple[str, PoolName], tuple[tuple[str, int, int], ...]] = {}
+        self._lineages: dict[str, tuple[str, ...]] = {}
+        self._subjects: dict[str, frozenset[str]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    @property
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Projects):
+            return NotImplemented
+        return self._by_name == other._by_name and self._pools == other._pools
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self._by_name.values()), frozenset(self._pools)))
+
+    def __repr__(self) -> str:
+        return f"Projects({', '.join(self.by_name)})"
+
+    @cached_property
     def by_name(self) -> Mapping[str, Project]:
-        """Every project, by name."""
-        return self._by_name
+        """Every project, by name, in the order of the names."""
+        return MappingProxyType(dict(sorted(self._by_name.items())))
+
+    def get(self, name: str) -> Project | None:
+        """The project of that name, or None."""
+        return self._by_name.get(name)
+
+    def replaced(self, project: Project) -> Projects:
+        """All projects, with this one in the place of the one of its name, if there is one."""
+        return Projects((self._by_name | {project.name: project}).values(), self._pools.values())
+
+    def without(self, name: str) -> Projects:
+        """All projects but that one."""
+        return Projects((one for one in self._by_name.values() if one.name != name), self._pools.values())
+
+    @cached_property
+    def _children(self) -> dict[str, list[Project]]:
+        found: dict[str, list[Project]] = {}
+        for project in self.by_name.values():
+            found.setdefault(parent_of(project.name), []).append(project)
+        return found
+
+    def children(self, name: str) -> tuple[Project, ...]:
+        """The projects right below that one; of the empty name: those that have no parent."""
+        return tuple(self._children.get(name, ()))
+
+    def lineage(self, name: str) -> tuple[str, ...]:
+        """The name itself, then the projects above it up to the root.
+
+        The name itself is there even if no such project is defined; all others are defined.
+        """
+        known = self._lineages.get(name)
+        if known is None:
+            parts = name.split("/")
+            above = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1))
+            known = (name, *(one for one in above if one in self._by_name))
+            if name in self._by_name:  # of others there may be any number
+                self._lineages[name] = known
+        return known
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        return {alias: project.name for project in self._by_name.values() for alias in project.aliases}
+
+    def of_alias(self, alias: str) -> str | None:
+        """The project another scheduler calls so, or None."""
+        return self._aliases.get(alias)
+
+    def resolve(self, project: str, owner: str) -> str:
+        """The project that a claim of ``owner`` belongs to which names ``project``.
+
+        Owners of Slurm and Kubernetes name what their own scheduler has, an account or a namespace: an alias comes
+        first, and what means nothing here goes to ``default``, for a stock scheduler's jobs must not fail because
+        nobody has mapped an account.
+
+        Raises:
+            MooringsError: ``project.unknown``.
+        """
+        if not self._by_name:
+            return project
+        kind, _, rest = owner.partition("/")
+        foreign = kind in ALIAS_KINDS
+        if foreign:
+            called = self.of_alias(f"{kind}/{rest.partition('/')[0]}/{project}")
+            if called is not None:
+                return called
+        if project in self._by_name or project == DEFAULT:
+            return project
+        if foreign:
+            return DEFAULT
+        raise self.unknown(project)
+
+    def unknown(self, name: str) -> MooringsError:
+        """The error for a name that no project has; its hint has the names that are near."""
+        near = _near(name, self.by_name)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        return MooringsError(
+            "project.unknown", f"there is no project {name[:80]!r}", hint=f"{hint}see 'moor get projects'"
+        )
+
+    def may(self, project: str, subject: str) -> bool:
+        """Whether a subject may ask in a project's name: as a member of it, or of one above it.
+
+        Where none of these has members, everybody may.
+        """
+        open_to_all = True
+        for name in self.lineage(project):
+            members = self._members(name)
+            if subject in members:
+                return True
+            open_to_all = open_to_all and not members
+        return open_to_all
+
+    def _members(self, name: str) -> frozenset[str]:
+        known = self._subjects.get(name)
+        if known is None:
+            project = self._by_name.get(name)
+            if project is None:
+                return frozenset()
+            known = self._subjects[name] = frozenset(project.members)
+        return known
+
+    def limits_users(self, name: str) -> bool:
+        """Whether it or one above it limits what one subject holds."""
+        known = map(self._by_name.get, self.lineage(name))
+        return any(project is not None and project.user_devices_max is not None for project in known)
+
+    def never_fits(self, name: str, size: int) -> tuple[str, int] | None:
+        """The project whose limit a claim of ``size`` could never keep, and that limit; None: there is none."""
+        for one in self.lineage(name):
+            project = self._by_name.get(one)
+            for most in (project.devices_max, project.user_devices_max) if project is not None else ():
+                if most is not None and size > most:
+                    return one, most
+        return None
+
+    def cells(self, pool: PoolName) -> Mapping[str, Blocks]:
+        """The own cells of each project that has some: ``(size, count)`` by ascending size.
+
+        Own is what is left of a share when those of the children were cut out. In a pool that is not known nobody has
+        any. Where a pool has shrunk since the shares were taken, sizes that it has no more are no cells, and the cells
+        together may be more than there is room for.
+        """
+        known = self._cells.get(pool)
+        if known is None:
+            if pool not in self._pools:
+                return MappingProxyType({})
+            known = self._cells[pool] = MappingProxyType(self._cut(pool, self._pools[pool].topology))
+        return known
+
+    def _cut(self, pool: PoolName, topology: Topology) -> dict[str, Blocks]:
+        sizes = frozenset(sizes_promised(topology))
+        shares: dict[str, Blocks] = {}
+        below: dict[str, list[Blocks]] = {}
+        for name, project in self.by_name.items():
+            blocks = tuple((size, count) for size, count in share_of(project, pool) if size in sizes)
+            if blocks:
+                shares[name] = blocks
+                below.setdefault(parent_of(name), []).append(blocks)
+        own = ((name, cut(topology, blocks, together(below.get(name, ())))) for name, blocks in shares.items())
+        return {name: blocks for name, blocks in own if blocks}
+
+    def open_cells(self, project: str, pool: PoolName) -> tuple[tuple[str, int, int], ...]:
+        """The cells that a claim of ``project`` may use: (whose, size, count), its own first, then those above it."""
+        known = self._open.get((project, pool))
+        if known is None:
+            cells = self.cells(pool)
+            known = tuple((name, *cell) for name in self.lineage(project) for cell in cells.get(name, ()))
+            if project in self._by_name and pool in self._pools:
+                self._open[project, pool] = known
+        return known
+
+
+def parent_of(name: str) -> str:
+    """The name of the project right above; empty: there is none."""
+    return name.rpartition("/")[0]
+
+
+def share_of(project: Project, pool: PoolName) -> Blocks:
+    """What a project is guaranteed in a pool; empty: nothing."""
+    return next((share.blocks for share in project.shares if share.pool == pool), ())
+
+
+# -- may it stand beside the others? -------------------------------------------------------------------------------
+
+
+def check_project(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
+    """Nothing, if ``project`` is valid in itself and can stand beside ``projects``, in the place of its old self.
+
+    Raises:
+        MooringsError: ``project.invalid``, ``project.unknown`` (its parent), ``pool.unknown``,
+            ``project.not_feasible``.
+    """
+    check_project_name(project.name)
+    _check_numbers(project)
+    _check_members(project)
+    _check_aliases(project, projects)
+    parent = parent_of(project.name)
+    if parent and parent not in projects.by_name:
+        raise MooringsError(
+            "project.unknown",
+            f"there is no project {parent!r} that {project.name!r} could be a part of",
+            hint=f"create it first: moor create project {parent}",
+        )
+    if project.name not in projects.by_name and len(projects.by_name) >= PROJECTS_MAX:
+        raise _invalid(f"there are {PROJECTS_MAX} projects, and no more are allowed", "delete one that nobody uses")
+    for share in project.shares:
+        _check_share(project, share, pools)
+    _check_room_above(project, projects, pools)
+    _check_room_below(project, projects, pools)
+
+
+def check_project_name(name: str) -> None:
+    """Nothing, if a project may be called so.
+
+    Raises:
+        MooringsError: ``project.invalid``.
+    """
+    parts = name.split("/")
+    if not _NAME.fullmatch(name) or not {"", ".", ".."}.isdisjoint(parts):
+        raise _invalid(
+            f"project name {name[:80]!r} is not allowed",
+            "use up to 64 letters, digits, '.', '_' and '-', and '/' before each part of a project, as in lab/vision",
+        )
+    if len(parts) > DEPTH_MAX:
+        raise _invalid(
+            f"project {name!r} is {len(parts)} levels deep; at most {DEPTH_MAX} are allowed", "use fewer '/'"
+        )
+
+
+def check_removal(name: str, projects: Projects) -> None:
+    """Nothing, if a project can go, as far as the others are concerned.
+
+    Raises:
+        MooringsError: ``project.unknown``, ``project.has_children``.
+    """
+    if name not in projects.by_name:
+        raise projects.unknown(name)
+    children = projects.children(name)
+    if children:
+        raise MooringsError(
+            "project.has_children",
+            f"project {name!r} has parts: {_names(children)}",
+            hint="delete these first",
+        )
+
+
+def _check_numbers(project: Project) -> None:
+    if not isfinite(project.weight) or not 0 < project.weight <= WEIGHT_MAX:
+        raise _invalid(
+            f"weight {project.weight:g} of project {project.name!r} is out of range",
+            f"use a number above 0, at most {WEIGHT_MAX:g}; 1 is usual",
+        )
+    for what, limit in (("devices_max", project.devices_max), ("user_devices_max", project.user_devices_max)):
+        if limit is not None and not 0 <= limit <= LIMIT_MAX:
+            raise _invalid(
+                f"{what} = {limit} of project {project.name!r} is out of range",
+                f"use 0 to {LIMIT_MAX}, or none for no limit",
+            )
+
+
+def _check_members(project: Project) -> None:
+    if len(project.members) > MEMBERS_MAX:
+        raise _invalid(
+            f"project {project.name!r} would have {len(project.members)} members; at most {MEMBERS_MAX} are allowed",
+            "without any, everybody may use it",
+        )
+    for member in project.members:
+        if not 1 <= len(member) <= MEMBER_CHARS_MAX or not member.isprintable():
+            raise _invalid(
+                f"member {member[:80]!r} of project {project.name!r} is no name of a subject",
+                f"use 1 to {MEMBER_CHARS_MAX} characters, as in the subject of an access key",
+            )
+
+
+def _check_aliases(project: Project, projects: Projects) -> None:
+    if len(project.aliases) > ALIASES_MAX:
+        raise _invalid(
+            f"project {project.name!r} would have {len(project.aliases)} aliases; at most {ALIASES_MAX} are allowed",
+            "unmapped accounts and namespaces go to the project of their name, or to default",
+        )
+    seen: set[str] = set()
+    for alias in project.aliases:
+        if not _ALIAS.fullmatch(alias) or not {"", ".", ".."}.isdisjoint(alias.split("/")):
+            raise _invalid(
+                f"alias {alias[:80]!r} of project {project.name!r} is not allowed",
+                "write slurm/CLUSTER/ACCOUNT or kubernetes/CLUSTER/NAMESPACE",
+            )
+        other = projects.of_alias(alias)
+        if alias in seen or other not in (None, project.name):
+            raise _invalid(
+                f"alias {alias!r} is given to {project.name!r} and to {other or project.name!r}",
+                "an account or a namespace belongs to one project: take it away from one of them",
+            )
+        seen.add(alias)
+
+
+def _check_share(project: Project, share: Share, pools: Mapping[PoolName, Pool]) -> None:
+    pool = pools.get(share.pool)
+    if pool is None:
+        near = _near(share.pool, pools)
+        raise MooringsError(
+            "pool.unknown",
+            f"there is no pool {share.pool[:80]!r} that {project.name!r} could be guaranteed a part of",
+            hint=f"did you mean {' or '.join(near)}?" if near else "see 'moor get pools'",
+        )
+    if sum(other.pool == share.pool for other in project.shares) > 1:
+        raise _invalid(
+            f"project {project.name!r} has two shares of pool {share.pool!r}", "write all its blocks in one share"
+        )
+    if not share.blocks:
+        raise _invalid(f"the share of project {project.name!r} in pool {share.pool!r} is empty", "leave it out")
+    sizes = sizes_promised(pool.topology)
+    for at, (size, count) in enumerate(share.blocks):
+        if size not in sizes:
+            raise _invalid(
+                f"pool {share.pool!r} has no blocks of {size} that project {project.name!r} could be guaranteed",
+                "it has no blocks: guarantee single devices, size 1"
+                if sizes == (1,)
+                else f"its sizes are {', '.join(map(str, sizes[:32]))}{', ...' if len(sizes) > 32 else ''}",
+            )
+        if not 1 <= count <= DEVICES_MAX:
+            raise _invalid(
+                f"{count} blocks of {size} for project {project.name!r} in pool {share.pool!r} are out of range",
+                f"use 1 to {DEVICES_MAX}",
+            )
+        if at and share.blocks[at - 1][0] == size:
+            raise _invalid(
+                f"the share of project {project.name!r} in pool {share.pool!r} names size {size} twice",
+                "add the two counts",
+            )
+
+
+def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
+    """Its shares fit beside those of its siblings into what its parent has, or into the pool."""
+    before = projects.get(project.name)
+    parent = projects.get(parent_of(project.name))
+    siblings = [one for one in projects.children(parent_of(project.name)) if one.name != project.name]
+    for share in project.shares:
+        topology = pools[share.pool].topology
+        if before is not None and not lack_within(topology, share.blocks, share_of(before, share.pool)):
+            continue  # no more than it had: also when the pool has become too small, a share can be made smaller
+        others = together(share_of(one, share.pool) for one in siblings)
+        every = together([others, share.blocks])
+        if parent is None:
+            lack, left = lack_in_pool(topology, every), left_in_pool(topology, others)
+            what = f"pool {share.pool!r} cannot hold all guarantees together"
+        else:
+            room = share_of(parent, share.pool)
+            lack, left = lack_within(topology, every, room), cut(topology, room, others)
+            what = f"{parent.name!r} does not have what its parts would be guaranteed in pool {share.pool!r}"
+        if lack:
+            fits = "guarantee fewer or smaller blocks"
+            if left is not None:
+                fits = f"beside the others {project.name!r} may have {blocks_text(topology, left)}"
+            raise _not_feasible(
+                f"{what} if {project.name!r} has {blocks_text(topology, share.blocks)}: {lack}",
+                f"{fits}; or guarantee {parent.name!r} more" if parent is not None else fits,
+            )
+
+
+def _check_room_below(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
+    """The shares of its children fit into its own."""
+    children = projects.children(project.name)
+    for name in sorted({share.pool for child in children for share in child.shares}):
+        pool = pools.get(name)
+        topology = pool.topology if pool is not None else None
+        every = together(share_of(child, name) for child in children)
+        lack = lack_within(topology, every, share_of(project, name))
+        if lack:
+            holders = [child for child in children if share_of(child, name)]
+            raise _not_feasible(
+                f"the parts of {project.name!r} are guaranteed more in pool {name!r} than it would have: {lack}",
+                f"{blocks_text(topology, every)} is enough; or reduce the guarantees of {_names(holders)} first",
+            )
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    alike = (one for one in names if abs(len(one) - len(name)) <= NEAR_CHARS)
+    return get_close_matches(name, list(islice(alike, NEAR_NAMES)), n=3)
+
+
+def _names(projects: Iterable[Project]) -> str:
+    names = [project.name for project in projects]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _invalid(detail: str, hint: str) -> MooringsError:
+    return MooringsError("project.invalid", detail, hint=hint)
+
+
+def _not_feasible(detail: str, hint: str) -> MooringsError:
+    return MooringsError("project.not_feasible", detail, hint=hint)
+
+
+# -- use that fades ------------------------------------------------------------------------------------------------
+#
+# In whole numbers, for the powers of a floating-point library differ in their last digit from machine to machine, and
+# a log must give the same decisions on all of them. 2**-x is looked up in pieces of eight binary digits of x.
+
+_ONE: Final = 1 << 64
+_LN2: Final = 12_786_308_645_202_655_660  # of _ONE: rounded
+_DIGITS: Final = 40  # of a half-life: a third of a millisecond of ten years
+
+
+def _powers() -> tuple[tuple[int, ...], ...]:
+    root, roots = _ONE >> 1, []
+    for _ in range(_DIGITS):
+        root = isqrt(root * _ONE)  # half as far
+        roots.append(root)
+    tables = []
+    for first in range(0, _DIGITS, 8):
+        table = [_ONE]
+        for root in reversed(roots[first : first + 8]):
+            table += [one * root >> 64 for one in table]
+        tables.append(tuple(table))
+    return tuple(tables)
+
+
+_POWERS: Final = _powers()
+
+
+def decayed(usage: Usage, now: Instant, half_life_s: float) -> int:
+    """What ``usage`` counts at ``now``, in device-microseconds: half after each half-life.
+
+    Where the clock was set back, as much as it counted when it was noted.
+    """
+    whole, factor = _fading(now - usage.at, half_life_s)
+    return usage.used * factor >> (64 + whole)
+
+
+def with_use(usage: Usage, devices: int, began: Instant, ended: Instant, half_life_s: float) -> Usage:
+    """``usage`` as of ``ended``, with ``devices`` used since ``began``.
+
+    What was used earlier in that time has faded more by its end: of ``t`` seconds ``half_life / ln 2 * (1 - 2**-(t /
+    half_life))`` are left. So it does not matter whether a long job is counted once or piece by piece.
+    """
+    whole, factor = _fading(ended - began, half_life_s)
+    left = ((_ONE << whole) - factor) * _half_life(half_life_s) // (_LN2 << whole)
+    added = devices * min(left, max(0, ended - began))
+    return Usage(usage.project, decayed(usage, ended, half_life_s) + added, ended)
+
+
+def _half_life(half_life_s: float) -> int:
+    return max(1, round(half_life_s * SECOND))
+
+
+def _fading(elapsed: int, half_life_s: float) -> tuple[int, int]:
+    """2**-(elapsed / half_life) as ``factor / _ONE / 2**whole``."""
+    half_life = _half_life(half_life_s)
+    whole, rest = divmod(max(0, elapsed), half_life)
+    digits = (rest << _DIGITS) // half_life
+    factor = _ONE
+    for at, table in enumerate(_POWERS):
+        factor = factor * table[digits >> (_DIGITS - 8 * (at + 1)) & 255] >> 64
+    return min(whole, 1 << 10), factor

@@ -1,157 +1,238 @@
-"""The queue: who is next, what they get, what is kept for the first that must wait, and why the others wait.
+"""The queue: who is next, what they get, what is kept for those who must wait, and who has to yield for it.
 
 ``plan`` is the one decision function: the scheduler applies its grants, ``explain`` words its waits, a replay repeats
-it. Order is priority, then arrival. The first claim of a pool that does not fit gets a reservation: the block that can
-be emptied soonest is chosen for it and nobody later may enter it; they may pass it anywhere else (law 7).
+it, a simulation runs it. Claims within a guarantee come first; then priority, fair share and arrival decide.
 
-A turn must cost what it decides, not what waits: claims that ask for the same devices stand in one line, and a line is
-left as soon as the rest of it can get nothing. Refused: a walk over the whole queue. It decides the same (the tests
-compare the two), but took milliseconds a turn with 10,000 waiting, and seconds where every large block has a broken
-device.
+- Who is within a guarantee and finds its devices lent has them back: borrowers are asked to yield (law 6).
+- The first of the others that does not fit gets a reservation: the block that can be emptied soonest is chosen for it.
+  Nobody later may enter it, but those that end before it is needed (law 7).
+- Where enough devices are free, but no block of them, claims may be moved.
+
+A turn must cost what it decides, not what waits: claims that ask for the same stand in one line, and a line is left as
+soon as the rest of it can get nothing. Refused: a walk over the whole queue. It decides the same (the tests compare the
+two), but took milliseconds a turn with 10,000 waiting, and seconds where every large block has a broken device.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
+from enum import Enum
 from heapq import heapify, heappop, heapreplace
+from typing import Final
 
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
+from moorings.core.cells import Estate, OpenCells, Place, estate_of
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
 from moorings.core.devices import PoolName
+from moorings.core.ends import FREE, EndsTrial
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import Devices, Fleet, PoolState, Reservation, Soonest, enough, holds, line_of
-from moorings.core.instants import Instant, after
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, Trial, trial
-from moorings.core.policy import Policy
-from moorings.core.quantities import amount_text
-from moorings.core.reasons import Reason
-from moorings.core.topology import Block
+from moorings.core.fleet import PoolState, Reservation, enough
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.kept import Kept
+from moorings.core.lines import Devices, LineKey, Waiting, limit_of
+from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
+from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
+from moorings.core.policy import DAY_S, Defragment, Policy
+from moorings.core.reclaims import Wanted, cheapest
+from moorings.core.room import Room, room_for
+from moorings.core.serving import pools_for
+from moorings.core.topology import AnySubset, Block, PowerOfTwo
 
-BLOCKERS_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A claim gets a block (None: it asked for no devices)."""
-
-    claim: ClaimId
-    pool: PoolName
-    block: Block | None
+_NOTHING: Final = Block(())
+_Rank = tuple[int, int, float, Instant, ClaimId]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do now: so specific that nothing is left to choose while doing it."""
+class _Got(Enum):
+    """What a claim got when it was visited."""
 
-    grants: tuple[Grant, ...]
-    reservations: tuple[Reservation, ...]
-    offers: tuple[Offer, ...] = ()
-
-
-def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
-    """The pools that could serve it if they were empty, in the order of the pools file.
-
-    Raises:
-        MooringsError: ``pool.unknown``, ``kind.unknown``, ``claim.*``: no pool ever could; names the nearest miss.
-    """
-    if spec.pool is not None and spec.pool not in pools:
-        raise MooringsError(
-            "pool.unknown", f"there is no pool {spec.pool!r}", hint=f"pools: {', '.join(pools) or 'none'}"
-        )
-    named = [pools[spec.pool]] if spec.pool is not None else list(pools.values())
-    of_kind = [state for state in named if state.pool.kind == spec.kind]
-    if not of_kind:
-        where = f"pool {spec.pool} has no" if spec.pool is not None else "no pool has"
-        kinds = ", ".join(sorted({state.pool.kind for state in named}))
-        raise MooringsError("kind.unknown", f"{where} accelerators of kind {spec.kind[:40]!r}", hint=f"kinds: {kinds}")
-    able: list[PoolState] = []
-    misses: list[tuple[PoolState, Reason]] = []
-    for state in of_kind:
-        miss = why_never(spec, state)
-        if miss is None:
-            able.append(state)
-        else:
-            misses.append((state, miss))
-    if not able:
-        state, miss = max(misses, key=lambda pair: pair[0].pool.topology.max_block)
-        raise MooringsError(miss.code, f"pool {state.pool.name}: {miss.message}", hint=miss.hint)
-    return able
+    SERVED = "served"  # a block, or one that is kept for it
+    NOTHING = "nothing"  # those behind it may still get something, if they end sooner
+    BARRED = "barred"  # a limit of its project stands against it, and against all behind it
 
 
-def why_never(spec: ClaimSpec, state: PoolState) -> Reason | None:
-    """Why a pool could not serve it even if it were empty, or None."""
-    if spec.size:
-        miss = state.pool.topology.why_not(spec.size, spec.gcds)
-        if miss is not None:
-            return miss
-    offered = dict(state.pool.resources)
-    for name, amount in sorted(spec.resources.items()):
-        if offered.get(name, 0) < amount:
-            has = amount_text(offered.get(name, 0))
-            return Reason("claim.too_large", f"{amount_text(amount)} of {name!r} is more than the {has} it has")
-    return None
-
-
-_HOLDS = frozenset({ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING})
-
-
-class _Turn:
+class _Pass:
     """One pass over the queue on trial maps."""
 
-    def __init__(
-        self,
-        pools: Mapping[PoolName, PoolState],
-        trials: Mapping[PoolName, Trial],
-        policy: Policy,
-        now: Instant,
-    ) -> None:
-        self.pools = pools
+    def __init__(self, scene: Scene, policy: Policy, now: Instant, trials: Mapping[PoolName, Trial]) -> None:
+        self.scene = scene
+        self.pools = scene.pools
+        self.policy = policy
         self.now = now
         self.trials = trials
-        self.policy = policy
+        self.ends = {name: EndsTrial(state.ends) for name, state in scene.pools.items()}
         self.grants: list[Grant] = []
+        self.reclaims: list[Reclaim] = []
+        self.suggested: list[Moves] = []
+        self.adopted: list[tuple[ClaimId, Block]] = []
         self.reservations: dict[tuple[PoolName, bool], Reservation] = {}  # one for devices, one for resources alone
+        self.promised: list[Reservation] = []  # for those within a guarantee, and for those that are moved
         self.lent: list[Reservation] = []  # free blocks of announced jobs, which their own scheduler may start
-        self.used = {name: dict(state.used) for name, state in pools.items()}
-        self._granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
+        self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
+        self._kept: dict[PoolName, list[Kept]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
+        self._asked: set[ClaimId] = set()
+        self._done: set[ClaimId] = set()
+        self._moves_left = scene.moves_left
+        self._able: dict[tuple[object, ...], list[PoolState]] = {}
+        self._pays = bool(scene.projects)
+        self._estates: dict[PoolName, Estate] = {}
+        self._within: dict[tuple[PoolName, str, int, int], bool] = {}
+        self._held: dict[str, int] = {}
+        self._held_by: dict[tuple[str, str], int] = {}
+        if self._pays:
+            self._survey()
 
-    def serve(self, lines: Iterable[Iterator[Claim]]) -> None:
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def _survey(self) -> None:
+        """Reckon what projects hold, and where their cells lie; take borrowers into cells that came free."""
+        projects = self.scene.projects
+        by_pool: dict[PoolName, list[Tenant]] = {}
+        for tenant in self.scene.tenants():
+            by_pool.setdefault(tenant.pool, []).append(tenant)
+            self._count(tenant.project, tenant.subject, len(tenant.block))
+        for name, state in self.pools.items():
+            cells = projects.cells(name)
+            if not cells:
+                continue
+            tenants = by_pool.get(name, [])
+            owners = {tenant.project: projects.lineage(tenant.project) for tenant in tenants}
+            out = {*state.out, *(index for block in state.foreign.values() for index in block)}
+            estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
+            borrowers = (one for one in tenants if one.cell is None and not one.leaving)
+            for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
+                place = estate.place_of(projects.open_cells(tenant.project, name), tenant.block)
+                if place is not None and not tenant.is_firm:
+                    estate.bind(place, replace(tenant, cell=place.cell))
+                    self.adopted.append((tenant.claim, place.cell))
+
+    def _count(self, project: str, subject: str, devices: int) -> None:
+        for each in self.scene.projects.lineage(project):
+            self._held[each] = self._held.get(each, 0) + devices
+            key = (each, subject)
+            self._held_by[key] = self._held_by.get(key, 0) + devices
+
+    def barred_by(self, claim: Claim) -> str | None:
+        """The project whose limit stands against a claim now."""
+        projects, size = self.scene.projects, claim.spec.size
+        for name in projects.lineage(claim.spec.project) if self._pays and size else ():
+            project = projects.get(name)
+            if project is None:
+                continue
+            if project.devices_max is not None and self._held.get(name, 0) + size > project.devices_max:
+                return name
+            most = project.user_devices_max
+            if most is not None and self._held_by.get((name, claim.subject), 0) + size > most:
+                return name
+        return None
+
+    def _cells(self, claim: Claim, pool: PoolName) -> OpenCells:
+        return self.scene.projects.open_cells(claim.spec.project, pool)
+
+    def is_within(self, claim: Claim, state: PoolState) -> bool:
+        """Whether a claim is within what its project is guaranteed in a pool."""
+        name, spec = state.pool.name, claim.spec
+        estate = self._estates.get(name)
+        if estate is None or not spec.size:
+            return False
+        key = (name, spec.project, spec.size, spec.priority)
+        known = self._within.get(key)
+        if known is None:
+            known = self._within[key] = estate.may_use(self._cells(claim, name), spec.size, self._over(claim))
+        return known
+
+    def _over(self, claim: Claim) -> int | None:
+        """Those of its own project with a priority below this may be asked to make room for it."""
+        return claim.spec.priority if self.policy.preempt else None
+
+    def _rank(self, claim: Claim) -> _Rank:
+        within = self._pays and any(self.is_within(claim, state) for state in self._pools(claim.spec))
+        share = 0.0
+        if self._pays and self.policy.fair_share and claim.state is not ClaimState.ANNOUNCED:
+            share = self.scene.shares.get(claim.spec.project, 0.0)
+        return (0 if within else 1, -claim.spec.priority, share, claim.arrival, claim.id)
+
+    # -- the pass ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
         """Visit the claims of all lines in the queue's order, but leave a line once the rest of it can get nothing.
 
         What is free only shrinks during a pass, and what is kept only grows: who asks for no less than one who got
         nothing gets nothing.
         """
-        heads = [(claim.order, claim, rest) for rest in lines if (claim := next(rest, None)) is not None]
+        self._settle_moves()
+        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting]] = []
+        for number, (key, line) in enumerate(self.scene.lines):
+            claim = line.first()
+            if claim is not None:
+                heads.append((self._rank(claim), number, claim, key, line))
         heapify(heads)
         none_left: set[Devices] = set()  # whatever else is asked for with them
         while heads:
-            _, claim, rest = heads[0]
-            devices, resources = line_of(claim.spec)
-            served = devices not in none_left and self._visit(claim)
-            following = next(rest, None) if served else None
-            if following is not None:
-                heapreplace(heads, (following.order, following, rest))
+            rank, number, claim, key, line = heads[0]
+            if not rank[0] and (now_rank := self._rank(claim)) != rank:
+                heapreplace(heads, (now_rank, number, claim, key, line))  # its project's cells have gone meanwhile
                 continue
-            heappop(heads)
-            if resources and not served and not self._may_be_had(claim.spec):
-                none_left.add(devices)
+            (devices, _, resources), following = key, None
+            if devices not in none_left:
+                got = _Got.SERVED if claim.id in self._done else self._visit(claim)
+                if got is _Got.SERVED:
+                    following = line.next(claim.order)
+                elif got is _Got.NOTHING:
+                    following = self._next_shorter(claim, line)
+                    if resources and following is None and not self._may_be_had(claim.spec):
+                        none_left.add(devices)
+            if following is not None:
+                heapreplace(heads, (self._rank(following), number, following, key, line))
+            else:
+                heappop(heads)
 
-    def _visit(self, claim: Claim) -> bool:
-        """Grant it a block, or keep one for it; whether it got either."""
-        able = self._pools(claim.spec)
+    def _next_shorter(self, claim: Claim, line: Waiting) -> Claim | None:
+        """The next in line that ends soon enough to use what is kept for others."""
+        spec = claim.spec
+        if not self.policy.backfill or not spec.size or not self._kept:
+            return None
+        limit, window = limit_of(spec), 0.0
+        for state in self._pools(spec):
+            for kept in self._kept.get(state.pool.name, ()):
+                within = kept.window_s(self.now)
+                if window < within < limit and self._has_inside(kept, state, spec.size):
+                    window = within
+        return line.next(claim.order, window) if window else None
+
+    def _has_inside(self, kept: Kept, state: PoolState, size: int) -> bool:
+        return state.free.free >= size if kept.spare is not None else kept.find(size) is not None
+
+    def _settle_moves(self) -> None:
+        """Those that were asked to move have their new places: let them go on there, or keep the places."""
+        for claim in self.scene.kept:
+            spot = claim.kept
+            state = self.pools.get(spot.pool) if spot is not None else None
+            if spot is None or state is None or not state.pool.topology.is_block(spot.block):
+                continue
+            if claim.state is ClaimState.PENDING and state.free.is_free(spot.block) and not state.problem:
+                self._accept(claim, state, spot.block)
+                self._done.add(claim.id)
+            elif not any(index in state.out for index in spot.block):
+                self._keep(claim, state, spot.block, Instant(0))
+
+    def _visit(self, claim: Claim) -> _Got:
+        """Grant it a block, or keep one for it; what it got."""
+        spec = claim.spec
+        if self._pays and self.barred_by(claim) is not None:
+            return _Got.BARRED
+        able = self._pools(spec)
         for state in able:
-            grant = self._fit(claim, state)
-            if grant is not None and claim.state is ClaimState.ANNOUNCED:
-                self.lent.append(Reservation(claim.id, grant.pool, grant.block or Block(()), Instant(0)))
-                return True
-            if grant is not None:
-                self.grants.append(grant)
-                return True
-        return self.policy.reserve and claim.spec.queue is QueueMode.WAIT and self._reserve(claim, able)
+            if self._fit_within(claim, state) or self._fit(claim, state):
+                return _Got.SERVED
+        if spec.size and any(self._fit_inside(claim, state) for state in able):
+            return _Got.SERVED
+        if spec.queue is not QueueMode.WAIT:
+            return _Got.NOTHING
+        if spec.size and (self._take_back(claim, able) or self._make_room(claim, able)):
+            return _Got.SERVED
+        return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING
 
     def _may_be_had(self, spec: ClaimSpec) -> bool:
         """Whether who asks for the same devices and other resources may get what this one did not."""
@@ -165,68 +246,280 @@ class _Turn:
 
     def _pools(self, spec: ClaimSpec) -> list[PoolState]:
         """``pools_for`` without the refusal: a waiting claim's pool may have gone from the pools file."""
-        try:
-            return pools_for(spec, self.pools)
-        except MooringsError:
-            return []
+        key = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(spec.resources.items()) if spec.resources else ())
+        known = self._able.get(key)
+        if known is None:
+            try:
+                known = pools_for(spec, self.pools)
+            except MooringsError:
+                known = []
+            self._able[key] = known
+        return known
+
+    def _usable(self, state: PoolState, spec: ClaimSpec) -> bool:
+        if state.problem:
+            return False
+        return not spec.resources or enough(state.pool, self._used(state), spec.resources)
+
+    def _used(self, state: PoolState) -> dict[str, int]:
+        return self.used.setdefault(state.pool.name, {})
+
+    # -- blocks that are free ----------------------------------------------------------------------------------------
+
+    def _fit_within(self, claim: Claim, state: PoolState) -> bool:
+        """Grant it a free block within its project's guarantee."""
+        spec = claim.spec
+        if not self._pays or not self.is_within(claim, state) or not self._usable(state, spec):
+            return False
+        if state.free.free < spec.size:
+            return False
+        estate = self._estates[state.pool.name]
+        for place in estate.places(self._cells(claim, state.pool.name), spec.size, None):
+            block = place.block if len(place.block) else state.free.find(spec.size)
+            if block is not None and state.free.is_free(block):
+                self._accept(claim, state, block, place)
+                return True
+        return False
+
+    def _fit(self, claim: Claim, state: PoolState) -> bool:
+        """Grant it a free block that nobody is kept from by it."""
+        spec, name = claim.spec, state.pool.name
+        if not self._usable(state, spec):
+            return False
+        if not spec.size:
+            self._accept(claim, state, None)
+            return True
+        block = state.free.find(spec.size)
+        if block is None or not self._may_borrow(claim, state, block):
+            return False
+        if not self._fits_numbers(claim, name):
+            return False
+        self._accept(claim, state, block)
+        return True
+
+    def _may_borrow(self, claim: Claim, state: PoolState, block: Block) -> bool:
+        """The lending check: what cannot be asked back must leave room for every guarantee."""
+        estate = self._estates.get(state.pool.name)
+        return estate is None or claim.spec.preemptible or estate.may_hold(block)
+
+    def _fits_numbers(self, claim: Claim, pool: PoolName, *, take: bool = True) -> bool:
+        """Whether what is kept as a number allows it: it ends before, or enough is left over."""
+        limit, size = limit_of(claim.spec), claim.spec.size
+        numbers = [kept for kept in self._kept.get(pool, ()) if kept.spare is not None]
+        over = [kept for kept in numbers if not (self.policy.backfill and limit <= kept.window_s(self.now))]
+        if any((kept.spare or 0) < size for kept in over):
+            return False
+        for kept in over if take else ():
+            kept.spare = (kept.spare or 0) - size
+        return True
+
+    def _fit_inside(self, claim: Claim, state: PoolState) -> bool:
+        """Grant it a part of what is kept for another, if it ends before that is needed."""
+        spec = claim.spec
+        if not self.policy.backfill or not self._usable(state, spec):
+            return False
+        limit = limit_of(spec)
+        for kept in self._kept.get(state.pool.name, ()):
+            if kept.spare is None and limit <= kept.window_s(self.now):
+                block = kept.find(spec.size)
+                if block is not None and self._may_borrow(claim, state, block):
+                    kept.take(block)
+                    self._accept(claim, state, block, taken=True)
+                    return True
+        return False
+
+    def _accept(
+        self, claim: Claim, state: PoolState, block: Block | None, place: Place | None = None, *, taken: bool = False
+    ) -> None:
+        """It gets the block: granted now, or, if another scheduler has it, lent to that one until it starts it."""
+        name, spec = state.pool.name, claim.spec
+        cell = None
+        if block is not None:
+            if not taken:
+                self.trials[name].take(block)
+            until = after(self.now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
+            self.ends[name].put(block, until)
+            cell = self._tie(claim, state, block, place)
+        self._use(spec, name)
+        if claim.state is ClaimState.ANNOUNCED:
+            self.lent.append(Reservation(claim.id, name, block or _NOTHING, Instant(0)))
+        else:
+            self.grants.append(Grant(claim.id, name, block, cell))
+
+    def _tie(self, claim: Claim, state: PoolState, block: Block, place: Place | None) -> Block | None:
+        """Reckon a block as its project's; the cell it is in."""
+        if not self._pays:
+            return None
+        self._count(claim.spec.project, claim.subject, len(block))
+        estate = self._estates.get(state.pool.name)
+        if estate is None:
+            return None
+        if place is None:
+            if not claim.spec.preemptible:
+                estate.hold(block)
+                self._within.clear()
+            return None
+        cell = place.cell if len(place.cell) else block
+        estate.bind(Place(place.owner, cell, block), replace(tenant_of(claim, state.pool.name, block), cell=cell))
+        self._within.clear()
+        return cell
+
+    def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
+        for name, amount in spec.resources.items():
+            used = self.used.setdefault(pool, {})
+            used[name] = used.get(name, 0) + amount
+
+    # -- blocks that are not -----------------------------------------------------------------------------------------
+
+    def _take_back(self, claim: Claim, able: Sequence[PoolState]) -> bool:
+        """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have."""
+        best: tuple[Wanted, PoolState] | None = None
+        for state in able if self._pays else ():
+            if not self.is_within(claim, state) or not self._usable(state, claim.spec):
+                continue
+            tenants = [one for one in self.scene.tenants() if one.pool == state.pool.name]
+            found = cheapest(
+                self._estates[state.pool.name],
+                self._cells(claim, state.pool.name),
+                state,
+                claim.spec.size,
+                self._over(claim),
+                tenants,
+                self._asked,
+                self.policy,
+                self.now,
+            )
+            if found is not None and (best is None or found.cost < best[0].cost):
+                best = (found, state)
+        if best is None:
+            return False
+        wanted, state = best
+        if wanted.when <= self.now:
+            for tenant in wanted.victims:
+                if not tenant.leaving:
+                    self.reclaims.append(Reclaim(tenant.claim, claim.id))
+        self._asked.update(tenant.claim for tenant in wanted.victims)
+        until = after(max(wanted.when, self.now), self.policy.yield_s)
+        self._keep(claim, state, wanted.place.block, until)
+        self._tie(claim, state, wanted.place.block, wanted.place)
+        self._use(claim.spec, state.pool.name)
+        return True
+
+    def _keep(self, claim: Claim, state: PoolState, block: Block, until: Instant) -> None:
+        name = state.pool.name
+        reservation = Reservation(claim.id, name, block, until)
+        self.promised.append(reservation)
+        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name]))
+        self.ends[name].put(block, NEVER)
+
+    def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
+        """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
+        mode = self.policy.defragment
+        if mode is Defragment.OFF or (mode is Defragment.ON and self._moves_left < 1):
+            return False
+        best: tuple[float, Room, PoolState] | None = None
+        for state in able:
+            found = self._room(claim, state)
+            if found is not None and (best is None or found.cost < best[0]):
+                best = (found.cost, found, state)
+        if best is None:
+            return False
+        _, room, state = best
+        name = state.pool.name
+        moves = tuple(Reclaim(tenant.claim, claim.id, Spot(name, block)) for tenant, block in room.moves)
+        if mode is Defragment.SUGGEST:
+            self.suggested.append(Moves(claim.id, Spot(name, room.block), moves, room.cost))
+            return False
+        self._fits_numbers(claim, name)
+        self.reclaims += moves
+        self._moves_left -= len(moves)
+        for tenant, block in room.moves:
+            self._asked.add(tenant.claim)
+            for part in state.free.free_within(block):
+                self.trials[name].take(part)
+        self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))
+        self._count(claim.spec.project, claim.subject, claim.spec.size)
+        self._use(claim.spec, name)
+        return True
+
+    def _room(self, claim: Claim, state: PoolState) -> Room | None:
+        """Room for it in a pool, if that is worth what it costs: less than it would wait for."""
+        spec, name = claim.spec, state.pool.name
+        if not self._usable(state, spec) or state.free.free < spec.size or isinstance(state.pool.topology, AnySubset):
+            return None
+        if self.policy.defragment is Defragment.SUGGEST and (name, True) in self.reservations:
+            return None  # told for the first that waits
+        if not self._fits_numbers(claim, name, take=False) or not self._may_borrow_any(claim, state):
+            return None
+        soonest = state.ends.soonest(spec.size)
+        wait_s = DAY_S if soonest is None or soonest[1] >= NEVER else max(0, soonest[1] - self.now) / SECOND
+        guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
+        tenants = [
+            replace(one, movable=False) if one.claim in self._asked or (guaranteed and one.is_firm) else one
+            for one in self.scene.tenants()
+            if one.pool == name
+        ]
+        most = self._moves_left if self.policy.defragment is Defragment.ON else self.policy.moves_per_hour
+        room = room_for(state, spec.size, tenants, self.now, self.policy.move_s, most)
+        return room if room is not None and room.cost < spec.size * wait_s else None
+
+    def _may_borrow_any(self, claim: Claim, state: PoolState) -> bool:
+        return claim.spec.preemptible or state.pool.name not in self._estates
 
     def _keeps(self, state: PoolState, size: int) -> bool:
         """Whether a pool can keep nothing more for claims of a size: it does so already, or no block would empty."""
         name = state.pool.name
         return (name, size > 0) in self.reservations or (name, size) in self._hopeless
 
-    def _fit(self, claim: Claim, state: PoolState) -> Grant | None:
-        spec, name = claim.spec, state.pool.name
-        if state.problem or not enough(state.pool, self.used[name], spec.resources):
-            return None
-        block = None
-        if spec.size:
-            block = state.free.find(spec.size)
-            if block is None:
-                return None
-            self.trials[name].take(block)
-            until = after(self.now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
-            self._granted[name].append(Hold(block, until))
-        self._use(spec, name)
-        return Grant(claim.id, name, block)
-
     def _reserve(self, claim: Claim, able: Iterable[PoolState]) -> bool:
         """Keep a block for it in the pool where that is soonest, of those that keep none yet.
 
         Who asks for no devices keeps only the resources: it must not take the place of one who waits for a block.
         """
-        best: tuple[Instant, int, PoolState, Block] | None = None
+        best: tuple[Instant, int, PoolState, Block, int | None] | None = None
         for state in able:
-            if state.problem or self._keeps(state, claim.spec.size):
+            size = claim.spec.size
+            if state.problem or self._keeps(state, size):
                 continue
-            found = self._soonest(state, claim.spec.size) if claim.spec.size else (Block(()), NEVER, 0)
+            if not size:
+                found: tuple[Block, Instant, int] | None = (_NOTHING, NEVER, 0)
+            else:
+                found = state.ends.soonest(size)
             if found is None or found[1] >= OUT_OF_SERVICE:
-                self._hopeless.add((state.pool.name, claim.spec.size))
+                self._hopeless.add((state.pool.name, size))
                 continue
             block, until, held = found
+            spare = None
+            if size and state.pool.name in self.scene.movable and isinstance(state.pool.topology, PowerOfTwo):
+                block, until, spare = self._as_number(state, size, block, until)
             if best is None or (until, held) < best[:2]:
-                best = (until, held, state, block)
+                best = (until, held, state, block, spare)
         if best is None:
             return False
-        until, _, state, block = best
-        for part in state.free.free_within(block) if len(block) else ():
-            self.trials[state.pool.name].take(part)
-        self._use(claim.spec, state.pool.name)
-        kept = Reservation(claim.id, state.pool.name, block, until)
-        self.reservations[state.pool.name, claim.spec.size > 0] = kept
+        until, _, state, block, spare = best
+        until = Instant(0) if until == FREE else until
+        name = state.pool.name
+        kept = Reservation(claim.id, name, block, until)
+        self.reservations[name, claim.spec.size > 0] = kept
+        if claim.spec.size:
+            self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], spare))
+        self._use(claim.spec, name)
         return True
 
-    def _soonest(self, state: PoolState, size: int) -> tuple[Block, Instant, int] | None:
-        """The block that can be emptied soonest, when, and how many of its devices are held."""
-        granted = self._granted[state.pool.name]
-        if granted:
-            return soonest(state, size, granted, self.now).found
-        return _remembered(state, size, self.now).found
+    def _as_number(
+        self, state: PoolState, size: int, block: Block, until: Instant
+    ) -> tuple[Block, Instant, int | None]:
+        """The same as a number of devices, if enough are free sooner than a block: then claims will be moved."""
+        freed = state.ends.freed_by(size)
+        if freed is None or freed[0] >= until or freed[0] <= self.now:
+            return block, until, None
+        return _NOTHING, freed[0], freed[1] - size
 
     def offers(self, announced: Iterable[Announced]) -> Iterator[Offer]:
         """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
 
-        No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses.
+        No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses. Where
+        shares are guaranteed nothing is left to anybody: who starts what nobody announced could not be asked to yield.
         """
         for number, told in enumerate(announced):
             for name, state in self.pools.items():
@@ -234,7 +527,7 @@ class _Turn:
                     continue
                 own = [r.block for r in self.lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
                 with trial(state.free) as only:
-                    if number:
+                    if number or name in self._estates:
                         for block in whole(state):
                             only.take(block)
                     for block in own:
@@ -243,9 +536,10 @@ class _Turn:
                     counts = tuple((size, count) for size in sizes if (count := state.free.count(size)))
                 yield Offer(told.queue, name, counts)
 
-    def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
-        for name, amount in spec.resources.items():
-            self.used[pool][name] = self.used[pool].get(name, 0) + amount
+    def undo(self) -> None:
+        """Put back what was written down for now."""
+        for ends in self.ends.values():
+            ends.undo()
 
 
 def whole(state: PoolState) -> list[Block]:
@@ -255,229 +549,28 @@ def whole(state: PoolState) -> list[Block]:
     return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
 
 
-def soonest(state: PoolState, size: int, granted: Iterable[Hold], now: Instant) -> Soonest:
-    """The answer that ``PoolState.soonest`` remembers, worked out; with what this turn has granted in the pool."""
-    held = [*holds(state, now), *granted]
-    ends = [hold.until for hold in state.holds.values()]
-    since = max((end for end in ends if end <= now), default=Instant(0))
-    before = min((end for end in ends if end > now), default=NEVER)
-    found = state.free.soonest(size, held)
-    if found is None:
-        return Soonest(None, since, before)
-    block, until = found
-    n_held = sum(len(hold.block) for hold in held if hold.block.overlaps(block))
-    return Soonest((block, until, n_held), since, before)
-
-
-def _remembered(state: PoolState, size: int, now: Instant) -> Soonest:
-    known = state.soonest.get(size)
-    if known is None or not known.since <= now < known.before:
-        known = state.soonest[size] = soonest(state, size, (), now)
-    return known
-
-
-def next_up(fleet: Fleet, now: Instant) -> dict[PoolName, Claim]:
-    """Who gets what becomes free next in each pool, if it is large enough: nobody who could use it waits before them.
-
-    Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
-    is not. Who waits for devices of which some are out of service, whatever the block, could use nothing.
-    """
-    waiting = [fleet.claims[line[0][2]] for line in fleet.lines.values()]  # those behind them ask for the same
-    waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
-    first: dict[PoolName, Claim] = {}
-    for claim in sorted(waiting, key=lambda one: one.order):
-        for name, state in fleet.pools.items():
-            if name not in first and _could_use(claim.spec, state, now):
-                first[name] = claim
-    return first
-
-
-def held_by(fleet: Fleet, told: Announced) -> dict[PoolName, dict[int, int]]:
-    """How many partitions of each size a queue's claims hold, of those that can be had again at once.
-
-    So none that is being removed or lost, none with a device that goes out of service, none while its driver is away.
-    """
-    held: dict[PoolName, dict[int, int]] = {}
-    for partition in fleet.partitions.values():
-        claim, state = fleet.claims.get(partition.claim), fleet.pools.get(partition.pool)
-        if claim is None or claim.state not in _HOLDS or claim.partition != partition.id or not told.owns(claim.owner):
-            continue
-        if state is None or state.problem or any(index in state.out for index in partition.block):
-            continue
-        sizes = held.setdefault(partition.pool, {})
-        sizes[partition.size] = sizes.get(partition.size, 0) + 1
-    return {pool: dict(sorted(sizes.items())) for pool, sizes in sorted(held.items())}
-
-
-def others_wait(fleet: Fleet, told: Announced) -> tuple[PoolName, ...]:
-    """The pools for whose devices somebody waits who is not of that queue, whether or not he comes first."""
-    waiting = [
-        next((claim for order in line if not told.owns((claim := fleet.claims[order[2]]).owner)), None)
-        for line in fleet.lines.values()
-    ]
-    waiting += [claim for other in fleet.announced.values() if other.queue != told.queue for claim in other.claims()]
-    specs = [claim.spec for claim in waiting if claim is not None and claim.spec.size]
-    return tuple(name for name, state in fleet.pools.items() if any(_is_for(spec, state) for spec in specs))
-
-
-def _is_for(spec: ClaimSpec, state: PoolState) -> bool:
-    """Whether a pool could serve it if it were empty."""
-    if spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name):
-        return False
-    return why_never(spec, state) is None
-
-
-def _could_use(spec: ClaimSpec, state: PoolState, now: Instant) -> bool:
-    """Whether a claim waits for devices of a pool, and a block there could be emptied for it."""
-    if not spec.size or state.problem or not _is_for(spec, state):
-        return False
-    found = _remembered(state, spec.size, now).found
-    return found is not None and found[1] < OUT_OF_SERVICE
-
-
-def plan(
-    pools: Mapping[PoolName, PoolState],
-    lines: Iterable[Iterator[Claim]],
-    policy: Policy,
-    now: Instant,
-    announced: Sequence[Announced] = (),
-) -> Plan:
-    """Who gets which block now, and what is kept for those who must wait.
+def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
+    """Who gets which block now, what is kept for those who must wait, and who is asked to yield or to move.
 
     Args:
-        pools: the pools; their free maps are as they were when this returns.
-        lines: the claims in the queue, each line (``fleet.line_of``) first to last.
+        scene: pools, lines, projects and tenants, as the turn has them.
         policy: what the admin chose.
         now: the turn's time, from which the time limits of new grants count.
-        announced: what other schedulers' queues told; their jobs stand in ``lines``.
     """
-    with ExitStack() as stack:
-        trials = {name: stack.enter_context(trial(state.free)) for name, state in pools.items()}
-        turn = _Turn(pools, trials, policy, now)
-        turn.serve(lines)
-        reservations = (*turn.reservations.values(), *turn.lent)
-        return Plan(tuple(turn.grants), reservations, tuple(turn.offers(announced)))
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Why a claim waits: its place (1 is next), and every reason, the weightiest first."""
-
-    position: int
-    reasons: tuple[Reason, ...]
-
-
-def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
-    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw."""
-    position = bisect_left(fleet.queue, claim.order) + 1
-    mine = next((r for r in fleet.reservations if r.claim == claim.id), None)
+    trials = {name: Trial(state.free) for name, state in scene.pools.items()}
+    one = _Pass(scene, policy, now, trials)
     try:
-        able = pools_for(claim.spec, fleet.pools)
-    except MooringsError as refusal:
-        return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
-    reasons = [_why(fleet, claim, state) for state in able]
-    if mine is not None:
-        reasons.insert(0, _kept(fleet, mine, now))
-    return Wait(position, tuple(reasons))
-
-
-def unreachable(state: PoolState) -> Reason:
-    """Why nothing goes on in a pool whose driver does not answer."""
-    name = state.pool.name
-    hint = f"its admins find out with 'moor describe pool {name}' and 'moor doctor'"
-    return Reason("pool.unreachable", f"pool {name} cannot be reached: {state.problem}", hint=hint)
-
-
-def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
-    spec, name = claim.spec, state.pool.name
-    wants = f"waits for {_devices(spec.size)} in {name}"
-    if state.problem:
-        return unreachable(state)
-    rivals = [r for r in fleet.reservations if r.pool == name and r.claim != claim.id]
-    ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
-    if (short := _short(state, spec)) is not None:
-        return Reason("pool.resource_short", f"{wants}: {short}")
-    if spec.size and state.free.find(spec.size) is None:
-        return _no_room(fleet, state, spec, wants, ahead)
-    if ahead is not None:
-        until = ahead.until if 0 < ahead.until < NEVER else None
-        kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
-        return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
-    return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
-
-
-def _short(state: PoolState, spec: ClaimSpec) -> str | None:
-    """Which secondary resource a pool has too little left of, in words; None: of none."""
-    name = next((name for name, amount in spec.resources.items() if not state.room({name: amount})), None)
-    if name is None:
-        return None
-    offered = dict(state.pool.resources)[name]
-    left = amount_text(offered - state.used.get(name, 0))
-    return f"{amount_text(spec.resources[name])} of {name} asked, {left} of {amount_text(offered)} left"
-
-
-def _first(fleet: Fleet, ahead: Reservation) -> str:
-    keeper = fleet.claims.get(ahead.claim)
-    return _called(fleet, ahead.claim) + (
-        f", which comes first and needs {_devices(keeper.spec.size)}" if keeper else ""
-    )
-
-
-def _devices(count: int) -> str:
-    return f"{count} device" if count == 1 else f"{count} devices"
-
-
-def _called(fleet: Fleet, ident: ClaimId) -> str:
-    """A claim as a human knows it: its name, and whose it is."""
-    claim = fleet.claims.get(ident)
-    return f"{claim.name} ({claim.subject})" if claim is not None else ident
-
-
-def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: Reservation | None) -> Reason:
-    free, largest = state.free.free, state.free.largest()
-    scattered = free >= spec.size
-    room = f"{free} free, largest block {largest}" if scattered else f"{free} of {state.pool.topology.n_devices} free"
-    out = f", {len(state.out)} out of service" if state.out else ""
-    first = f"; first in line is {_first(fleet, ahead)}" if ahead is not None else ""
-    hint = f"with {_devices(largest)} or fewer it would fit now" if largest and ahead is None else ""
-    return Reason(
-        "pool.fragmented" if scattered else "pool.full",
-        f"{wants}: {room}{out}{first}",
-        (ahead.claim,) if ahead is not None else (),
-        hint=hint,
-    )
-
-
-def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
-    holders = _holders(fleet, mine)
-    until = mine.until if now < mine.until < NEVER else None
-    if not holders:
-        return Reason("queue.reserved", _unheld(fleet, mine))
-    shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
-    shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
-    endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
-    limit = (
-        "" if not endless else " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
-    )
-    what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
-    return Reason("queue.reserved", what, tuple(holders), until)
-
-
-def _unheld(fleet: Fleet, mine: Reservation) -> str:
-    """What is kept and held by no claim: devices that wait for other resources, or that the hardware still frees."""
-    claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
-    short = _short(pool, claim.spec) if claim is not None else None
-    if not len(mine.block):
-        return f"it is next: {short}" if short is not None else "it is next"
-    free = sum(len(part) for part in pool.free.free_within(mine.block))
-    state = "free and kept for it" if free == len(mine.block) else "being freed for it"
-    return f"devices {mine.block} of {mine.pool} are {state}" + (f"; {short}" if short is not None else "")
-
-
-def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:
-    """The unended claims on the devices that are kept."""
-    return sorted(
-        partition.claim
-        for partition in fleet.partitions.values()
-        if partition.pool == mine.pool and partition.block.overlaps(mine.block) and partition.claim in fleet.claims
-    )
+        one.serve()
+        reservations = (*one.reservations.values(), *one.promised, *one.lent)
+        return Plan(
+            tuple(one.grants),
+            reservations,
+            tuple(one.offers(scene.announced)) if scene.announced else (),
+            tuple(one.reclaims),
+            tuple(one.adopted),
+            tuple(one.suggested),
+        )
+    finally:
+        one.undo()
+        for on_trial in trials.values():
+            on_trial.undo()

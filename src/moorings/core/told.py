@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorings.core.claims import Claim, ClaimSpec
-from moorings.core.queue import Plan
+from moorings.core.plans import Plan
 
 
 def created_data(claim: Claim) -> dict[str, object]:

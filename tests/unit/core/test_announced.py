@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from moorings.core.announced import RIVAL_S, Announced, AnnouncedJob, TakenError
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
+from moorings.core.explain import explain
 from moorings.core.hardware import Seen
 from moorings.core.inputs import PoolAnswers, QueueTold
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.policy import Policy
-from moorings.core.queue import explain
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.worlds import CROSS, POD, World
 

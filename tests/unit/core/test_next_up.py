@@ -12,10 +12,9 @@ from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, QueueTold, ReleaseClaim
-from moorings.core.instants import Instant
+from moorings.core.offers import held_by, next_up, others_wait
 from moorings.core.placement import OUT_OF_SERVICE
 from moorings.core.policy import Policy
-from moorings.core.queue import held_by, next_up, others_wait, soonest
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.test_announced import HERE, THERE, told
 from tests.unit.core.worlds import CROSS, POD, World
@@ -25,7 +24,7 @@ WIDE = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(3, 8, 8))
 
 def first(world: World) -> dict[PoolName, str]:
     """The owners of those who are first."""
-    return {name: claim.owner for name, claim in next_up(world.fleet, world.now).items()}
+    return {name: claim.owner for name, claim in next_up(world.fleet).items()}
 
 
 def full(*pools: Pool, policy: Policy = Policy()) -> World:  # noqa: B008
@@ -182,12 +181,12 @@ def test_what_is_freed_for_who_is_first_is_his(
     for index in drained:
         world.step(DrainDevice(POD.name, index, "broken"))
     world.step()
-    for name, claim in next_up(world.fleet, world.now).items():
+    for name, claim in next_up(world.fleet).items():
         if is_offered(world, claim):
             continue  # what more could it want?
         state = world.fleet.pools[name]
         # Any block will do: here the one that is emptied soonest, as if all of its holders were to end now.
-        found = soonest(state, claim.spec.size, (), Instant(0)).found
+        found = state.ends.soonest(claim.spec.size)
         assert found is not None
         assert found[1] < OUT_OF_SERVICE
         holders = [p.claim for p in world.fleet.partitions.values() if p.pool == name and p.block.overlaps(found[0])]

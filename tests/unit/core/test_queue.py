@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import Device, DeviceState, PoolName
+from moorings.core.ends import FREE
 from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
 from moorings.core.fleet import Fleet, FleetChanges, PoolState, Reservation, enough
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
@@ -32,13 +34,17 @@ from moorings.core.inputs import (
     ResumeDevice,
 )
 from moorings.core.instants import SECOND, Instant, after
+from moorings.core.kept import Kept
 from moorings.core.laws import check
+from moorings.core.lines import LineKey, Order
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
+from moorings.core.plans import Grant, Plan
 from moorings.core.policy import Policy
-from moorings.core.queue import Grant, Plan, explain, plan, pools_for, soonest
+from moorings.core.queue import plan
+from moorings.core.serving import pools_for
 from moorings.core.told import decided_data
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from moorings.core.turn import Turn
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 4, 8), (("memory", 9),))
@@ -56,6 +62,30 @@ NOW = Instant(1_000 * SECOND)
 # -- the reference -----------------------------------------------------------------------------------------------------
 
 
+def soonest(topology: Topology, size: int, holds: Iterable[Hold]) -> tuple[Instant, int, Block] | None:
+    """When the block that empties soonest does, how many of its devices are held, and the block; of all blocks."""
+    until: dict[int, Instant] = {}
+    for one in holds:
+        for index in one.block:
+            until[index] = max(one.until, until.get(index, FREE))
+    ends = [until.get(index, FREE) for index in range(topology.n_devices)]
+    if isinstance(topology, AnySubset):
+        if size > topology.n_devices:
+            return None
+        last = sorted(ends)[size - 1]
+        able = sorted((end, -index) for index, end in enumerate(ends) if end <= last)[-size:]
+        return last, sum(end != FREE for end, _ in able), Block.of([-index for _, index in able])
+    blocks = topology.blocks if isinstance(topology, Catalogue) else ()
+    if isinstance(topology, PowerOfTwo):
+        blocks = tuple(Block(range(at, at + size)) for at in range(0, topology.n_devices - size + 1, size))
+    asked = [block for block in blocks if len(block) == size]
+    if not asked:
+        return None
+    cost = {block: (max(ends[i] for i in block), sum(ends[i] != FREE for i in block)) for block in asked}
+    best = min(asked, key=lambda block: (*cost[block], block.start, tuple(block)))
+    return *cost[best], best
+
+
 def walk(
     pools: Mapping[PoolName, PoolState],
     held: Callable[[PoolState], Iterable[Hold]],
@@ -68,6 +98,7 @@ def walk(
     kept: dict[tuple[PoolName, bool], Reservation] = {}
     used = {name: dict(state.used) for name, state in pools.items()}
     granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
+    windows: dict[PoolName, list[Kept]] = {name: [] for name in pools}
 
     def use(claim: Claim, state: PoolState) -> None:
         for name, amount in claim.spec.resources.items():
@@ -91,25 +122,44 @@ def walk(
             grants.append(Grant(claim.id, name, block))
             return True
 
+        def fits_inside(claim: Claim, state: PoolState) -> bool:
+            """Whether it ends before what is kept for another is needed, and a part of that is free."""
+            spec, name = claim.spec, state.pool.name
+            if state.problem or not enough(state.pool, used[name], spec.resources):
+                return False
+            for one in windows[name]:
+                left = one.window_s(now)
+                block = one.find(spec.size) if spec.time_limit_s is not None and spec.time_limit_s <= left else None
+                if block is not None and spec.time_limit_s is not None:
+                    one.take(block)
+                    granted[name].append(Hold(block, after(now, spec.time_limit_s)))
+                    use(claim, state)
+                    grants.append(Grant(claim.id, name, block))
+                    return True
+            return False
+
         def reserves(claim: Claim, able: list[PoolState]) -> None:
             found: list[tuple[Instant, int, int, Block]] = []
             for place, state in enumerate(able):
                 if (state.pool.name, claim.spec.size > 0) in kept or state.problem:
                     continue
-                holds = list(chain(held(state), granted[state.pool.name]))
-                best = state.free.soonest(claim.spec.size, holds) if claim.spec.size else (Block(()), NEVER)
-                if best is not None and best[1] < OUT_OF_SERVICE:
-                    block, until = best
-                    inside = sum(len(hold.block) for hold in holds if hold.block.overlaps(block))
-                    found.append((until, inside, place, block))
+                if claim.spec.size:
+                    holds = list(chain(held(state), granted[state.pool.name]))
+                    best = soonest(state.pool.topology, claim.spec.size, holds)
+                else:
+                    best = (NEVER, 0, Block(()))
+                if best is not None and best[0] < OUT_OF_SERVICE:
+                    found.append((best[0], best[1], place, best[2]))
             if not found:
                 return
             until, _, place, block = min(found, key=lambda one: one[:3])
             state = able[place]
-            for part in state.free.free_within(block) if len(block) else ():
-                trials[state.pool.name].take(part)
+            until = max(until, Instant(0))
+            reservation = Reservation(claim.id, state.pool.name, block, until)
+            if len(block):
+                windows[state.pool.name].append(Kept(reservation, state, trials[state.pool.name]))
             use(claim, state)
-            kept[state.pool.name, claim.spec.size > 0] = Reservation(claim.id, state.pool.name, block, until)
+            kept[state.pool.name, claim.spec.size > 0] = reservation
 
         for claim in waiting:
             try:
@@ -117,6 +167,8 @@ def walk(
             except MooringsError:
                 continue
             served = any(fits(claim, state) for state in able)
+            if not served and claim.spec.size:
+                served = any(fits_inside(claim, state) for state in able)
             if not served and policy.reserve and claim.spec.queue is QueueMode.WAIT:
                 reserves(claim, able)
         return Plan(tuple(grants), tuple(kept.values()))
@@ -278,8 +330,15 @@ def in_order(turn: Turn) -> Iterator[Claim]:
     yield from sorted(pending, key=lambda claim: claim.order)
 
 
-def remembers_what_is_so(state: PoolState) -> bool:
-    return all(soonest(state, size, (), known.since) == known for size, known in state.soonest.items())
+def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
+    """Whether the ends that are kept up to date say of every size what those of all holds say."""
+    holds = list(holds)
+    for size in (1, 2, 3, 4, 8):
+        found = state.ends.soonest(size) if size in state.pool.topology.sizes else None
+        expected = soonest(state.pool.topology, size, holds) if size in state.pool.topology.sizes else None
+        if (found and (found[1], found[2], found[0])) != expected:
+            return False
+    return True
 
 
 @settings(max_examples=400)
@@ -297,23 +356,27 @@ def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
                 for put in one(fleet, n_given):
                     turn.take(put)
             turn.lapse(Instant(0))
-            pools = {name: turn._held(turn._seen(state)) for name, state in fleet.pools.items()}
-            assert all(remembers_what_is_so(state) for state in pools.values())
-            expected = walk(pools, partial(held, turn), in_order(turn), policy, now)
-            decided = plan(pools, turn._lines(), policy, now)
+            scene = turn.scene()
+            assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
+            expected = walk(scene.pools, partial(held, turn), in_order(turn), policy, now)
+            decided = plan(scene, policy, now)
+            assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
             assert decided == expected
             assert decided_data(decided) == decided_data(expected)
             turn.schedule()
             changes = turn.changes
         fleet.apply(changes)
-        assert all(remembers_what_is_so(state) for state in fleet.pools.values())
         assert [finding for finding in check(fleet) if finding.law == 7] == []
 
 
 @given(fleets())
 def test_the_queue_s_lines_and_leases_are_the_same_when_they_are_loaded_anew(fleet: Fleet) -> None:
     loaded = Fleet.load([state.pool for state in fleet.pools.values()], fleet.claims.values(), (), ())
-    assert (loaded.queue, loaded.lines, loaded.leases) == (fleet.queue, fleet.lines, fleet.leases)
+
+    def lines(of: Fleet) -> dict[LineKey, list[Order]]:
+        return {key: list(line) for key, line in of.lines.items()}
+
+    assert (loaded.queue, lines(loaded), loaded.leases) == (fleet.queue, lines(fleet), fleet.leases)
     for claim in list(fleet.claims.values()):
         fleet.apply(FleetChanges(claims={claim.id: (replace(claim, state=ClaimState.CANCELLED), claim.version)}))
     assert (fleet.queue, fleet.lines, fleet.leases) == ([], {}, [])
@@ -360,9 +423,7 @@ def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_
         (FleetChanges(removed={PartitionId("c01-0"): 1}), ["0-7"]),
     ],
 )
-def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_something_else_is_held(
-    changed: FleetChanges, kept: list[str]
-) -> None:
+def test_what_is_kept_follows_what_is_held(changed: FleetChanges, kept: list[str]) -> None:
     fleet = Fleet([POD])
     held, going = (claim_of(number, ClaimSpec(kind="ipu", size=2, time_limit_s=60)) for number in (0, 1))
     hold(fleet, held, 0, removing=False)
@@ -372,32 +433,27 @@ def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_something_els
     with Turn(fleet, Policy(), NOW) as turn:
         turn.schedule()
     assert [str(one.block) for one in turn.changes.reservations or ()] == ["0-7"]
-    state = fleet.pools[POD.name]
-    assert list(state.soonest) == [8]
     fleet.apply(changed)
-    assert remembers_what_is_so(state)
     with Turn(fleet, Policy(), NOW) as turn:
-        assert [str(one.block) for one in plan(fleet.pools, turn._lines(), Policy(), NOW).reservations] == kept
-    assert list(state.soonest) == [8]
-    assert remembers_what_is_so(state)
+        assert [str(one.block) for one in plan(turn.scene(), Policy(), NOW).reservations] == kept
 
 
 @pytest.mark.parametrize(
-    "put", [DrainDevice(POD.name, 5, "hot"), ForeignSeen(POD.name, {"theirs": Block(range(3, 6))})]
+    ("put", "until"),
+    [
+        (DrainDevice(POD.name, 5, "hot"), OUT_OF_SERVICE),
+        (ForeignSeen(POD.name, {"theirs": Block(range(3, 6))}), NEVER),
+    ],
 )
-def test_a_turn_does_not_use_what_is_remembered_from_before_its_own_changes(put: Input) -> None:
+def test_a_turn_expects_what_its_own_changes_say(put: Input, until: Instant) -> None:
     fleet = Fleet([POD])
     hold(fleet, claim_of(0, ClaimSpec(kind="ipu", size=2, time_limit_s=60)), 0, removing=False)
-    waiting = claim_of(2, ClaimSpec(kind="ipu", size=8, gcds=2))
-    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
-    with Turn(fleet, Policy(), NOW) as turn:
-        turn.schedule()
-    state = fleet.pools[POD.name]
-    assert list(state.soonest) == [8]
+    ends = fleet.pools[POD.name].ends
     with Turn(fleet, Policy(), NOW) as turn:
         turn.take(put)
-        assert remembers_what_is_so(turn._held(turn._seen(state)))
-    assert remembers_what_is_so(state)
+        turn.scene()
+        assert ends.soonest(8) == (Block(range(8)), until, 5 if until == NEVER else 3)
+    assert ends.soonest(8) == (Block(range(8)), after(NOW, 60), 2)
 
 
 def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> None:

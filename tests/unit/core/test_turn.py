@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
     DrainDevice,
@@ -30,7 +31,6 @@ from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import PartitionState
 from moorings.core.placement import NEVER
 from moorings.core.policy import Policy
-from moorings.core.queue import explain
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
 from tests.unit.core.worlds import CROSS, CROSS2, POD, POOLS, RACK, World
 

@@ -1,0 +1,346 @@
+"""Cells: the blocks that projects are guaranteed, and where they lie now.
+
+A promise of so many blocks is kept by *cells*. While nobody uses it a cell lies nowhere: its devices are lent. The
+first claim that uses it binds it to a block, an aligned one of the promised size, and the claims within one cell stay
+inside that block; with the last of them it is free again. So whatever ends, in whatever order, a cell that is given
+back is whole.
+
+**Lending check** (after HiveD, OSDI 2020): at any time all unbound cells must fit beside what is *firm*: bound cells,
+claims that nobody may ask to yield, and devices out of service. Borrowers that can be asked do not count: they yield.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from moorings.core.placement import BuddyMap, free_map_of
+from moorings.core.plans import Tenant
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+
+SEARCH_STEPS_MAX: Final = 20_000  # of a search for disjoint blocks of a catalogue; beyond, it counts as not found
+OpenCells = Sequence[tuple[str, int, int]]  # (owner, size, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a claim could go within a guarantee: ``block`` inside ``cell``, one of ``owner``'s."""
+
+    owner: str
+    cell: Block
+    block: Block
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A cell that is used: by whom."""
+
+    owner: str
+    cell: Block
+    within: list[Tenant] = field(default_factory=list)
+
+
+class Estate(ABC):
+    """All cells of one pool, and what is firm in it."""
+
+    def __init__(self, cells: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        self._left = {(owner, size): count for owner, sizes in cells.items() for size, count in sizes}
+
+    @abstractmethod
+    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+        """Whether a claim is within these cells; ``priority``: those below it may be asked to make room there."""
+
+    @abstractmethod
+    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+        """Every place for it, whoever else is there that may be asked to yield."""
+
+    @abstractmethod
+    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
+        """Whether a borrowed block could be within these cells, where it lies."""
+
+    @abstractmethod
+    def bind(self, place: Place, tenant: Tenant) -> None:
+        """It goes there."""
+
+    @abstractmethod
+    def may_hold(self, block: Block) -> bool:
+        """Whether a borrower that cannot be asked to yield may have a block: the lending check."""
+
+    @abstractmethod
+    def hold(self, block: Block) -> None:
+        """Such a borrower has it."""
+
+
+def estate_of(
+    pool: Pool,
+    cells: Mapping[str, Sequence[tuple[int, int]]],
+    tenants: Iterable[Tenant],
+    out: Iterable[int],
+    owners: Mapping[str, Sequence[str]],
+) -> Estate:
+    """The cells of a pool as its tenants use them.
+
+    Args:
+        pool: which.
+        cells: each project's own, ``(size, count)``.
+        tenants: who holds what in it.
+        out: devices that nobody can have: out of service, or in partitions made outside.
+        owners: of each project, whose cells it may use: its own, then its parents'.
+    """
+    topology = pool.topology
+    ordered = sorted(tenants, key=lambda tenant: tenant.claim)
+    if isinstance(topology, AnySubset):
+        return Counted(topology, cells, ordered, set(out), owners)
+    return _Blocks(topology, cells, ordered, set(out), owners)
+
+
+class Counted(Estate):
+    """Any set of devices is a block: a guarantee is a number of devices."""
+
+    def __init__(
+        self,
+        topology: AnySubset,
+        cells: Mapping[str, Sequence[tuple[int, int]]],
+        tenants: Sequence[Tenant],
+        out: set[int],
+        owners: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(cells)
+        self._within: dict[str, list[Tenant]] = {}
+        self._firm = 0
+        taken = set(out)
+        for tenant in tenants:
+            if tenant.cell is not None:
+                owner = self._owner(owners.get(tenant.project, (tenant.project,)), len(tenant.block))
+                if owner is not None:
+                    self._left[owner, 1] -= len(tenant.block)
+                    self._within.setdefault(owner, []).append(tenant)
+            if tenant.is_firm:
+                taken.update(tenant.block)
+        self._room = topology.n_devices - len(taken)
+
+    def _owner(self, owners: Sequence[str], size: int) -> str | None:
+        return next((owner for owner in owners if self._left.get((owner, 1), 0) >= size), None)
+
+    @property
+    def _owed(self) -> int:
+        return sum(self._left.values())
+
+    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+        return any(self._left_of(owner, priority) >= size for owner, _, _ in open_cells)
+
+    def _left_of(self, owner: str, priority: int | None) -> int:
+        left = self._left.get((owner, 1), 0)
+        if priority is not None:
+            left += sum(len(one.block) for one in self._within.get(owner, ()) if _gives_way(one, priority))
+        return left
+
+    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+        nowhere = Block(())  # which devices is all the same
+        for owner, _, _ in open_cells:
+            if self._left_of(owner, priority) >= size:
+                yield Place(owner, nowhere, nowhere)
+
+    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
+        owner = self._owner([owner for owner, _, _ in open_cells], len(block))
+        return Place(owner, block, block) if owner is not None else None
+
+    def within(self, owner: str, priority: int) -> list[Tenant]:
+        """Those within an owner's guarantee who may be asked to make room for that priority."""
+        return [one for one in self._within.get(owner, ()) if _gives_way(one, priority)]
+
+    def left(self, owner: str) -> int:
+        """Devices of an owner's guarantee that nobody uses."""
+        return self._left.get((owner, 1), 0)
+
+    def bind(self, place: Place, tenant: Tenant) -> None:
+        key = (place.owner, 1)
+        self._left[key] = self._left.get(key, 0) - len(tenant.block)
+        self._within.setdefault(place.owner, []).append(tenant)
+        self._room -= len(tenant.block)
+
+    def may_hold(self, block: Block) -> bool:
+        return self._room - len(block) >= self._owed
+
+    def hold(self, block: Block) -> None:
+        self._room -= len(block)
+
+
+class _Blocks(Estate):
+    """Power-of-two blocks, or those of a catalogue: a guarantee is so many blocks of each size."""
+
+    def __init__(
+        self,
+        topology: PowerOfTwo | Catalogue,
+        cells: Mapping[str, Sequence[tuple[int, int]]],
+        tenants: Sequence[Tenant],
+        out: set[int],
+        owners: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(cells)
+        self._topology = topology
+        self._firm = free_map_of(topology)
+        self._bound: dict[Block, _Bound] = {}
+        for index in sorted(out):
+            self._take(Block(range(index, index + 1)))
+        for tenant in tenants:
+            if tenant.cell is not None:
+                self._settle(tenant, owners.get(tenant.project, (tenant.project,)))
+            elif tenant.is_firm:
+                self._take(tenant.block)
+
+    def _settle(self, tenant: Tenant, owners: Sequence[str]) -> None:
+        """Put a tenant into its cell; one that its project is owed no more counts as firm, and as nobody's."""
+        cell = tenant.cell
+        assert cell is not None
+        if cell not in self._bound:
+            size = len(cell)
+            owner = next((owner for owner in owners if self._left.get((owner, size), 0) > 0), None)
+            if owner is None:
+                self._take(tenant.block)
+                return
+            self._left[owner, size] -= 1
+            self._bound[cell] = _Bound(owner, cell)
+            self._take(cell)
+        self._bound[cell].within.append(tenant)
+
+    def _take(self, block: Block) -> None:
+        for part in self._firm.free_within(block):
+            self._firm.take(part)
+
+    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+        return next(self.places(open_cells, size, priority), None) is not None
+
+    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+        able = sorted((cell, owner) for owner, cell, _ in open_cells if self._holds(cell, size))
+        mine = {owner for owner, _, _ in open_cells}
+        for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
+            if bound.owner in mine and self._holds(len(bound.cell), size):
+                firm = [one for one in bound.within if priority is None or not _gives_way(one, priority)]
+                for block in self._inside(bound.cell, size):
+                    if not any(one.block.overlaps(block) for one in firm):
+                        yield Place(bound.owner, bound.cell, block)
+        for cell_size, owner in able:
+            if self._left.get((owner, cell_size), 0) > 0:
+                for cell in self._free_cells(owner, cell_size):
+                    for block in self._inside(cell, size):
+                        yield Place(owner, cell, block)
+
+    def _holds(self, cell: int, size: int) -> bool:
+        return cell == size if isinstance(self._topology, Catalogue) else cell >= size
+
+    def _inside(self, cell: Block, size: int) -> Iterator[Block]:
+        if len(cell) == size:
+            yield cell
+            return
+        for start in range(cell.start, cell.start + len(cell), size):
+            yield Block(range(start, start + size))
+
+    def _free_cells(self, owner: str, size: int) -> Iterator[Block]:
+        """Where an unbound cell could be bound, so that the others still fit."""
+        for block in _blocks_of(self._topology, size):
+            if self._firm.is_free(block) and self._fits_beside(block, (owner, size)):
+                yield block
+
+    def _fits_beside(self, block: Block, without: tuple[str, int] | None) -> bool:
+        """Whether all unbound cells (but one of ``without``) fit once ``block`` is taken, too."""
+        owed: dict[int, int] = {}
+        for (owner, size), count in self._left.items():
+            left = count - ((owner, size) == without)
+            if left > 0:
+                owed[size] = owed.get(size, 0) + left
+        if not owed:
+            return True
+        parts = self._firm.free_within(block)
+        for part in parts:
+            self._firm.take(part)
+        try:
+            return self._pack(owed)
+        finally:
+            for part in parts:
+                self._firm.release(part)
+
+    def _pack(self, owed: Mapping[int, int]) -> bool:
+        if isinstance(self._firm, BuddyMap):
+            # Sizes that divide each other pack without waste, largest first: so a sum for each size is enough.
+            wanted = 0
+            for size in sorted(owed, reverse=True):
+                wanted += size * owed[size]
+                if self._firm.count(size) * size < wanted:
+                    return False
+            return True
+        topology = self._topology
+        assert isinstance(topology, Catalogue)
+        sizes = [size for size in sorted(owed, reverse=True) for _ in range(owed[size])]
+        free = [block for block in topology.blocks if self._firm.is_free(block)]
+        return disjoint(free, sizes)
+
+    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
+        if not isinstance(block.members, range):
+            return None
+        mine = {owner for owner, _, _ in open_cells}
+        for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
+            if bound.owner in mine and _is_inside(block, bound.cell):
+                return Place(bound.owner, bound.cell, block)
+        for size, owner in sorted((size, owner) for owner, size, _ in open_cells):
+            if self._left.get((owner, size), 0) > 0 and self._holds(size, len(block)):
+                start = block.start // size * size
+                cell = block if len(block) == size else Block(range(start, start + size))
+                if self._firm.is_free(cell) and self._fits_beside(cell, (owner, size)):
+                    return Place(owner, cell, block)
+        return None
+
+    def bind(self, place: Place, tenant: Tenant) -> None:
+        if place.cell not in self._bound:
+            self._left[place.owner, len(place.cell)] -= 1
+            self._bound[place.cell] = _Bound(place.owner, place.cell)
+            self._take(place.cell)
+        self._bound[place.cell].within.append(tenant)
+
+    def may_hold(self, block: Block) -> bool:
+        return self._firm.is_free(block) and self._fits_beside(block, None)  # not free: in a bound cell, say
+
+    def hold(self, block: Block) -> None:
+        self._take(block)
+
+
+def _is_inside(block: Block, cell: Block) -> bool:
+    return block.start >= cell.start and block.start + len(block) <= cell.start + len(cell)
+
+
+def _gives_way(tenant: Tenant, priority: int) -> bool:
+    return tenant.leaving or (tenant.preemptible and tenant.priority < priority)
+
+
+def _blocks_of(topology: PowerOfTwo | Catalogue, size: int) -> Iterator[Block]:
+    if isinstance(topology, Catalogue):
+        yield from sorted((b for b in topology.blocks if len(b) == size), key=lambda b: (b.start, tuple(b)))
+        return
+    for start in range(0, topology.n_devices // size * size, size):
+        yield Block(range(start, start + size))
+
+
+def disjoint(blocks: Sequence[Block], sizes: Sequence[int]) -> bool:
+    """Whether disjoint blocks of these sizes can be chosen; False, too, where the search takes too long."""
+    by_size: dict[int, list[frozenset[int]]] = {}
+    for block in sorted(blocks, key=lambda one: (one.start, tuple(one))):
+        by_size.setdefault(len(block), []).append(frozenset(block))
+    steps = SEARCH_STEPS_MAX
+
+    def search(at: int, taken: frozenset[int], first: int) -> bool:
+        nonlocal steps
+        if at == len(sizes):
+            return True
+        same = at > 0 and sizes[at - 1] == sizes[at]
+        candidates = by_size.get(sizes[at], [])
+        for number in range(first if same else 0, len(candidates)):
+            steps -= 1
+            if steps < 0:
+                return False
+            if not candidates[number] & taken and search(at + 1, taken | candidates[number], number + 1):
+                return True
+        return False
+
+    return search(0, frozenset(), 0)

@@ -1,0 +1,142 @@
+"""Why a claim waits: in words, from the same maps and reservations that its turn saw (law 8)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moorings.core.claims import Claim, ClaimId, ClaimSpec
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet, PoolState, Reservation
+from moorings.core.instants import Instant
+from moorings.core.placement import NEVER
+from moorings.core.quantities import amount_text
+from moorings.core.reasons import Reason
+from moorings.core.serving import pools_for
+
+BLOCKERS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a claim waits: its place (1 is next), and every reason, the weightiest first."""
+
+    position: int
+    reasons: tuple[Reason, ...]
+
+
+def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
+    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw."""
+    position = bisect_left(fleet.queue, claim.order) + 1
+    mine = next((r for r in fleet.reservations if r.claim == claim.id), None)
+    try:
+        able = pools_for(claim.spec, fleet.pools)
+    except MooringsError as refusal:
+        return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
+    reasons = [_why(fleet, claim, state) for state in able]
+    if mine is not None:
+        reasons.insert(0, _kept(fleet, mine, now))
+    return Wait(position, tuple(reasons))
+
+
+def unreachable(state: PoolState) -> Reason:
+    """Why nothing goes on in a pool whose driver does not answer."""
+    name = state.pool.name
+    hint = f"its admins find out with 'moor describe pool {name}' and 'moor doctor'"
+    return Reason("pool.unreachable", f"pool {name} cannot be reached: {state.problem}", hint=hint)
+
+
+def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
+    spec, name = claim.spec, state.pool.name
+    wants = f"waits for {_devices(spec.size)} in {name}"
+    if state.problem:
+        return unreachable(state)
+    rivals = [r for r in fleet.reservations if r.pool == name and r.claim != claim.id]
+    ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
+    if (short := _short(state, spec)) is not None:
+        return Reason("pool.resource_short", f"{wants}: {short}")
+    if spec.size and state.free.find(spec.size) is None:
+        return _no_room(fleet, state, spec, wants, ahead)
+    if ahead is not None:
+        until = ahead.until if 0 < ahead.until < NEVER else None
+        kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
+        return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
+    return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
+
+
+def _short(state: PoolState, spec: ClaimSpec) -> str | None:
+    """Which secondary resource a pool has too little left of, in words; None: of none."""
+    name = next((name for name, amount in spec.resources.items() if not state.room({name: amount})), None)
+    if name is None:
+        return None
+    offered = dict(state.pool.resources)[name]
+    left = amount_text(offered - state.used.get(name, 0))
+    return f"{amount_text(spec.resources[name])} of {name} asked, {left} of {amount_text(offered)} left"
+
+
+def _first(fleet: Fleet, ahead: Reservation) -> str:
+    keeper = fleet.claims.get(ahead.claim)
+    return _called(fleet, ahead.claim) + (
+        f", which comes first and needs {_devices(keeper.spec.size)}" if keeper else ""
+    )
+
+
+def _devices(count: int) -> str:
+    return f"{count} device" if count == 1 else f"{count} devices"
+
+
+def _called(fleet: Fleet, ident: ClaimId) -> str:
+    """A claim as a human knows it: its name, and whose it is."""
+    claim = fleet.claims.get(ident)
+    return f"{claim.name} ({claim.subject})" if claim is not None else ident
+
+
+def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: Reservation | None) -> Reason:
+    free, largest = state.free.free, state.free.largest()
+    scattered = free >= spec.size
+    room = f"{free} free, largest block {largest}" if scattered else f"{free} of {state.pool.topology.n_devices} free"
+    out = f", {len(state.out)} out of service" if state.out else ""
+    first = f"; first in line is {_first(fleet, ahead)}" if ahead is not None else ""
+    hint = f"with {_devices(largest)} or fewer it would fit now" if largest and ahead is None else ""
+    return Reason(
+        "pool.fragmented" if scattered else "pool.full",
+        f"{wants}: {room}{out}{first}",
+        (ahead.claim,) if ahead is not None else (),
+        hint=hint,
+    )
+
+
+def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
+    holders = _holders(fleet, mine)
+    until = mine.until if now < mine.until < NEVER else None
+    if not holders:
+        return Reason("queue.reserved", _unheld(fleet, mine))
+    shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
+    shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
+    endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
+    limit = (
+        "" if not endless else " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
+    )
+    what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
+    return Reason("queue.reserved", what, tuple(holders), until)
+
+
+def _unheld(fleet: Fleet, mine: Reservation) -> str:
+    """What is kept and held by no claim: devices that wait for other resources, or that the hardware still frees."""
+    claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
+    short = _short(pool, claim.spec) if claim is not None else None
+    if not len(mine.block):
+        return f"it is next: {short}" if short is not None else "it is next"
+    free = sum(len(part) for part in pool.free.free_within(mine.block))
+    state = "free and kept for it" if free == len(mine.block) else "being freed for it"
+    return f"devices {mine.block} of {mine.pool} are {state}" + (f"; {short}" if short is not None else "")
+
+
+def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:
+    """The unended claims on the devices that are kept."""
+    return sorted(
+        partition.claim
+        for partition in fleet.partitions.values()
+        if partition.pool == mine.pool and partition.block.overlaps(mine.block) and partition.claim in fleet.claims
+    )

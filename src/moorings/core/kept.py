@@ -1,0 +1,68 @@
+"""What is kept for those who must wait, during one pass over the queue, and who may use it meanwhile."""
+
+from __future__ import annotations
+
+from moorings.core.fleet import PoolState, Reservation
+from moorings.core.instants import SECOND, Instant
+from moorings.core.placement import NEVER, Trial
+from moorings.core.topology import Block, Catalogue, PowerOfTwo
+
+
+class Kept:
+    """A block that is kept: what of it is free may be used by those that end before it is needed.
+
+    Kept as a number (an empty block, ``spare`` given): claims will be moved when so many devices are free. Then who
+    does not end before may use no more than what is left over.
+    """
+
+    def __init__(self, reservation: Reservation, state: PoolState, on_trial: Trial, spare: int | None = None) -> None:
+        self.reservation = reservation
+        self.spare = spare
+        self._state = state
+        self._parts = state.free.free_within(reservation.block) if len(reservation.block) else []
+        for part in self._parts:
+            on_trial.take(part)
+
+    def window_s(self, now: Instant) -> float:
+        """Who ends within this time may use it; 0: nobody may."""
+        until = self.reservation.until
+        return (until - now) / SECOND if now < until < NEVER else 0.0
+
+    def find(self, size: int) -> Block | None:
+        """A free block inside it; takes nothing."""
+        topology = self._state.pool.topology
+        if isinstance(topology, PowerOfTwo):
+            able = [part for part in self._parts if len(part) >= size]
+            if not able:
+                return None
+            best = min(able, key=lambda part: (len(part), part.start))
+            return Block(range(best.start, best.start + size))
+        free = sorted(index for part in self._parts for index in part)
+        if not isinstance(topology, Catalogue):
+            return Block.of(free[:size]) if len(free) >= size else None
+        inside = set(free)
+        fitting = (block for block in topology.blocks if len(block) == size and inside.issuperset(block))
+        return min(fitting, key=lambda block: (block.start, tuple(block)), default=None)
+
+    def take(self, block: Block) -> None:
+        """Somebody uses a block inside it."""
+        left: list[Block] = []
+        for part in self._parts:
+            left += _without(part, block)
+        self._parts = left
+
+
+def _without(part: Block, block: Block) -> list[Block]:
+    """A part without a block that is in it, or that it has nothing of, as blocks."""
+    if not part.overlaps(block):
+        return [part]
+    members, taken = part.members, block.members
+    if isinstance(members, range) and isinstance(taken, range) and not len(members) & (len(members) - 1):
+        if len(members) <= len(taken):
+            return []
+        half = members.start + len(members) // 2
+        halves = (Block(range(members.start, half)), Block(range(half, members.stop)))
+        return [piece for each in halves for piece in _without(each, block)]
+    gone = set(block)
+    left = [index for index in part if index not in gone]
+    return [Block.of(left)] if left else []

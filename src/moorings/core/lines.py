@@ -1,0 +1,172 @@
+"""Lines: claims that wait for the same, in the queue's order, so that a turn need not walk over all that wait.
+
+Who asks for the same devices in the name of the same project and subject stands in one line: where the first gets
+nothing, those behind it get nothing either, unless they end sooner. So a line can also be asked for the next of its
+claims that ends within some time (backfill), which it finds by the shortest limit of each of its chunks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Protocol
+
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, QueueMode
+from moorings.core.devices import PoolName
+from moorings.core.instants import Instant
+from moorings.core.projects import Projects
+
+Order = tuple[int, Instant, ClaimId]
+Payer = tuple[str, str, bool]  # project, subject, whether it may be asked to yield
+Devices = tuple[str, PoolName | None, int, int, QueueMode]
+LineKey = tuple[Devices, Payer, tuple[tuple[str, int], ...]]
+
+ENDLESS: Final = float("inf")
+CHUNK_MAX: Final = 128
+FIRST: Final[Order] = (-(1 << 62), Instant(0), ClaimId(""))
+
+
+_NOBODY: Final[Payer] = ("", "", False)
+
+
+def line_of(claim: Claim, projects: Projects) -> LineKey:
+    """The line of the queue a claim stands in; who pays matters only where there are projects."""
+    spec = claim.spec
+    payer = _NOBODY
+    if projects:
+        subject = claim.subject if projects.limits_users(spec.project) else ""
+        payer = (spec.project, subject, spec.preemptible)
+    resources = tuple(sorted(spec.resources.items())) if spec.resources else ()
+    return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources
+
+
+def limit_of(spec: ClaimSpec) -> float:
+    """Its time limit in seconds; infinite: none."""
+    return spec.time_limit_s if spec.time_limit_s is not None else ENDLESS
+
+
+class Line:
+    """The orders of a line's claims and their time limits, first to last."""
+
+    __slots__ = ("_chunks", "_count", "_firsts", "_shortest")
+
+    def __init__(self) -> None:
+        self._chunks: list[list[tuple[Order, float]]] = []
+        self._firsts: list[Order] = []  # of each chunk
+        self._shortest: list[float] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Order]:
+        return (order for chunk in self._chunks for order, _ in chunk)
+
+    def add(self, order: Order, limit_s: float) -> None:
+        """Put a claim in."""
+        self._count += 1
+        if not self._chunks:
+            self._chunks.append([(order, limit_s)])
+            self._firsts.append(order)
+            self._shortest.append(limit_s)
+            return
+        at = self._chunk_of(order)
+        chunk = self._chunks[at]
+        insort(chunk, (order, limit_s))
+        self._firsts[at] = chunk[0][0]
+        self._shortest[at] = min(self._shortest[at], limit_s)
+        if len(chunk) > CHUNK_MAX:
+            half = len(chunk) // 2
+            self._chunks[at : at + 1] = [chunk[:half], chunk[half:]]
+            self._firsts[at : at + 1] = [chunk[0][0], chunk[half][0]]
+            self._shortest[at : at + 1] = [_shortest(chunk[:half]), _shortest(chunk[half:])]
+
+    def remove(self, order: Order) -> None:
+        """Take a claim out; it is in."""
+        at = self._chunk_of(order)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk, (order, -1.0))
+        assert place < len(chunk), f"{order} stands in no line"
+        assert chunk[place][0] == order, f"{order} stands in no line"
+        _, limit_s = chunk.pop(place)
+        self._count -= 1
+        if not chunk:
+            del self._chunks[at], self._firsts[at], self._shortest[at]
+            return
+        self._firsts[at] = chunk[0][0]
+        if limit_s == self._shortest[at]:
+            self._shortest[at] = _shortest(chunk)
+
+    def next(self, after: Order, limit_s: float = ENDLESS) -> Order | None:
+        """The first behind ``after`` whose time limit is at most ``limit_s``."""
+        if not self._chunks:
+            return None
+        at = self._chunk_of(after)
+        place = bisect_left(self._chunks[at], (after, -1.0))
+        for index in range(at, len(self._chunks)):
+            if self._shortest[index] <= limit_s:
+                chunk = self._chunks[index]
+                while place < len(chunk):
+                    order, limit = chunk[place]
+                    if limit <= limit_s and order > after:
+                        return order
+                    place += 1
+            place = 0
+        return None
+
+    def _chunk_of(self, order: Order) -> int:
+        at = bisect_left(self._firsts, order)
+        if at < len(self._firsts) and self._firsts[at] == order:
+            return at
+        return max(at - 1, 0)
+
+
+def _shortest(chunk: list[tuple[Order, float]]) -> float:
+    return min(limit for _, limit in chunk)
+
+
+class Waiting(Protocol):
+    """A line as a turn has it."""
+
+    def first(self) -> Claim | None:
+        """Who comes first."""
+        ...
+
+    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+        """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
+        ...
+
+
+class View:
+    """A line of the fleet without those that a turn has changed, and with those that it has put in."""
+
+    __slots__ = ("_added", "_claims", "_gone", "_line")
+
+    def __init__(
+        self,
+        line: Line | None,
+        claims: Mapping[ClaimId, Claim],
+        gone: Mapping[ClaimId, object],
+        added: Iterable[Claim] = (),
+    ) -> None:
+        self._line = line
+        self._claims = claims
+        self._gone = gone
+        self._added = sorted(added, key=lambda claim: claim.order)
+
+    def first(self) -> Claim | None:
+        """Who comes first."""
+        return self.next(FIRST)
+
+    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+        """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
+        order = self._line.next(after, limit_s) if self._line is not None else None
+        while order is not None and order[2] in self._gone:
+            assert self._line is not None
+            order = self._line.next(order, limit_s)
+        for claim in self._added:
+            if order is not None and claim.order > order:
+                break
+            if claim.order > after and limit_of(claim.spec) <= limit_s:
+                return claim
+        return self._claims[order[2]] if order is not None else None

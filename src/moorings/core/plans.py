@@ -1,0 +1,168 @@
+"""What a turn is planned from, and what a plan says: values between the turn, the queue and those who ask "what if"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moorings.core.announced import Announced, Offer
+from moorings.core.claims import Claim, ClaimId, ClaimState, Spot
+from moorings.core.devices import PoolName
+from moorings.core.fleet import PoolState, Reservation
+from moorings.core.instants import SECOND, Instant
+from moorings.core.lines import LineKey, Waiting
+from moorings.core.projects import Projects
+from moorings.core.topology import Block
+
+HOLDS = frozenset(
+    {
+        ClaimState.GRANTED,
+        ClaimState.READY,
+        ClaimState.RECLAIMING,
+        ClaimState.YIELDING,
+        ClaimState.MIGRATING,
+        ClaimState.LOST,
+        ClaimState.RELEASING,
+    }
+)
+_LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
+_BY_HAND = "user/"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A claim gets a block (None: it asked for no devices); ``cell``: of its project's guarantee, around it."""
+
+    claim: ClaimId
+    pool: PoolName
+    block: Block | None
+    cell: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The holder of ``claim`` is asked to yield, for the sake of ``by``; ``to``: it is moved there (None: it waits)."""
+
+    claim: ClaimId
+    by: ClaimId
+    to: Spot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What would have to move to make room for a claim: suggested, not done.
+
+    Attributes:
+        claim: for whom.
+        spot: the room that this would make.
+        moves: who would go where.
+        cost: device-seconds that this would lose.
+    """
+
+    claim: ClaimId
+    spot: Spot
+    moves: tuple[Reclaim, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now: so specific that nothing is left to choose while doing it."""
+
+    grants: tuple[Grant, ...]
+    reservations: tuple[Reservation, ...]
+    offers: tuple[Offer, ...] = ()
+    reclaims: tuple[Reclaim, ...] = ()
+    adopted: tuple[tuple[ClaimId, Block], ...] = ()  # borrowers that are within a guarantee now, and the cells
+    suggested: tuple[Moves, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who holds a block, as far as it matters to those who want it.
+
+    Attributes:
+        project: its claim's.
+        subject: its claim's.
+        priority: its claim's.
+        cell: the cell of a guarantee that it is in; None: it borrowed its block.
+        preemptible: may be asked to yield.
+        movable: may be asked to go on elsewhere: it goes on from its checkpoint.
+        leaving: is asked already, or has ended.
+        since: when its claim got the block ready; None: it has not.
+        saved: when its job last saved its state; None: never.
+    """
+
+    claim: ClaimId
+    pool: PoolName
+    block: Block
+    project: str = ""
+    subject: str = ""
+    priority: int = 0
+    cell: Block | None = None
+    preemptible: bool = False
+    movable: bool = False
+    leaving: bool = False
+    since: Instant | None = None
+    saved: Instant | None = None
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether its block counts as taken for every guarantee: it cannot be asked, or is within its own."""
+        return self.cell is not None or not (self.preemptible or self.leaving)
+
+    def lost(self, now: Instant) -> float:
+        """Device-seconds of work since its last checkpoint, which are lost if it stops now."""
+        since = max(self.since or now, self.saved or Instant(0))
+        return len(self.block) * max(0, now - since) / SECOND
+
+
+def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
+    """How a claim that holds a block looks to those who want it."""
+    runs = claim.state is ClaimState.READY and claim.kept is None
+    spec = claim.spec
+    return Tenant(
+        claim=claim.id,
+        pool=pool,
+        block=block,
+        project=spec.project,
+        subject=claim.subject,
+        priority=spec.priority,
+        cell=claim.cell,
+        preemptible=spec.preemptible and runs,
+        movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(_BY_HAND),
+        leaving=claim.state in _LEAVING,
+        since=claim.ready_at,
+        saved=claim.checkpoint_at,
+    )
+
+
+def _no_tenants() -> Sequence[Tenant]:
+    return ()
+
+
+@dataclass(slots=True)
+class Scene:
+    """What a plan looks at; it leaves all of it as it was.
+
+    Attributes:
+        pools: the pools as the turn has them.
+        lines: who waits, line by line.
+        announced: what other schedulers' queues told; their jobs stand in ``lines``.
+        projects: who pays.
+        shares: of each project, its decayed use for its weight; who has less is served first.
+        tenants: who holds what; asked for only if somebody may have to yield or move.
+        kept: claims that were asked to move: their new places are theirs.
+        moves_left: so many claims may still be asked to move now.
+        movable: pools of which every tenant can be moved.
+    """
+
+    pools: Mapping[PoolName, PoolState]
+    lines: Iterable[tuple[LineKey, Waiting]]
+    announced: Sequence[Announced] = ()
+    projects: Projects = field(default_factory=Projects)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    tenants: Callable[[], Sequence[Tenant]] = _no_tenants
+    kept: Sequence[Claim] = ()
+    moves_left: int = 0
+    movable: frozenset[PoolName] = frozenset()

@@ -1,0 +1,165 @@
+"""Reclaim: which borrowers have to yield so that a guaranteed claim has its devices, and lose least by it.
+
+Whole claims are asked, never parts of one. Asked may be who borrowed (is in no cell) and said that it can yield, and
+within the claim's own guarantee who has a lower priority. Of all places for the claim the one is taken that can be had
+soonest (nobody is asked before it has run ``min_run_s``), then the one where the fewest device-seconds of work are
+lost: each tenant's devices, times the time since its last checkpoint and what starting anew costs. One number decides,
+not the count of claims: four claims of one device that have just saved lose less than one that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from moorings.core.cells import Counted, Estate, OpenCells, Place
+from moorings.core.claims import ClaimId
+from moorings.core.fleet import PoolState
+from moorings.core.instants import Instant, after
+from moorings.core.plans import Tenant
+from moorings.core.policy import Policy
+from moorings.core.topology import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A place, who has to leave it, when all of them may be asked, and the device-seconds that are lost."""
+
+    place: Place
+    victims: tuple[Tenant, ...]
+    when: Instant
+    lost: float
+
+    @property
+    def cost(self) -> tuple[Instant, float, int, int]:
+        """What is compared: the least is best."""
+        return (self.when, self.lost, len(self.place.cell), self.place.block.start if len(self.place.block) else 0)
+
+
+def cheapest(
+    estate: Estate,
+    open_cells: OpenCells,
+    state: PoolState,
+    size: int,
+    over: int | None,
+    tenants: Sequence[Tenant],
+    asked: Collection[ClaimId],
+    policy: Policy,
+    now: Instant,
+) -> Wanted | None:
+    """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
+
+    Args:
+        estate: the pool's cells.
+        open_cells: those the claim may use.
+        state: the pool; what is kept for others is taken in its free map.
+        size: devices.
+        over: tenants within these cells with a priority below this may be asked; None: none of them.
+        tenants: who holds what in the pool.
+        asked: those that yield for somebody else already.
+        policy: how long borrowers run at least, and what it costs to start anew.
+        now: the turn's time.
+    """
+    known = [tenant for tenant in tenants if tenant.claim not in asked]
+    price = {tenant.claim: _price(tenant, policy, now) for tenant in known}
+    if isinstance(estate, Counted):
+        return _counted(estate, open_cells, state, size, over, known, price, now)
+    best: Wanted | None = None
+    holder = {index: tenant for tenant in known for index in tenant.block}
+    for place in estate.places(open_cells, size, over):
+        inside_it = {one.claim: one for index in place.block if (one := holder.get(index)) is not None}
+        victims = list(inside_it.values())
+        if not all(_may_be_asked(tenant, place, over) for tenant in victims):
+            continue
+        inside = sum(1 for tenant in victims for index in tenant.block if index in place.block)
+        free = sum(len(part) for part in state.free.free_within(place.block))
+        if free + inside < size:
+            continue  # something in it is kept for others, or out of service
+        found = _wanted(place, victims, price, now)
+        if best is None or found.cost < best.cost:
+            best = found
+    return best
+
+
+def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float]:
+    """When a tenant may be asked, and the device-seconds it loses."""
+    if tenant.leaving:
+        return now, 0.0
+    when = max(now, after(tenant.since, policy.min_run_s) if tenant.since is not None else now)
+    return when, tenant.lost(now) + len(tenant.block) * policy.move_s
+
+
+def _wanted(
+    place: Place, victims: Iterable[Tenant], price: dict[ClaimId, tuple[Instant, float]], now: Instant
+) -> Wanted:
+    chosen = tuple(victims)
+    when = max((price[tenant.claim][0] for tenant in chosen), default=now)
+    return Wanted(place, chosen, when, sum(price[tenant.claim][1] for tenant in chosen))
+
+
+def _may_be_asked(tenant: Tenant, place: Place, over: int | None) -> bool:
+    if tenant.leaving:
+        return True
+    if not tenant.preemptible:
+        return False
+    if tenant.cell is None:
+        return True
+    return tenant.cell == place.cell and over is not None and tenant.priority < over
+
+
+def _counted(
+    estate: Counted,
+    open_cells: OpenCells,
+    state: PoolState,
+    size: int,
+    over: int | None,
+    tenants: Sequence[Tenant],
+    price: dict[ClaimId, tuple[Instant, float]],
+    now: Instant,
+) -> Wanted | None:
+    """Where any devices do: the cheapest claims that together hold enough."""
+    best: Wanted | None = None
+    held = {tenant.claim: tenant for tenant in tenants}
+    for place in estate.places(open_cells, size, over):
+        own = [one for one in estate.within(place.owner, over) if one.claim in held] if over is not None else []
+        own.sort(key=lambda one: (not one.leaving, one.priority, price[one.claim]))
+        first = _enough(own, size - estate.left(place.owner))
+        if first is None:
+            continue
+        free = state.free.free
+        gained = sum(len(one.block) for one in first)
+        others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible)]
+        others.sort(key=lambda one: (not one.leaving, *price[one.claim], one.claim))
+        more = _enough(others, size - free - gained)
+        if more is None:
+            continue
+        victims = [*first, *more]
+        devices = [index for part in state.free.free_within(_all(state)) for index in part][:size]
+        devices += [index for one in victims for index in one.block]
+        block = Block.of(sorted(devices[:size]))
+        found = _wanted(Place(place.owner, block, block), victims, price, now)
+        if best is None or found.cost < best.cost:
+            best = found
+    return best
+
+
+def _all(state: PoolState) -> Block:
+    return Block(range(state.pool.topology.n_devices))
+
+
+def _enough(tenants: Sequence[Tenant], needed: int) -> list[Tenant] | None:
+    """The first of them that together hold enough, without those that are not needed; None: all are too few."""
+    chosen: list[Tenant] = []
+    have = 0
+    for tenant in tenants:
+        if have >= needed:
+            break
+        chosen.append(tenant)
+        have += len(tenant.block)
+    if have < needed:
+        return None
+    for tenant in sorted(chosen, key=lambda one: -len(one.block)):
+        if not tenant.leaving and have - len(tenant.block) >= needed:
+            chosen.remove(tenant)
+            have -= len(tenant.block)
+    return chosen

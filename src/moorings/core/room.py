@@ -1,0 +1,180 @@
+"""Room: which claims would have to go on elsewhere so that a block becomes free, and what that would lose.
+
+Only where enough devices are free, but no block of them. Candidates are the blocks of that size whose tenants are all
+smaller than it and can all be moved; the cheapest dozen are tried, with best-fit places outside for their tenants. If
+none of them works all movable tenants are packed anew, largest first: power-of-two sizes pack without waste, so with
+nobody in the way this always succeeds (Coffman, Garey and Johnson 1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moorings.core.fleet import PoolState
+from moorings.core.instants import Instant
+from moorings.core.placement import FreeMap, free_map_of, trial
+from moorings.core.plans import Tenant
+from moorings.core.topology import Block, Catalogue, PowerOfTwo
+
+TRIED_MAX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A block that could be made free: who goes where, and the device-seconds that are lost by it."""
+
+    block: Block
+    moves: tuple[tuple[Tenant, Block], ...]
+    cost: float
+
+
+def room_for(
+    state: PoolState, size: int, tenants: Iterable[Tenant], now: Instant, move_s: float, moves_max: int
+) -> Room | None:
+    """The cheapest way found to make a free block of ``size`` in a pool; None: none was found.
+
+    Args:
+        state: the pool; what may not be used is taken in its free map, which is as it was when this returns.
+        size: devices.
+        tenants: who holds what in this pool.
+        now: what is lost is reckoned to it.
+        move_s: what a move costs beside the work since the last checkpoint, in seconds.
+        moves_max: at most so many claims are moved.
+    """
+    topology = state.pool.topology
+    if not isinstance(topology, PowerOfTwo | Catalogue) or state.free.free < size or moves_max < 1:
+        return None
+    costs = [(tenant, _cost(tenant, now, move_s)) for tenant in tenants]
+    best: Room | None = None
+    for cost, block, inside in _candidates(state, size, costs)[:TRIED_MAX]:
+        if best is not None and cost >= best.cost:
+            break
+        if len(inside) <= moves_max:
+            found = _empty(state, block, inside)
+            if found is not None:
+                best = Room(block, found, cost)
+    if best is None and isinstance(topology, PowerOfTwo):
+        best = _repacked(state, topology, size, costs, moves_max)
+    return best
+
+
+def _cost(tenant: Tenant, now: Instant, move_s: float) -> float:
+    return len(tenant.block) * move_s + tenant.lost(now)
+
+
+def _candidates(
+    state: PoolState, size: int, costs: Sequence[tuple[Tenant, float]]
+) -> list[tuple[float, Block, list[Tenant]]]:
+    """Blocks whose tenants could all be moved, the cheapest first."""
+    topology = state.pool.topology
+    if isinstance(topology, Catalogue):
+        blocks = [block for block in topology.blocks if len(block) == size]
+        at: dict[int, list[int]] = {}
+        for number, block in enumerate(blocks):
+            for index in block:
+                at.setdefault(index, []).append(number)
+        touched = [sorted({number for index in tenant.block for number in at.get(index, ())}) for tenant, _ in costs]
+    else:
+        blocks = [Block(range(start, start + size)) for start in range(0, topology.n_devices // size * size, size)]
+        touched = [
+            list(range(tenant.block.start // size, (tenant.block.start + len(tenant.block) - 1) // size + 1))
+            for tenant, _ in costs
+        ]
+    total = [0.0] * len(blocks)
+    held = [0] * len(blocks)
+    inside: list[list[Tenant]] = [[] for _ in blocks]
+    for (tenant, cost), numbers in zip(costs, touched, strict=True):
+        for number in numbers:
+            if number >= len(blocks):
+                continue
+            movable = tenant.movable and len(tenant.block) < size
+            total[number] += cost if movable else float("inf")
+            inside[number].append(tenant)
+            held[number] += len(tenant.block)
+    able = [number for number, cost in enumerate(total) if cost < float("inf") and inside[number]]
+    able.sort(key=lambda number: (total[number], blocks[number].start))
+    found: list[tuple[float, Block, list[Tenant]]] = []
+    for number in able:
+        free = sum(len(part) for part in state.free.free_within(blocks[number]))
+        if free + held[number] == size:  # nothing in it is out of service, kept or a stranger's
+            found.append((total[number], blocks[number], inside[number]))
+            if len(found) == TRIED_MAX:
+                break
+    return found
+
+
+def _empty(state: PoolState, block: Block, inside: Sequence[Tenant]) -> tuple[tuple[Tenant, Block], ...] | None:
+    """Where the tenants of a block would go; None: not all of them find a place outside."""
+    moves: list[tuple[Tenant, Block]] = []
+    with trial(state.free) as only:
+        for part in state.free.free_within(block):
+            only.take(part)
+        for tenant in sorted(inside, key=_largest_first):
+            place = state.free.find(len(tenant.block))
+            if place is None:
+                return None
+            only.take(place)
+            moves.append((tenant, place))
+    return tuple(moves)
+
+
+def _repacked(
+    state: PoolState, topology: PowerOfTwo, size: int, costs: Sequence[tuple[Tenant, float]], moves_max: int
+) -> Room | None:
+    """All movable tenants packed anew, largest first; those that need not move stay, if the rest finds room then."""
+    movable = sorted((tenant for tenant, _ in costs if tenant.movable), key=_largest_first)
+    fresh = _emptied(state, topology, movable)
+    larger = [tenant for tenant in movable if len(tenant.block) > size]
+    smaller = [tenant for tenant in movable if len(tenant.block) <= size]
+    for tenant in larger:
+        fresh.take(tenant.block)
+    wanted = fresh.find(size)
+    if wanted is None:
+        return None
+    fresh.take(wanted)
+    staying = [tenant for tenant in smaller if fresh.is_free(tenant.block)]
+    for tenant in staying:
+        fresh.take(tenant.block)
+    stay = {tenant.claim for tenant in staying}
+    placed = _place(fresh, [tenant for tenant in smaller if tenant.claim not in stay])
+    if placed is None:  # those that stay are in the way: nobody stays
+        for tenant in staying:
+            fresh.release(tenant.block)
+        placed = _place(fresh, smaller)
+    moves = tuple((tenant, block) for tenant, block in placed or () if tenant.block != block)
+    if placed is None or len(moves) > moves_max:
+        return None
+    known = {tenant.claim: cost for tenant, cost in costs}
+    return Room(wanted, moves, sum(known[tenant.claim] for tenant, _ in moves))
+
+
+def _largest_first(tenant: Tenant) -> tuple[int, int]:
+    return (-len(tenant.block), tenant.block.start)
+
+
+def _emptied(state: PoolState, topology: PowerOfTwo, movable: Sequence[Tenant]) -> FreeMap:
+    """The pool's map as if all of them were gone."""
+    fresh = free_map_of(topology)
+    usable = {index for tenant in movable for index in tenant.block}
+    for start in range(0, topology.n_devices, topology.max_block):
+        around = Block(range(start, min(start + topology.max_block, topology.n_devices)))
+        usable.update(index for part in state.free.free_within(around) for index in part)
+    for index in range(topology.n_devices):
+        if index not in usable:
+            fresh.take(Block(range(index, index + 1)))
+    return fresh
+
+
+def _place(free: FreeMap, tenants: Sequence[Tenant]) -> list[tuple[Tenant, Block]] | None:
+    """A best-fit place for each, in order; None: not all find one, and nothing is taken."""
+    placed: list[tuple[Tenant, Block]] = []
+    for tenant in tenants:
+        block = free.find(len(tenant.block))
+        if block is None:
+            for _, taken in placed:
+                free.release(taken)
+            return None
+        free.take(block)
+        placed.append((tenant, block))
+    return placed

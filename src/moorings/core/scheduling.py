@@ -1,0 +1,325 @@
+"""The end of a turn: what is decided of the queue, and what follows from that."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from moorings.core import partitions
+from moorings.core.announced import Announced
+from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId, QueueMode
+from moorings.core.demands import Demands
+from moorings.core.devices import PoolName
+from moorings.core.ends import FREE
+from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
+from moorings.core.fleet import end_of, touched
+from moorings.core.inputs import ReleaseClaim, RenewClaim, YieldClaim
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.lines import LineKey, View, line_of
+from moorings.core.partitions import Partition, PartitionState
+from moorings.core.placement import NEVER, OUT_OF_SERVICE
+from moorings.core.plans import Grant, Reclaim, Scene, Tenant, tenant_of
+from moorings.core.policy import Defragment
+from moorings.core.projects import decayed
+from moorings.core.queue import plan
+from moorings.core.reasons import Reason
+from moorings.core.topology import Block
+
+HOUR_S = 3600.0
+_MOVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.PENDING})
+
+
+class Scheduling(Demands):
+    """The part of a turn that serves the queue."""
+
+    def lapse(self, since: Instant, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
+        """Release every claim whose lease has run out, but those that are in use; these.
+
+        Args:
+            since: from when on owners could renew: while the controller was down, or its database away, no lease runs.
+                From ``now`` on, where the time before is in doubt; then leases that run longer than their owners asked
+                for, because the clock was set back, are begun anew.
+            in_use: whether a job still runs on a claim's partition: it is stopped first (law 3).
+        """
+        if since >= self.now:
+            self._shorten_leases()
+            return []
+        spared = []
+        due = self.fleet.leases[: bisect_left(self.fleet.leases, (Instant(self.now + 1), ClaimId("")))]
+        for ident in sorted(ident for _, ident in due):
+            claim = self.claim(ident)
+            if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
+                continue
+            if max(claim.lease_until, after(since, claim.spec.lease_s)) > self.now:
+                continue
+            if in_use(ident):
+                spared.append(claim)
+            elif claim.state is not ClaimState.RELEASING:
+                self._tell("claim.lapsed", claim)
+                self.release(ReleaseClaim(ident, "its lease ran out"))
+        return spared
+
+    def _shorten_leases(self) -> None:
+        for ident in sorted(ident for _, ident in self.fleet.leases):
+            claim = self.claim(ident)
+            if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
+                continue
+            if claim.lease_until > after(self.now, claim.spec.lease_s) and claim.state is not ClaimState.RELEASING:
+                self.renew(RenewClaim(ident))
+
+    def schedule(self) -> list[tuple[ClaimId, MooringsError]]:
+        """Grant what fits; the claims that would not wait and found no room (they leave no trace).
+
+        ``decided`` has the decision then.
+        """
+        for ident in self._overdue():
+            self.give_way(YieldClaim(ident, "its time to yield is over"))
+        announced = self._elsewhere.believed()
+        self.changes.announced = self._elsewhere.changes
+        self.events += self._elsewhere.events
+        decided = plan(self.scene(announced), self.policy, self.now)
+        for ident, cell in decided.adopted:
+            self._cover(ident, cell)
+        for grant in decided.grants:
+            self._grant(grant)
+        for reclaim in decided.reclaims:
+            self._reclaim(reclaim)
+        refused = [
+            (ident, self._refuse(ident))
+            for ident in self._new
+            if (claim := self.changes.claims[ident][0]).state is ClaimState.PENDING
+            and claim.spec.queue is QueueMode.NEVER
+        ]
+        if decided.grants or decided.reservations != self.fleet.reservations:
+            self.changes.reservations = decided.reservations
+        if decided.offers != self.fleet.offers:
+            self.changes.offers = decided.offers
+        self.decided = decided
+        return refused
+
+    def scene(self, announced: Sequence[Announced] = ()) -> Scene:
+        """What the queue is planned from, as this turn has it."""
+        self._expect()
+        projects = self.projects
+        pools = {name: self._seen(state) for name, state in self.fleet.pools.items()}
+        tenants = _Once(self._tenants)
+        moves_left, movable = 0, frozenset[PoolName]()
+        if self.policy.defragment is Defragment.ON:
+            moves_left = max(0, self.policy.moves_per_hour - len(self._moved()))
+            fixed = {tenant.pool for tenant in tenants() if not (tenant.movable or tenant.leaving)}
+            movable = frozenset(name for name, state in pools.items() if name not in fixed and not state.foreign)
+        return Scene(
+            pools,
+            self._lines(announced),
+            announced,
+            projects,
+            self._shares() if projects else {},
+            tenants,
+            self._kept(),
+            moves_left,
+            movable,
+        )
+
+    def _expect(self) -> None:
+        """Write down for this turn what it has changed of what is held, and until when."""
+        for name, blocks in self.changes.foreign.items():
+            state = self.fleet.pools[name]
+            for index in {i for block in (*blocks.values(), *state.foreign.values()) for i in block}:
+                self._expect_device(name, index)
+        for ident in sorted(self.changes.removed):
+            gone = self.fleet.partitions[ident]
+            self._ends[gone.pool].put(gone.block, FREE)
+            self._expect_out(gone)
+        for ident in sorted(touched(self.changes)):
+            partition = self.partition(ident)
+            if partition is not None:
+                until = end_of(partition, self.claim(partition.claim))
+                self._ends[partition.pool].put(partition.block, NEVER if 0 < until <= self.now else until)
+                self._expect_out(partition)
+        for pool, index in sorted(self.changes.devices):
+            self._expect_device(pool, index)
+
+    def _expect_out(self, partition: Partition) -> None:
+        state = self._seen(self.fleet.pools[partition.pool])
+        if state.out or state.foreign:
+            for index in partition.block:
+                if index in state.out or any(index in block for block in state.foreign.values()):
+                    self._expect_device(partition.pool, index)
+
+    def _expect_device(self, pool: PoolName, index: int) -> None:
+        state = self._seen(self.fleet.pools[pool])
+        alone = Block(range(index, index + 1))
+        until = FREE
+        for partition in self._partitions():
+            if partition.pool == pool and index in partition.block:
+                until = end_of(partition, self.claim(partition.claim))
+                until = NEVER if 0 < until <= self.now else until
+        if any(index in block for block in state.foreign.values()):
+            until = NEVER
+        self._ends[pool].put(alone, OUT_OF_SERVICE if index in state.out else until)
+
+    def _tenants(self) -> list[Tenant]:
+        found = ((self.claim(partition.claim), partition) for partition in self._partitions())
+        return [
+            tenant_of(claim, partition.pool, partition.block)
+            for claim, partition in found
+            if claim is not None and claim.partition == partition.id
+        ]
+
+    def _kept(self) -> list[Claim]:
+        """The claims that were asked to move, and have not gone on yet."""
+        found = (claim for claim in map(self.claim, sorted(self._moving())) if claim is not None and not claim.ended)
+        return [claim for claim in found if claim.kept is not None and claim.state in _MOVING]
+
+    def _moving(self) -> set[ClaimId]:
+        changed = (ident for ident, (claim, _) in self.changes.claims.items() if claim.kept is not None)
+        return {*self.fleet.moving, *changed}
+
+    def _moved(self) -> tuple[Instant, ...]:
+        """When claims were asked to move, within the last hour."""
+        return tuple(at for at in self.fleet.moved if 0 <= self.now - at < HOUR_S * SECOND)
+
+    def _shares(self) -> dict[str, float]:
+        """Of each project what it used for its weight, with what it is using now."""
+        half_life_s = self.policy.half_life_s
+        used: dict[str, float] = {}
+        for name, known in sorted({**self.fleet.usage, **self.changes.usage}.items()):
+            used[name] = float(decayed(known, self.now, half_life_s))
+        for tenant in self._tenants():
+            if tenant.since is not None:
+                used[tenant.project] = used.get(tenant.project, 0.0) + len(tenant.block) * max(
+                    0, self.now - tenant.since
+                )
+        projects = self.projects
+        weights = {name: project.weight for name, project in projects.by_name.items()}
+        return {name: amount / weights.get(name, 1.0) for name, amount in used.items()}
+
+    def _overdue(self) -> list[ClaimId]:
+        """The claims of people, not of jobs, that were asked to yield and have not in time.
+
+        Who asks by hand that its claim may be reclaimed has agreed to that; of a job its engine says when it has ended.
+        """
+        found = (claim for claim in map(self.claim, sorted(self.fleet.asked)) if claim is not None)
+        return [
+            claim.id
+            for claim in found
+            if claim.state is ClaimState.RECLAIMING
+            and claim.owner.startswith("user/")
+            and claim.asked_until is not None
+            and claim.asked_until <= self.now
+        ]
+
+    def _lines(self, announced: Sequence[Announced] = ()) -> Iterator[tuple[LineKey, View]]:
+        """The queue as this turn has it, line by line; then what other queues announced."""
+        projects, changed = self.projects, self.changes.claims
+        new: dict[LineKey, list[Claim]] = {}
+        for claim, _ in changed.values():
+            if claim.state is ClaimState.PENDING:
+                new.setdefault(line_of(claim, projects), []).append(claim)
+        if self.changes.projects:  # who stands in one line is a matter of projects
+            for claim in self.fleet.waiting():
+                if claim.id not in changed:
+                    new.setdefault(line_of(claim, projects), []).append(claim)
+        else:
+            for key, line in self.fleet.lines.items():
+                yield key, View(line, self.fleet.claims, changed, new.pop(key, ()))
+        yield from ((key, View(None, {}, {}, added)) for key, added in new.items())
+        for told in announced:
+            elsewhere: dict[LineKey, list[Claim]] = {}
+            for claim in told.claims():
+                spec = replace(claim.spec, project=projects.resolve(claim.spec.project, claim.owner))
+                claim = replace(claim, spec=spec) if spec.project != claim.spec.project else claim
+                elsewhere.setdefault(line_of(claim, projects), []).append(claim)
+            yield from ((key, View(None, {}, {}, added)) for key, added in elsewhere.items())
+
+    def _cover(self, ident: ClaimId, cell: Block) -> None:
+        claim = self.claim(ident)
+        assert claim is not None
+        covered = self._save_claim(replace(claim, cell=cell, version=claim.version + 1))
+        self._tell("claim.covered", covered, {"cell": str(cell)})
+
+    def _reclaim(self, reclaim: Reclaim) -> None:
+        """Ask a claim's holder to yield."""
+        claim, by = self.claim(reclaim.claim), self.claim(reclaim.by)
+        assert claim is not None
+        until = after(self.now, self.policy.yield_s)
+        whom = f"{by.name} of project {by.spec.project}" if by is not None else reclaim.by
+        if reclaim.to is None:
+            why = f"its devices were lent and are needed for {whom}; it keeps its place and goes on later"
+        else:
+            why = f"it makes room for {whom} and goes on at once, on devices {reclaim.to.block}"
+            self.changes.moved = (*(self.changes.moved or self._moved()), self.now)
+        claim = replace(claim, asked_until=until, kept=reclaim.to)
+        claim = self._step_claim(claim, ClaimEvent.RECLAIM, Reason("claim.reclaiming", why, (reclaim.by,), until))
+        told = {"for": reclaim.by, "until": until, "to": str(reclaim.to.block) if reclaim.to is not None else None}
+        self._tell("claim.reclaiming", claim, told)
+
+    def _grant(self, grant: Grant) -> None:
+        claim = self.claim(grant.claim)
+        assert claim is not None
+        if grant.block is None:
+            claim = self._step_claim(replace(claim, pool=grant.pool, kept=None), ClaimEvent.GRANT)
+            self._tell("claim.granted", claim)
+            self._tell("claim.ready", self._step_claim(claim, ClaimEvent.READY))
+            return
+        ident = PartitionId(f"{claim.id}-{claim.attempt}")
+        name = partitions.name_for(claim.name, claim.attempt, _Taken(self))
+        held = replace(claim, pool=grant.pool, partition=ident, cell=grant.cell, kept=None)
+        claim = self._step_claim(held, ClaimEvent.GRANT)
+        partition = Partition(
+            id=ident,
+            name=name,
+            claim=claim.id,
+            pool=grant.pool,
+            block=grant.block,
+            gcds=claim.spec.gcds,
+            replicas_per_gcd=claim.spec.replicas_per_gcd,
+            state=PartitionState.PROVISIONING,
+            since=self.now,
+        )
+        self._partition_names[name] = ident
+        self._trials[grant.pool].take(grant.block)
+        self._save_partition(partition, new=True)
+        self._tell("claim.granted", claim, {"devices": str(grant.block), "name": name})
+
+    def _refuse(self, ident: ClaimId) -> MooringsError:
+        claim, _ = self.changes.claims.pop(ident)
+        self._names[claim.name] = None
+        self.events = [event for event in self.events if event.claim != ident]
+        reason = explain(self.fleet, claim, self.now).reasons[0]
+        if reason.code == "queue.next_turn":  # it was so before this turn's grants
+            reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
+        detail = reason.message.replace("waits for", "no room for", 1)
+        hint = reason.hint or "try again later, or let it wait in the queue"
+        return MooringsError("claim.no_room", detail, hint=hint, retryable=True)
+
+    def name_taken(self, name: str) -> bool:
+        """Whether a partition that exists has that name, ours or one made outside."""
+        held = self._partition_names.get(name, self.fleet.partition_names.get(name))
+        foreign = (self.changes.foreign.get(pool, state.foreign) for pool, state in self.fleet.pools.items())
+        return held is not None or any(name in blocks for blocks in foreign)
+
+
+class _Once:
+    """The tenants, worked out when somebody asks for them, and once."""
+
+    def __init__(self, find: Callable[[], list[Tenant]]) -> None:
+        self._find = find
+        self._found: list[Tenant] | None = None
+
+    def __call__(self) -> list[Tenant]:
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+
+class _Taken:
+    """The partition names in use, as ``name_for`` asks for them."""
+
+    def __init__(self, turn: Scheduling) -> None:
+        self._turn = turn
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._turn.name_taken(name)
