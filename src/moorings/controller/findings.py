@@ -20,7 +20,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant, seconds_between
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.queue import pools_for
+from moorings.core.serving import pools_for
 from moorings.ports.clock import Clock
 from moorings.ports.store import Saved, Seq, Store
 from moorings.wire.checks import docs_of

@@ -151,7 +151,7 @@ class Loop:
         """
         saved = await self._in_writer(self.store.load)
         _check_pools(self._pools, saved)
-        fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices)
+        fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices, saved.projects, saved.usage)
         fleet.apply(self.fleet.beside_the_records())
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq

@@ -13,9 +13,10 @@ from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob, TakenErro
 from moorings.core.claims import check_owner, check_spec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
 from moorings.core.inputs import QueueTold
 from moorings.core.instants import Instant, after
-from moorings.core.queue import explain, held_by, next_up, others_wait
+from moorings.core.offers import held_by, next_up, others_wait
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 from moorings.wire.codec import time_text
@@ -159,7 +160,7 @@ class Queues:
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
         own = {job.owner for job in told.jobs} - free  # who has his block wants no other
-        first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet, now).items() if claim.owner in own}
+        first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet).items() if claim.owner in own}
         offer, held, others = self._offer(told), held_by(fleet, told), others_wait(fleet, told)
         return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moorings.controller.hardware import Hardware
 from moorings.controller.loop import Loop
 from moorings.core.claims import Claim, ClaimState, PartitionId
-from moorings.core.queue import Wait, explain, unreachable
+from moorings.core.explain import Wait, explain, unreachable
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 

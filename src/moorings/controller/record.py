@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moorings.core import inputs
@@ -18,9 +18,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.fleet import Fleet, FleetChanges, Reservation
 from moorings.core.instants import Instant
+from moorings.core.plans import Plan
 from moorings.core.policy import Policy
-from moorings.core.queue import Plan
-from moorings.core.records import plain, revive
+from moorings.core.records import LATER, plain, revive
 from moorings.core.told import decided_data
 from moorings.core.topology import Block
 from moorings.workloads.runs import RunSighting
@@ -44,6 +44,10 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "drain_device": inputs.DrainDevice,
     "resume_device": inputs.ResumeDevice,
     "queue_told": inputs.QueueTold,
+    "yield_claim": inputs.YieldClaim,
+    "checkpoint_seen": inputs.CheckpointSeen,
+    "set_project": inputs.SetProject,
+    "delete_project": inputs.DeleteProject,
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "label_run": LabelRun,
@@ -66,6 +70,7 @@ class Remembered:
         last_arrival: nobody arrives before it.
         pools: as the pools file had them, each as a text that tells two apart.
         announced: what other schedulers' queues told.
+        moved: when claims were asked to move, in the last hour.
     """
 
     foreign: Mapping[PoolName, Mapping[str, Block]]
@@ -74,6 +79,7 @@ class Remembered:
     last_arrival: Instant
     pools: tuple[str, ...] = ()
     announced: tuple[Announced, ...] = ()
+    moved: tuple[Instant, ...] = field(default=(), metadata=LATER)
 
     @classmethod
     def of(cls, fleet: Fleet) -> Remembered:
@@ -87,6 +93,7 @@ class Remembered:
             fleet.last_arrival,
             tuple(map(str, pools)),
             tuple(fleet.announced.values()),
+            fleet.moved,
         )
 
     def recall(self, fleet: Fleet) -> None:
@@ -96,6 +103,7 @@ class Remembered:
             problems=dict(self.problems),
             reservations=self.reservations,
             announced={told.queue: told for told in self.announced},
+            moved=self.moved,
         )
         fleet.apply(beside)
         fleet.last_arrival = self.last_arrival

@@ -83,5 +83,12 @@ class Replay:
         before = self.fleet
         devices = [device for state in before.pools.values() for device in state.out.values()]
         unended = sorted(before.claims.values(), key=lambda claim: (claim.arrival, claim.id))
-        self.fleet = Fleet.load(self.pools, unended, sorted(before.partitions.values(), key=lambda p: p.id), devices)
+        self.fleet = Fleet.load(
+            self.pools,
+            unended,
+            sorted(before.partitions.values(), key=lambda p: p.id),
+            devices,
+            before.projects.by_name.values(),
+            before.usage.values(),
+        )
         remembered.recall(self.fleet)

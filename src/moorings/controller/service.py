@@ -47,6 +47,7 @@ from moorings.core.claims import (
 )
 from moorings.core.devices import PoolName, parse_device_id
 from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
 from moorings.core.fleet import PoolState
 from moorings.core.inputs import (
     CreateClaim,
@@ -58,7 +59,6 @@ from moorings.core.inputs import (
     WithdrawClaim,
 )
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.queue import explain
 from moorings.core.reasons import Reason
 from moorings.core.records import said
 from moorings.ports.clock import Clock, Ids

@@ -118,6 +118,13 @@ def _changes(
         partitions=[(partition, Save(expected)) for partition, expected in fleet.partitions.values()],
         removed=list(fleet.removed.items()),
         devices=list(fleet.devices.values()),
+        projects=[(project, Save(expected)) for project, expected in fleet.projects.values() if project is not None],
+        projects_removed=[
+            (name, expected)
+            for name, (project, expected) in fleet.projects.items()
+            if project is None and expected is not None
+        ],
+        usage=list(fleet.usage.values()),
         runs=[(run, Save(expected)) for run, expected in run_turn.changed.values()],
         keys=[
             demanded.key

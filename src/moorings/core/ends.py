@@ -185,7 +185,10 @@ class BuddyEnds:
             return None
         row, counts = self._last[level], self._held[level]
         until = min(row)
-        held, at = min((counts[at], at) for at, each in enumerate(row) if each == until)
+        at = row.index(until)
+        if row.count(until) > 1:
+            _, at = min((counts[at], at) for at, each in enumerate(row) if each == until)
+        held = counts[at]
         return Block(range(at * size, (at + 1) * size)), until, held
 
     def freed_by(self, size: int) -> tuple[Instant, int] | None:

@@ -155,6 +155,7 @@ class Scene:
         kept: claims that were asked to move: their new places are theirs.
         moves_left: so many claims may still be asked to move now.
         movable: pools of which every tenant can be moved.
+        able: which pools could serve what, as far as it was asked: the same as long as the pools are the same.
     """
 
     pools: Mapping[PoolName, PoolState]
@@ -166,3 +167,4 @@ class Scene:
     kept: Sequence[Claim] = ()
     moves_left: int = 0
     movable: frozenset[PoolName] = frozenset()
+    able: dict[tuple[object, ...], list[PoolState]] = field(default_factory=dict)

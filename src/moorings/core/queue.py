@@ -74,7 +74,7 @@ class _Pass:
         self._asked: set[ClaimId] = set()
         self._done: set[ClaimId] = set()
         self._moves_left = scene.moves_left
-        self._able: dict[tuple[object, ...], list[PoolState]] = {}
+        self._able = scene.able
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, Estate] = {}
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
@@ -224,13 +224,17 @@ class _Pass:
             return _Got.BARRED
         able = self._pools(spec)
         for state in able:
-            if self._fit_within(claim, state) or self._fit(claim, state):
+            if self._pays and self._fit_within(claim, state):
                 return _Got.SERVED
-        if spec.size and any(self._fit_inside(claim, state) for state in able):
+            if (not spec.size or state.free.free >= spec.size) and self._fit(claim, state):
+                return _Got.SERVED
+        if spec.size and self._kept and any(self._fit_inside(claim, state) for state in able):
             return _Got.SERVED
         if spec.queue is not QueueMode.WAIT:
             return _Got.NOTHING
-        if spec.size and (self._take_back(claim, able) or self._make_room(claim, able)):
+        if self._pays and spec.size and self._take_back(claim, able):
+            return _Got.SERVED
+        if spec.size and self._make_room(claim, able):
             return _Got.SERVED
         return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING
 
@@ -269,7 +273,7 @@ class _Pass:
     def _fit_within(self, claim: Claim, state: PoolState) -> bool:
         """Grant it a free block within its project's guarantee."""
         spec = claim.spec
-        if not self._pays or not self.is_within(claim, state) or not self._usable(state, spec):
+        if not self.is_within(claim, state) or not self._usable(state, spec):
             return False
         if state.free.free < spec.size:
             return False
@@ -316,7 +320,7 @@ class _Pass:
     def _fit_inside(self, claim: Claim, state: PoolState) -> bool:
         """Grant it a part of what is kept for another, if it ends before that is needed."""
         spec = claim.spec
-        if not self.policy.backfill or not self._usable(state, spec):
+        if not self.policy.backfill or spec.time_limit_s is None or not self._usable(state, spec):
             return False
         limit = limit_of(spec)
         for kept in self._kept.get(state.pool.name, ()):
@@ -374,7 +378,7 @@ class _Pass:
     def _take_back(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have."""
         best: tuple[Wanted, PoolState] | None = None
-        for state in able if self._pays else ():
+        for state in able:
             if not self.is_within(claim, state) or not self._usable(state, claim.spec):
                 continue
             tenants = [one for one in self.scene.tenants() if one.pool == state.pool.name]
@@ -416,6 +420,8 @@ class _Pass:
         """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
         mode = self.policy.defragment
         if mode is Defragment.OFF or (mode is Defragment.ON and self._moves_left < 1):
+            return False
+        if not any(state.free.free >= claim.spec.size for state in able):
             return False
         best: tuple[float, Room, PoolState] | None = None
         for state in able:

@@ -172,20 +172,12 @@ class _Packing:
 
     def search(self) -> bool | None:
         """Whether there are such blocks; None: the search was given up."""
-        found = self._walk(scarce_first=False)
-        return found if found is not None else self._walk(scarce_first=True)
-
-    def _walk(self, *, scarce_first: bool) -> bool | None:
-        """One search; first the largest blocks, or those of which most of what can still be found is needed.
-
-        No order is good for every list, so both are tried.
-        """
         spare = self._weight(self._reach[0]) - sum(
             size * count for size, count in zip(self._sizes, self._wanted, strict=True)
         )
         pending = [(0, 0, self._wanted, spare)]
         seen: set[tuple[int, int, tuple[int, ...]]] = set()
-        steps = SEARCH_STEPS_MAX // 2 // (1 + len(self._bits) // _BITS_A_STEP)
+        steps = SEARCH_STEPS_MAX // (1 + len(self._bits) // _BITS_A_STEP)
         while pending:
             at, used, wanted, spare = pending.pop()
             if not any(wanted):
@@ -200,10 +192,8 @@ class _Packing:
             seen.add(here)
             gone = self._reach[at] & ~self._reach[at + 1]
             ways = [(kind, used | mask) for kind, mask in self._begin[at] if wanted[kind] and not mask & used]
-            if scarce_first:
-                ways.sort(key=lambda way: wanted[way[0]] / places[way[0]])
             pending.append((at + 1, used, wanted, spare - self._weight(gone & ~used)))
-            for kind, taken in ways:  # what comes last is walked first
+            for kind, taken in ways:  # what comes last is walked first: the largest
                 fewer = (*wanted[:kind], wanted[kind] - 1, *wanted[kind + 1 :])
                 pending.append((at + 1, taken, fewer, spare - self._weight(gone & ~taken)))
         return False

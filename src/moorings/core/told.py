@@ -34,7 +34,14 @@ def spec_data(spec: ClaimSpec) -> dict[str, object]:
 
 def decided_data(decided: Plan) -> dict[str, object]:
     """A decision, as ``turn.decided`` holds it."""
-    return {
+    told: dict[str, object] = {
         "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
         "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
     }
+    if decided.adopted:
+        told["adopted"] = [[claim, str(cell)] for claim, cell in decided.adopted]
+    if decided.reclaims:
+        told["reclaims"] = [
+            [r.claim, r.by, *([r.to.pool, str(r.to.block)] if r.to is not None else ())] for r in decided.reclaims
+        ]
+    return told

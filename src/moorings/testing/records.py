@@ -13,6 +13,7 @@ from moorings.core.devices import PoolName
 from moorings.core.events import Event
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.projects import Project, Share
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, Save
 from moorings.workloads.jobs import JobSpec
@@ -67,6 +68,12 @@ def a_run(number: int = 0, **other: object) -> Run:
         created_at=Instant(NOW + number),
     )
     return replace(run, **other)  # type: ignore[arg-type]
+
+
+def a_project(number: int = 0, **other: object) -> Project:
+    """A project that is guaranteed one partition of the usual size."""
+    project = Project(name=f"lab-{number:04d}", shares=(Share(POOL, ((DEVICES_A_CLAIM, 1),)),))
+    return replace(project, **other)  # type: ignore[arg-type]
 
 
 def an_event(name: str = "claim.created", **other: object) -> Event:

@@ -1,4 +1,4 @@
-"""The part of the stores' suite that reads lists, their order and their pages; ``store_suite`` builds on it."""
+"""The part of the stores' suite that reads lists, their order and their pages; the other parts build on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.ports.store import Changes, Epoch, Page, Save, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event
@@ -32,6 +33,18 @@ class StoreLists:
     @pytest.fixture
     def epoch(self, store: Store) -> Epoch:
         return store.lead("first", NOW)
+
+    def refused(self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict") -> MooringsError:
+        """How a commit is refused; nothing of it is left."""
+        before, seq = store.load(), store.last_seq()
+        changes.events.append(an_event("turn.decided"))
+        with pytest.raises(MooringsError) as caught:
+            store.commit(epoch, changes)
+        assert caught.value.code == code, caught.value.detail
+        assert store.load() == before
+        assert store.last_seq() == seq
+        assert store.events(seq, 10) == []
+        return caught.value
 
     def test_ids_and_owners_are_compared_by_code_points(self, store: Store, epoch: Epoch) -> None:
         ids = ["B", "Z", "_", "a", "b", "é", "\uffff", "\U0001f600"]

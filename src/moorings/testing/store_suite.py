@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from moorings.core.claims import ENDED as ENDED_CLAIMS
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode, Spot
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import canonical
@@ -35,7 +35,8 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 from moorings.ports.store import Changes, Epoch, KeyUse, Leader, Page, Save, Seq, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_partition, a_run, an_access_key, an_event, granted
-from moorings.testing.store_lists import OpenStore, StoreLists
+from moorings.testing.store_lists import OpenStore
+from moorings.testing.store_projects import StoreProjects
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
@@ -53,26 +54,15 @@ def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
         done.send(number)
 
 
-class StoreSuite(StoreLists):
+class StoreSuite(StoreProjects):
     """Tests to subclass; see above."""
-
-    def refused(self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict") -> MooringsError:
-        """How a commit is refused; nothing of it is left."""
-        before, seq = store.load(), store.last_seq()
-        changes.events.append(an_event("turn.decided"))
-        with pytest.raises(MooringsError) as caught:
-            store.commit(epoch, changes)
-        assert caught.value.code == code, caught.value.detail
-        assert store.load() == before
-        assert store.last_seq() == seq
-        assert store.events(seq, 10) == []
-        return caught.value
 
     # ------------------------------------------------------------------------------------------------- the whole of it
 
     def test_a_new_store_is_empty_and_knows_its_installation(self, store: Store) -> None:
         saved = store.load()
         assert (saved.claims, saved.partitions, saved.devices, saved.runs) == ((), (), (), ())
+        assert (saved.projects, saved.usage) == ((), ())
         assert saved.seq == store.last_seq() == 0
         assert store.events(Seq(0), 10) == []
         assert store.claims(Page()) == []
@@ -128,6 +118,10 @@ class StoreSuite(StoreLists):
             granted_at=NOW,
             ready_at=Instant(NOW + 1),
             lease_until=Instant(NOW + 2),
+            cell=Block.of(range(16, 32)),
+            checkpoint_at=Instant(NOW - 1),
+            asked_until=Instant(NOW + 3),
+            kept=Spot(PoolName("hgx"), Block.of([1, 4, 6])),
         )
         partition = a_partition(
             1, block=Block.of([0, 3, 5]), state=PartitionState.ERROR, version=3, reason="\udce9 vendor \x00 speaks"
@@ -195,6 +189,17 @@ class StoreSuite(StoreLists):
         saved = store.load()
         assert (saved.claims, saved.partitions) == ((), ())
         assert store.claim(claim.id) == released
+
+    def test_a_claim_may_leave_its_cell_and_what_was_asked_of_it(self, store: Store, epoch: Epoch) -> None:
+        cell, kept = Block.of(range(16)), Spot(POOL, Block.of(range(8, 12)))
+        moved = a_claim(1, cell=cell, checkpoint_at=NOW, asked_until=Instant(NOW + 1), kept=kept)
+        other = a_claim(2)
+        store.commit(epoch, Changes(claims=[(moved, NEW), (other, NEW)]))
+        assert store.load().claims == (moved, other)
+        waits = a_claim(1, version=2)
+        bound = a_claim(2, version=2, cell=Block.of([7]), checkpoint_at=Instant(NOW + 2))
+        store.commit(epoch, Changes(claims=[(waits, Save(1)), (bound, Save(1))]))
+        assert store.load().claims == (waits, bound)
 
     def test_a_large_turn_is_saved_whole(self, store: Store, epoch: Epoch) -> None:
         numbers = range(LARGE_TURN)

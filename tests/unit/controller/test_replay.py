@@ -38,8 +38,8 @@ from moorings.core.inputs import (
 )
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.plans import Plan
 from moorings.core.policy import Policy
-from moorings.core.queue import Plan
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Row, Seq
 from moorings.workloads.jobs import Accelerators, JobSpec

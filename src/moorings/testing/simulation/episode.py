@@ -22,7 +22,7 @@ from moorings.controller.replay import Replay
 from moorings.core.claims import ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.queue import explain
+from moorings.core.explain import explain
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings

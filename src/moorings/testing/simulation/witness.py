@@ -17,14 +17,15 @@ from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.explain import explain
 from moorings.core.fleet import Fleet, PoolState, enough
 from moorings.core.hardware import Answer, PartitionOrder, Verdict
 from moorings.core.instants import Instant
 from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import free_map_of
-from moorings.core.queue import explain, pools_for
 from moorings.core.reconcile import mark_of
+from moorings.core.serving import pools_for
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import FaultKind

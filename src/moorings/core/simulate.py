@@ -1,0 +1,372 @@
+"""A stretch of jobs served by the queue, on virtual time: what each waited, and how full the pools were.
+
+The same ``plan`` that serves live claims decides here; only what hardware and engines do takes no time: a partition is
+there at once, and who is asked to yield or to move does so at once and pays with ``Policy.move_s``. A month of jobs
+takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Final
+
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.ends import FREE, ends_of
+from moorings.core.fleet import PoolState
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.lines import ENDLESS, FIRST, Line, LineKey, Order, limit_of, line_of
+from moorings.core.placement import NEVER, free_map_of
+from moorings.core.plans import Reclaim, Scene, Tenant
+from moorings.core.policy import Defragment, Policy
+from moorings.core.projects import Projects, Usage, decayed, with_use
+from moorings.core.queue import plan
+from moorings.core.topology import AnySubset, Block, Pool
+
+BEGAN: Final = Instant(SECOND)
+HOUR: Final = 3600 * SECOND
+ROUNDS_MAX: Final = 64  # of one instant: each follows on a claim that had to go
+_RESUMABLE: Final = CheckpointContract(resumable=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedJob:
+    """A job of a trace.
+
+    Attributes:
+        name: unlike all others.
+        arrives_s: when it is submitted, in seconds since the trace began.
+        runs_s: how long it runs, if it is left alone.
+        size: devices.
+        kind: of accelerator.
+        project: who pays.
+        subject: who submits it.
+        priority: higher is first.
+        limit_s: its time limit; None: it told none.
+        preemptible: may be asked to yield.
+        resumable: goes on from where it was.
+    """
+
+    name: str
+    arrives_s: float
+    runs_s: float
+    size: int
+    kind: str = "ipu"
+    project: str = "default"
+    subject: str = "user"
+    priority: int = 0
+    limit_s: float | None = None
+    preemptible: bool = True
+    resumable: bool = True
+
+
+@dataclass(slots=True)
+class Course:
+    """What became of a job: instants are seconds since the trace began."""
+
+    job: SimulatedJob
+    started_s: float | None = None
+    ended_s: float | None = None
+    pool: str = ""
+    moves: int = 0
+    yields: int = 0
+    refused: str = ""
+
+    @property
+    def wait_s(self) -> float | None:
+        """Until it first started; None: it never did."""
+        return None if self.started_s is None else self.started_s - self.job.arrives_s
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How things stood from an instant on: devices in use, and devices that were waited for."""
+
+    at_s: float
+    busy: int
+    waiting: int
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What came out of a simulation."""
+
+    courses: list[Course]
+    levels: list[Level]
+    n_devices: int
+    turns: int = 0
+    moves: int = 0
+    yields: int = 0
+    suggested: int = 0
+
+    def utilisation(self, until_s: float | None = None) -> float:
+        """The share of device time in use, from the first job's arrival until then (the last job's end)."""
+        if len(self.levels) < 2 or not self.n_devices:
+            return 0.0
+        last = self.levels[-1].at_s if until_s is None else until_s
+        used = 0.0
+        for here, there in zip(self.levels, self.levels[1:], strict=False):
+            used += here.busy * max(0.0, min(there.at_s, last) - min(here.at_s, last))
+        span = last - self.levels[0].at_s
+        return used / (span * self.n_devices) if span > 0 else 0.0
+
+
+@dataclass(slots=True)
+class _Running:
+    tenant: Tenant
+    ends: Instant
+    began: Instant
+    left_us: int
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A line with its claims: what a plan reads of it."""
+
+    line: Line
+    claims: Mapping[ClaimId, Claim]
+
+    def first(self) -> Claim | None:
+        """Who comes first."""
+        return self.next(FIRST)
+
+    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+        """The first behind ``after`` whose time limit is at most that."""
+        order = self.line.next(after, limit_s)
+        return self.claims[order[2]] if order is not None else None
+
+
+class Simulation:
+    """Jobs, pools and a policy, stepped from one event to the next."""
+
+    def __init__(self, pools: Iterable[Pool], policy: Policy, projects: Projects | None = None) -> None:
+        self.policy = policy
+        self.projects = projects if projects is not None else Projects()
+        self.pools = {pool.name: PoolState(pool, free_map_of(pool.topology), ends_of(pool.topology)) for pool in pools}
+        self.now = BEGAN
+        self.courses: dict[ClaimId, Course] = {}
+        self.turns = self.moves = self.yields = self.suggested = 0
+        self._claims: dict[ClaimId, Claim] = {}
+        self._lines: dict[LineKey, _Queued] = {}
+        self._running: dict[ClaimId, _Running] = {}
+        self._left: dict[ClaimId, int] = {}  # of those that yielded, in microseconds
+        self._ends: list[tuple[Instant, ClaimId]] = []
+        self._moved: list[Instant] = []
+        self._usage: dict[str, Usage] = {}
+        self._able: dict[tuple[object, ...], list[PoolState]] = {}
+        self._busy = self._waiting = 0
+        self._levels: list[Level] = []
+        self._all = frozenset(
+            name for name, state in self.pools.items() if not isinstance(state.pool.topology, AnySubset)
+        )
+        self._fixed = 0  # running jobs that cannot be moved
+
+    def run(self, jobs: Sequence[SimulatedJob]) -> Simulated:
+        """Serve all jobs, in the order of their arrival, to the end of the last."""
+        ordered = sorted(enumerate(jobs), key=lambda pair: (pair[1].arrives_s, pair[0]))
+        at = 0
+        while at < len(ordered) or self._ends:
+            arrives = _instant(ordered[at][1].arrives_s) if at < len(ordered) else NEVER
+            ends = self._ends[0][0] if self._ends else NEVER
+            self.now = now = min(ends, arrives)
+            while self._ends and self._ends[0][0] <= now:
+                self._end(heappop(self._ends))
+            while at < len(ordered) and _instant(ordered[at][1].arrives_s) <= now:
+                self._arrive(ordered[at][1], ordered[at][0])
+                at += 1
+            self._turn()
+            self._note()
+        n_devices = sum(state.pool.topology.n_devices for state in self.pools.values())
+        courses = list(self.courses.values())
+        return Simulated(courses, self._levels, n_devices, self.turns, self.moves, self.yields, self.suggested)
+
+    def _arrive(self, job: SimulatedJob, number: int) -> None:
+        ident = ClaimId(job.name)
+        course = self.courses[ident] = Course(job)
+        sizes = (state.pool.topology.sizes for state in self.pools.values() if state.pool.kind == job.kind)
+        if not any(job.size in able for able in sizes):
+            course.refused = f"no pool has partitions of {job.size}"
+            return
+        spec = ClaimSpec(
+            kind=job.kind,
+            size=job.size,
+            gcds=job.size,
+            project=job.project,
+            priority=job.priority,
+            time_limit_s=job.limit_s,
+            preemptible=job.preemptible,
+            checkpoint=_RESUMABLE if job.resumable else CheckpointContract(),
+        )
+        arrival = Instant(_instant(job.arrives_s) * 16 + number % 16)  # equals stay in the order of the trace
+        self._left[ident] = round(job.runs_s * SECOND)
+        self._queue(
+            Claim(
+                id=ident,
+                name=job.name,
+                owner=f"local/{job.name}",
+                subject=job.subject,
+                spec=spec,
+                state=ClaimState.PENDING,
+                arrival=arrival,
+            )
+        )
+
+    def _queue(self, claim: Claim) -> None:
+        self._claims[claim.id] = claim
+        key = line_of(claim, self.projects)
+        queued = self._lines.get(key)
+        if queued is None:
+            queued = self._lines[key] = _Queued(Line(), self._claims)
+        queued.line.add(claim.order, limit_of(claim.spec))
+        self._waiting += claim.spec.size
+
+    def _unqueue(self, claim: Claim) -> None:
+        key = line_of(claim, self.projects)
+        line = self._lines[key].line
+        line.remove(claim.order)
+        if not line:
+            del self._lines[key]
+        self._waiting -= claim.spec.size
+
+    def _turn(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if not self._lines:
+                return
+            self.turns += 1
+            decided = plan(self._scene(), self.policy, self.now)
+            for ident, cell in decided.adopted:
+                running = self._running[ident]
+                running.tenant = replace(running.tenant, cell=cell)
+            for grant in decided.grants:
+                if grant.block is not None:
+                    self._start(self._claims[grant.claim], grant.pool, grant.block, grant.cell)
+            self.suggested += len(decided.suggested)
+            if not decided.reclaims:
+                return
+            self._make_way(decided.reclaims)
+
+    def _scene(self) -> Scene:
+        moving = self.policy.defragment is not Defragment.OFF
+        moves_left = 0
+        if moving:
+            self._moved = [at for at in self._moved if self.now - at < HOUR]
+            moves_left = max(0, self.policy.moves_per_hour - len(self._moved))
+        return Scene(
+            self.pools,
+            self._lines.items(),
+            projects=self.projects,
+            shares=self._shares() if self.projects else {},
+            tenants=self._tenants,
+            moves_left=moves_left,
+            movable=self._all if moving and not self._fixed else frozenset(),
+            able=self._able,
+        )
+
+    def _tenants(self) -> list[Tenant]:
+        return [running.tenant for running in self._running.values()]
+
+    def _shares(self) -> dict[str, float]:
+        half_life_s = self.policy.half_life_s
+        used = {name: float(decayed(usage, self.now, half_life_s)) for name, usage in self._usage.items()}
+        for running in self._running.values():
+            tenant = running.tenant
+            used[tenant.project] = used.get(tenant.project, 0.0) + len(tenant.block) * (self.now - running.began)
+        weights = {name: project.weight for name, project in self.projects.by_name.items()}
+        return {name: amount / weights.get(name, 1.0) for name, amount in used.items()}
+
+    def _start(self, claim: Claim, pool: PoolName, block: Block, cell: Block | None) -> None:
+        self._unqueue(claim)
+        ident, now, left = claim.id, self.now, self._left[claim.id]
+        course = self.courses[ident]
+        if course.started_s is None:
+            course.started_s, course.pool = _seconds(now), pool
+        state = self.pools[pool]
+        state.free.take(block)
+        ends = Instant(now + left)
+        state.ends.put(block, after(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NEVER)
+        job = course.job
+        tenant = Tenant(
+            ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
+            since=now, saved=NEVER,
+        )  # fmt: skip
+        self._running[ident] = _Running(tenant, ends, now, left)
+        self._fixed += not job.resumable
+        self._busy += len(block)
+        heappush(self._ends, (ends, ident))
+
+    def _end(self, ended: tuple[Instant, ClaimId]) -> None:
+        at, ident = ended
+        running = self._running.get(ident)
+        if running is None or running.ends != at:
+            return  # it was moved, or yielded
+        self._leave(running)
+        course = self.courses[ident]
+        course.ended_s = _seconds(at)
+        del self._claims[ident], self._left[ident]
+
+    def _leave(self, running: _Running) -> None:
+        tenant = running.tenant
+        state = self.pools[tenant.pool]
+        state.free.release(tenant.block)
+        state.ends.put(tenant.block, FREE)
+        del self._running[tenant.claim]
+        self._fixed -= not tenant.movable
+        self._busy -= len(tenant.block)
+        if self.projects:
+            used = self._usage.get(tenant.project) or Usage(tenant.project, 0, running.began)
+            half_life_s = self.policy.half_life_s
+            self._usage[tenant.project] = with_use(used, len(tenant.block), running.began, self.now, half_life_s)
+
+    def _make_way(self, reclaims: Sequence[Reclaim]) -> None:
+        """Who is asked goes at once, and pays."""
+        going = [(reclaim, self._running[reclaim.claim]) for reclaim in reclaims]
+        for reclaim, running in going:
+            if reclaim.to is not None:
+                state = self.pools[running.tenant.pool]
+                state.free.release(running.tenant.block)
+                state.ends.put(running.tenant.block, FREE)
+        pays = round(self.policy.move_s * SECOND)
+        for reclaim, running in going:
+            course = self.courses[reclaim.claim]
+            if reclaim.to is None:
+                self._leave(running)
+                self._left[reclaim.claim] = running.ends - self.now + pays
+                course.yields += 1
+                self.yields += 1
+                self._queue(self._claims[reclaim.claim])
+                continue
+            state = self.pools[reclaim.to.pool]
+            state.free.take(reclaim.to.block)
+            running.ends = Instant(running.ends + pays)
+            running.tenant = replace(running.tenant, pool=reclaim.to.pool, block=reclaim.to.block, cell=None)
+            limit_s = self._claims[reclaim.claim].spec.time_limit_s
+            state.ends.put(reclaim.to.block, running.ends if limit_s is not None else NEVER)
+            heappush(self._ends, (running.ends, reclaim.claim))
+            course.moves += 1
+            self.moves += 1
+            self._moved.append(self.now)
+
+    def _note(self) -> None:
+        at_s = _seconds(self.now)
+        level = Level(at_s, self._busy, self._waiting)
+        if self._levels and self._levels[-1].at_s == at_s:
+            self._levels[-1] = level
+        elif not self._levels or (self._levels[-1].busy, self._levels[-1].waiting) != (level.busy, level.waiting):
+            self._levels.append(level)
+
+
+def simulate(
+    pools: Iterable[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects | None = None
+) -> Simulated:
+    """Serve all jobs; what became of each."""
+    return Simulation(pools, policy, projects).run(jobs)
+
+
+def _instant(seconds: float) -> Instant:
+    return Instant(BEGAN + round(seconds * SECOND))
+
+
+def _seconds(at: Instant) -> float:
+    return (at - BEGAN) / SECOND

@@ -1,0 +1,129 @@
+"""The policy file: what an admin may write, and what an admin is told who wrote something else."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+
+import pytest
+
+from moorings.core import policy as policy_module
+from moorings.core.errors import MooringsError
+from moorings.core.policy import DAY_S, Defragment, Policy, parse_policy
+from moorings.core.records import plain, revive
+
+
+def complaint(text: str) -> MooringsError:
+    with pytest.raises(MooringsError) as caught:
+        parse_policy(text, source="/etc/policy.toml")
+    assert caught.value.code == "policy.invalid"
+    return caught.value
+
+
+def test_an_empty_file_is_the_default():
+    assert parse_policy("") == Policy()
+
+
+def test_the_example_is_the_default():
+    documented = inspect.getdoc(policy_module)
+    assert documented is not None
+    example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
+    assert len(example.strip().splitlines()) == 10
+    assert parse_policy(example) == Policy()
+
+
+def test_everything_can_be_said():
+    text = """
+        reserve = false
+        backfill = false
+        fair_share = false
+        half_life = "1d"
+        min_run = 0
+        yield = "90"
+        preempt = false
+        defragment = "suggest"
+        move = 1.5
+        moves_per_hour = 0
+    """
+    assert parse_policy(text) == Policy(
+        reserve=False,
+        backfill=False,
+        fair_share=False,
+        half_life_s=DAY_S,
+        min_run_s=0.0,
+        yield_s=90.0,
+        preempt=False,
+        defragment=Defragment.SUGGEST,
+        move_s=1.5,
+        moves_per_hour=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("half_life = 59", "half_life is out of range"),
+        ('half_life = "3661d"', "half_life is out of range"),
+        ('min_run = "8d"', "min_run is out of range"),
+        ("min_run = -1", "min_run is out of range"),
+        ("yield = 0.5", "yield is out of range"),
+        ('yield = "25h"', "yield is out of range"),
+        ("yield = nan", "yield is out of range"),
+        ("yield = inf", "yield is out of range"),
+        ("move = -0.1", "move is out of range"),
+        ('move = "2d"', "move is out of range"),
+        (f"move = 1{'0' * 400}", "move is out of range"),
+        ('move = "soon"', "'soon' is not a duration"),
+        ("move = true", "move must be a length of time"),
+        ("move = [1]", "move must be a length of time"),
+        ("moves_per_hour = -1", "moves_per_hour is out of range"),
+        ("moves_per_hour = 100001", "moves_per_hour is out of range"),
+        ("moves_per_hour = 1.5", "moves_per_hour must be a whole number"),
+        ("reserve = 1", "reserve must be true or false"),
+        ('preempt = "yes"', "preempt must be true or false"),
+        ("defragment = true", "defragment must be a string"),
+        ('defragment = "ON"', "defragment 'ON' is not known"),
+        ("half_life_s = 60", "'half_life_s' is not known here"),
+        ("[queue]", "'queue' is not known here"),
+        ("reserve =", "Invalid value"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> None:
+    error = complaint(f"# a comment\n{text}\n")
+    assert error.detail.startswith("/etc/policy.toml:2: ")
+    assert told in error.detail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "half_life = 60",
+        'half_life = "3660d"',
+        'min_run = "7d"',
+        "yield = 1",
+        'yield = "24h"',
+        "move = 0",
+        'move = "1d"',
+        "moves_per_hour = 100000",
+    ],
+)
+def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
+    assert parse_policy(text) != Policy()
+
+
+def test_a_hint_says_the_range():
+    assert complaint("half_life = 1").hint == "use 60s to 3660d"
+    assert complaint('defragment = "x"').hint == "use one of off, suggest, on"
+
+
+def test_equal_policies_are_the_same_bytes():
+    whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
+    assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
+    told = json.dumps(plain(whole), sort_keys=True)
+    assert told == json.dumps(plain(parse_policy("half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3")), sort_keys=True)
+    assert revive(Policy, json.loads(told)) == whole
+
+
+def test_the_bound_of_a_guarantee_is_what_a_borrower_may_take():
+    assert Policy(min_run_s=10, yield_s=5).bound_s == 15.0
