@@ -38,6 +38,9 @@ from moorings.core.told import created_data
 from moorings.core.topology import Block
 
 
+_OTHERS = ("slurm/", "kubernetes/")
+
+
 class Demands(Answers):
     """The part of a turn that does as it is told."""
 
@@ -75,7 +78,8 @@ class Demands(Answers):
         if not projects:
             return given
         name = projects.resolve(given.spec.project, given.owner)
-        if not projects.may(name, given.subject):
+        elsewhere = given.owner.startswith(_OTHERS)  # that scheduler knows who may use the account; we know its agent
+        if not elsewhere and not projects.may(name, given.subject):
             raise MooringsError(
                 "project.not_member",
                 f"{given.subject} is not a member of project {name}",

@@ -7,7 +7,7 @@ raise ``MooringsError`` only, never a driver's own exception.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NewType, Protocol
 
 from moorings.core.access import Role
@@ -16,6 +16,7 @@ from moorings.core.devices import Device
 from moorings.core.events import Event
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
+from moorings.core.projects import Project, Usage
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -51,6 +52,9 @@ class Changes:
         removed: partitions whose record goes (nothing is left of them), with the version it had.
         devices: devices whose state changed; those IN_SERVICE need no record.
         runs: changed and new runs with the version they replace.
+        projects: changed and new projects with the version they replace.
+        projects_removed: projects that go, each by its name, with the version it had; what they used is forgotten.
+        usage: what projects have used by now, whether or not it was known before.
         keys: idempotency keys used by the new records.
         events: the outbox rows, in order.
     """
@@ -60,23 +64,29 @@ class Changes:
     removed: list[tuple[PartitionId, int]] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     runs: list[tuple[Run, Save]] = field(default_factory=list)
+    projects: list[tuple[Project, Save]] = field(default_factory=list)
+    projects_removed: list[tuple[str, int]] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
     keys: list[KeyUse] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(
-            self.claims or self.partitions or self.removed or self.devices or self.runs or self.keys or self.events
-        )
+        return any(getattr(self, item.name) for item in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Everything that has not ended, as the database holds it, and the last sequence number it reflects."""
+    """Everything that has not ended, as the database holds it, and the last sequence number it reflects.
+
+    Projects, and what they used, stand by the projects' names.
+    """
 
     claims: tuple[Claim, ...]
     partitions: tuple[Partition, ...]
     devices: tuple[Device, ...]
     runs: tuple[Run, ...]
+    projects: tuple[Project, ...]
+    usage: tuple[Usage, ...]
     seq: Seq
 
 
@@ -181,8 +191,8 @@ class Store(Protocol):
 
         Raises:
             MooringsError: ``store.fenced`` (another controller leads), ``store.conflict`` (a version differs; or an id,
-                a live partition's name, a key or a device is taken), ``store.unavailable`` (nothing was saved, or it
-                is not known whether it was).
+                a live partition's or a project's name, a key or a device is taken), ``store.unavailable`` (nothing was
+                saved, or it is not known whether it was).
         """
         ...
 

@@ -33,6 +33,7 @@ _TAKEN = {
     tables.partitions.c.pool: "pool {0} has a live partition named {1}",
     tables.partition_devices.c.pool: "device {0}:{1} is in a live partition",
     tables.runs.c.id: "there is a run with the id {0}",
+    tables.projects.c.name: "there is a project {0}",
     tables.idempotency_keys.c.subject: "{0} has used the key {1}",
 }
 
@@ -62,7 +63,7 @@ class StaleError(RefusedError):
 
     Args:
         table: where they are.
-        guards: id and expected version of each save.
+        guards: id (of a project its name) and expected version of each save.
     """
 
     def __init__(self, table: Table, guards: Iterable[tuple[str, int]]) -> None:
@@ -79,11 +80,12 @@ def _conflict(detail: str) -> MooringsError:
 
 
 def _what_is_stale(connection: Connection, table: Table, guards: Sequence[tuple[str, int]]) -> str:
+    (key,) = table.primary_key
     found: dict[str, int] = {}
     for start in range(0, len(guards), _CHUNK):
         ids = [ident for ident, _ in guards[start : start + _CHUNK]]
-        versions = connection.execute(select(table.c.id, table.c.version).where(table.c.id.in_(ids)))
-        found.update((row.id, row.version) for row in versions)
+        versions = connection.execute(select(key, table.c.version).where(key.in_(ids)))
+        found.update((ident, version) for ident, version in versions)
     noun = table.name.removesuffix("s")
     for ident, expected in guards:
         if ident not in found:

@@ -13,12 +13,14 @@ import json
 from collections.abc import Iterator, Mapping
 
 from moorings.core.access import Role
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode, Spot
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.events import EVENT_VERSION, Event
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.projects import Project, Usage
 from moorings.core.reasons import Reason
+from moorings.core.records import plain, revive
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
@@ -39,6 +41,10 @@ def _text(text: str) -> str:
 
 def _instant(value: int | None) -> Instant | None:
     return None if value is None else Instant(value)
+
+
+def _block(text: str) -> Block:
+    return Block.parse(text) if text else Block.of([])
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
@@ -64,6 +70,11 @@ def claim_row(claim: Claim) -> Row:
         claim.ready_at,
         claim.ended_at,
         claim.lease_until,
+        None if claim.cell is None else str(claim.cell),
+        claim.checkpoint_at,
+        claim.asked_until,
+        None if claim.kept is None else claim.kept.pool,
+        None if claim.kept is None else str(claim.kept.block),
     )
 
 
@@ -85,6 +96,11 @@ def claim_of(
     ready_at: int | None,
     ended_at: int | None,
     lease_until: int | None,
+    cell: str | None,
+    checkpoint_at: int | None,
+    asked_until: int | None,
+    kept_pool: str | None,
+    kept: str | None,
 ) -> Claim:
     """The claim of a row of ``claims``."""
     return Claim(
@@ -105,6 +121,10 @@ def claim_of(
         ready_at=_instant(ready_at),
         ended_at=_instant(ended_at),
         lease_until=_instant(lease_until),
+        cell=None if cell is None else _block(cell),
+        checkpoint_at=_instant(checkpoint_at),
+        asked_until=_instant(asked_until),
+        kept=None if kept_pool is None or kept is None else Spot(PoolName(kept_pool), _block(kept)),
     )
 
 
@@ -202,7 +222,7 @@ def partition_of(
         name=name,
         claim=ClaimId(claim),
         pool=PoolName(pool),
-        block=Block.parse(block) if block else Block.of([]),
+        block=_block(block),
         gcds=gcds,
         replicas_per_gcd=replicas_per_gcd,
         state=PartitionState(state),
@@ -352,6 +372,32 @@ def _job_of(text: str) -> JobSpec:
     if (part := values.get("appliance")) is not None:
         values["appliance"] = ApplianceJob(ApplianceKind(part["kind"]), part["workflow"])
     return JobSpec(**values)
+
+
+# ------------------------------------------------------------------------------------------------------------- projects
+
+
+def project_row(project: Project) -> Row:
+    """The row of ``projects``."""
+    said = plain(project)
+    assert isinstance(said, dict)
+    rest = {name: value for name, value in said.items() if name not in ("name", "version")}
+    return (project.name, project.version, _encode(rest))
+
+
+def project_of(name: str, version: int, project: str) -> Project:
+    """The project of a row of ``projects``."""
+    return revive(Project, {**json.loads(project), "name": name, "version": version})
+
+
+def usage_row(usage: Usage) -> Row:
+    """The row of ``project_usage``."""
+    return (usage.project, usage.used, usage.at)
+
+
+def usage_of(project: str, used: int, at: int) -> Usage:
+    """The usage of a row of ``project_usage``."""
+    return Usage(project, used, Instant(at))
 
 
 # --------------------------------------------------------------------------------------------------------------- events

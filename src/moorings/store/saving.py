@@ -34,6 +34,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from moorings.core.devices import Device, DeviceState
+from moorings.core.projects import Usage
 from moorings.ports.store import Changes, Save, Seq
 from moorings.store import rows, tables
 from moorings.store.conflicts import RefusedError, StaleError, TakenError
@@ -53,6 +54,9 @@ class Saver:
         self._partitions = _Records(tables.partitions, dialect)
         self._runs = _Records(tables.runs, dialect)
         self._partition_devices = _New(tables.partition_devices, dialect)
+        self._projects = _Records(tables.projects, dialect)
+        self._usage = _New(tables.project_usage, dialect)
+        self._no_usage = _delete(tables.project_usage, ["project"], dialect)
         self._keys = _New(tables.idempotency_keys, dialect)
         self._devices = _New(tables.devices, dialect)
         self._in_service = _delete(tables.devices, ["pool", "device"], dialect)
@@ -66,11 +70,14 @@ class Saver:
         """
         # Removals come first: what they give up may be taken anew by the same turn.
         self._partitions.remove(connection, changes.removed)
+        self._projects.remove(connection, changes.projects_removed)
         self._claims.save(connection, [(rows.claim_row(claim), save) for claim, save in changes.claims])
         self._partitions.save(connection, [(rows.partition_row(one), save) for one, save in changes.partitions])
         made = [partition for partition, save in changes.partitions if save.expected is None]
         self._partition_devices.add(connection, list(chain.from_iterable(map(rows.partition_device_rows, made))))
         self._runs.save(connection, [(rows.run_row(run), save) for run, save in changes.runs])
+        self._projects.save(connection, [(rows.project_row(one), save) for one, save in changes.projects])
+        self._save_usage(connection, changes.usage, [name for name, _ in changes.projects_removed])
         self._keys.add(connection, [rows.key_use_row(use) for use in changes.keys])
         self._save_devices(connection, changes.devices)
         first = last - len(changes.events) + 1
@@ -82,6 +89,11 @@ class Saver:
         self._in_service.run(connection, list(latest))
         out = [device for device in latest.values() if device.state is not DeviceState.IN_SERVICE]
         self._devices.add(connection, [rows.device_row(device) for device in out])
+
+    def _save_usage(self, connection: Connection, usage: Sequence[Usage], removed: Sequence[str]) -> None:
+        latest = {used.project: used for used in usage}
+        self._no_usage.run(connection, [(name,) for name in {**dict.fromkeys(removed), **latest}])
+        self._usage.add(connection, [rows.usage_row(used) for used in latest.values()])
 
 
 class _Records:
@@ -99,7 +111,8 @@ class _Records:
         self._fixed_until, self._changing_from = len(fixed), len(fixed) + len(once)
         self._new = _New(table, dialect)
         self._update = _update(table, changing, fixed, dialect)
-        self._remove = _delete(table, ["id", "version"], dialect)
+        (key,) = table.primary_key
+        self._remove = _delete(table, [key.name, "version"], dialect)
 
     def save(self, connection: Connection, saves: Iterable[tuple[Row, Save]]) -> None:
         """Insert the new ones and update the others.

@@ -47,6 +47,8 @@ from moorings.store.tables import (
     installation,
     outbox,
     partitions,
+    project_usage,
+    projects,
     runs,
 )
 from moorings.workloads.runs import ENDED as ENDED_RUNS
@@ -141,14 +143,18 @@ class SqlStore:
             going = select(runs).where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
             held = select(partitions).order_by(partitions.c.id)
             out = select(devices).order_by(devices.c.pool, devices.c.device)
+            paying = select(projects).order_by(projects.c.name)
+            used = select(project_usage).order_by(project_usage.c.project)
             # Made into records after the transaction: a server ends one in which nothing is asked for seconds.
-            found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going)]
+            found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going, paying, used)]
             seq = _last_seq(connection)
         return Saved(
             claims=tuple(rows.claim_of(*row) for row in found[0]),
             partitions=tuple(rows.partition_of(*row) for row in found[1]),
             devices=tuple(rows.device_of(*row) for row in found[2]),
             runs=tuple(rows.run_of(*row) for row in found[3]),
+            projects=tuple(rows.project_of(*row) for row in found[4]),
+            usage=tuple(rows.usage_of(*row) for row in found[5]),
             seq=seq,
         )
 

@@ -85,6 +85,11 @@ claims = Table(
     Column("ready_at", Moment),
     Column("ended_at", Moment),
     Column("lease_until", Moment),
+    Column("cell", Word),
+    Column("checkpoint_at", Moment),
+    Column("asked_until", Moment),
+    Column("kept_pool", Word),
+    Column("kept", Word),
 )
 Index("ix_claims_arrival", claims.c.arrival, claims.c.id)
 Index("ix_claims_state", claims.c.state, claims.c.arrival, claims.c.id)
@@ -162,6 +167,25 @@ Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
 Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
 Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)
 Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
+
+# Written by people, in a file or a command, and read as a whole: no column for what nobody asks the database about.
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", Word, primary_key=True, info=FIXED),
+    Column("version", BigInteger, nullable=False),
+    Column("project", Json, nullable=False),
+)
+
+# Not in the row of its project: every end of an attempt changes it, and a person who changes the project meanwhile has
+# no conflict with that. Without a foreign key: `default` is used whether or not it was defined.
+project_usage = Table(
+    "project_usage",
+    metadata,
+    Column("project", Word, primary_key=True),
+    Column("used", BigInteger, nullable=False),
+    Column("at", Moment, nullable=False),
+)
 
 # For ever, so without foreign keys: a key outlives the record it made, should old records ever be pruned.
 idempotency_keys = Table(

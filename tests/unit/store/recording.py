@@ -23,8 +23,9 @@ from moorings.core.claims import ClaimId, ClaimState
 from moorings.core.devices import Device, DeviceState
 from moorings.core.instants import Instant
 from moorings.core.partitions import PartitionState
+from moorings.core.projects import Usage
 from moorings.ports.store import Changes, KeyUse, Page, Save, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_run, an_access_key, an_event, granted
+from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted
 from moorings.workloads.runs import RunState
 
 RELEASED = Path(__file__).parent / "released"
@@ -68,6 +69,8 @@ def _live_a_while(store, first):
     new.runs.append((a_run(first), NEW))
     new.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
     new.keys.append(KeyUse("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
+    new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]
+    new.usage += [Usage("default", 5, NOW), Usage(f"lab-{first:04d}", 5, NOW)]
     store.commit(epoch, new)
     saved = store.load()
     claim, partition, run = saved.claims[-2], saved.partitions[-2], saved.runs[-1]
@@ -79,6 +82,9 @@ def _live_a_while(store, first):
             removed=[(partition.id, 1)],
             devices=[Device(POOL, 63, DeviceState.IN_SERVICE, "", NOW)],
             runs=[(replace(run, state=RunState.FAILED, version=2, exit_code=1, ended_at=NOW), Save(1))],
+            projects=[(a_project(first + 1, version=2, weight=2), Save(1))],
+            projects_removed=[(f"lab-{first:04d}", 1)],
+            usage=[Usage("default", 6, NOW)],
             events=[an_event("claim.released", claim=claim.id)],
         ),
     )

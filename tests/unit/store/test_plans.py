@@ -7,9 +7,10 @@ from sqlalchemy import event
 
 from moorings.core.claims import ClaimState
 from moorings.core.devices import Device, DeviceState
+from moorings.core.projects import Usage
 from moorings.ports.store import Changes, Page, Save, Seq
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NOW, POOL, granted
+from moorings.testing.records import NEW, NOW, POOL, a_project, granted
 from moorings.workloads.runs import RunState
 
 
@@ -72,18 +73,22 @@ def test_loading_does_not_read_what_has_ended(store):
 
 def test_a_save_finds_its_records_by_their_ids(store):
     epoch = store.lead("test", NOW)
-    store.commit(epoch, granted(1, 2, 3))
+    new = granted(1, 2, 3)
+    new.projects += [(a_project(1), NEW), (a_project(2), NEW)]
+    store.commit(epoch, new)
     saved = store.load()
     changes = Changes(
         claims=[(replace(claim, version=2), Save(1)) for claim in saved.claims],
         partitions=[(replace(partition, version=2), Save(1)) for partition in saved.partitions],
         devices=[Device(POOL, number, DeviceState.DRAINED, "", NOW) for number in range(3)],
+        projects=[(a_project(1, version=2), Save(1))],
+        projects_removed=[("lab-0002", 1)],
+        usage=[Usage(f"lab-{number}", 5, NOW) for number in range(3)],
     )
     plan = plans_of(store, lambda store: store.commit(epoch, changes))
     plan += plans_of(store, lambda store: store.commit(epoch, Changes(removed=[(p.id, 2) for p in saved.partitions])))
     scanned = {step for step in plan if step.startswith("SCAN") and "installation" not in step}
     assert scanned <= {"SCAN given", "SCAN CONSTANT ROW"}
-    searched = {
-        step.split()[1] for step in plan if (step.startswith("SEARCH") and "id=?" in step) or "device=?" in step
-    }
-    assert {"claims", "partitions", "devices"} <= searched
+    keys = ("id=?", "device=?", "name=?", "project=?")
+    searched = {step.split()[1] for step in plan if step.startswith("SEARCH") and any(key in step for key in keys)}
+    assert {"claims", "partitions", "devices", "projects", "project_usage"} <= searched
