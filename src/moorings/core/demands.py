@@ -37,7 +37,6 @@ from moorings.core.serving import pools_for
 from moorings.core.told import created_data
 from moorings.core.topology import Block
 
-
 _OTHERS = ("slurm/", "kubernetes/")
 
 

@@ -6,11 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moorings.core.cells import estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER
+from moorings.core.plans import Tenant, tenant_of
 from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 from moorings.core.serving import pools_for
@@ -35,9 +37,64 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
     except MooringsError as refusal:
         return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
     reasons = [_why(fleet, claim, state) for state in able]
+    barred = _barred(fleet, claim)
+    if barred is not None:
+        reasons.insert(0, barred)
     if mine is not None:
         reasons.insert(0, _kept(fleet, mine, now))
     return Wait(position, tuple(reasons))
+
+
+def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
+    """The limit of a project that stands against a claim."""
+    projects, size = fleet.projects, claim.spec.size
+    if not projects or not size:
+        return None
+    above = [project for name in projects.lineage(claim.spec.project) if (project := projects.get(name)) is not None]
+    for project in above:
+        holders = [
+            tenant
+            for tenant in tenants_of(fleet)
+            if project.name in projects.lineage(tenant.project) and (project.devices_max or project.user_devices_max)
+        ]
+        held = sum(len(tenant.block) for tenant in holders)
+        if project.devices_max is not None and held + size > project.devices_max:
+            return _limit(claim, f"project {project.name}", held, project.devices_max, holders)
+        own = [tenant for tenant in holders if tenant.subject == claim.subject]
+        mine = sum(len(tenant.block) for tenant in own)
+        if project.user_devices_max is not None and mine + size > project.user_devices_max:
+            who = f"{claim.subject} in project {project.name}"
+            return _limit(claim, who, mine, project.user_devices_max, own)
+    return None
+
+
+def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Tenant]) -> Reason:
+    said = f"{who} holds {held} of the {most} devices it may hold at once, and {claim.spec.size} more were asked for"
+    blockers = tuple(sorted(tenant.claim for tenant in holders))[:BLOCKERS_SHOWN]
+    hint = f"with {_devices(most - held)} or fewer it would not stand against it" if held < most else ""
+    return Reason("project.limit", said, blockers, hint=hint)
+
+
+def tenants_of(fleet: Fleet) -> list[Tenant]:
+    """Who holds what in a fleet."""
+    found = ((fleet.claims.get(partition.claim), partition) for partition in fleet.partitions.values())
+    return [
+        tenant_of(claim, partition.pool, partition.block)
+        for claim, partition in found
+        if claim is not None and claim.partition == partition.id
+    ]
+
+
+def _is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
+    """Whether what is free may not be lent to a claim that cannot be asked to yield."""
+    cells = fleet.projects.cells(state.pool.name)
+    block = state.free.find(claim.spec.size)
+    if not cells or claim.spec.preemptible or block is None:
+        return False
+    tenants = [tenant for tenant in tenants_of(fleet) if tenant.pool == state.pool.name]
+    owners = {tenant.project: fleet.projects.lineage(tenant.project) for tenant in tenants}
+    out = {*state.out, *(index for theirs in state.foreign.values() for index in theirs)}
+    return not estate_of(state.pool, cells, tenants, out, owners).may_hold(block)
 
 
 def unreachable(state: PoolState) -> Reason:
@@ -62,6 +119,11 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
         until = ahead.until if 0 < ahead.until < NEVER else None
         kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
         return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
+    if spec.size and _is_guaranteed_to_others(fleet, claim, state):
+        lent = (
+            f"{wants}: what is free is guaranteed to other projects, and only lent to claims that can be asked to yield"
+        )
+        return Reason("project.guaranteed", lent, hint="let it be asked to yield (preemptible), or wait")
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
@@ -118,6 +180,9 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     limit = (
         "" if not endless else " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
     )
+    asked = sum(fleet.claims[holder].asked_until is not None for holder in holders)
+    if asked:
+        limit += ", asked to yield" if asked == len(holders) else f", {asked} of them asked to yield"
     what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
     return Reason("queue.reserved", what, tuple(holders), until)
 

@@ -357,8 +357,13 @@ def enough(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bo
 def add_resources(used: dict[str, int], state: PoolState, claim: Claim | None, sign: int) -> None:
     """Add (or take off, with -1) what a claim holds of a pool's secondary resources."""
     if claim is not None and claim.pool == state.pool.name:
-        for name, amount in claim.spec.resources.items():
-            used[name] = used.get(name, 0) + sign * amount
+        add_amounts(used, claim.spec.resources, sign)
+
+
+def add_amounts(used: dict[str, int], resources: Mapping[str, int], sign: int) -> None:
+    """Add (or take off, with -1) amounts of secondary resources."""
+    for name, amount in resources.items():
+        used[name] = used.get(name, 0) + sign * amount
 
 
 def touched(changes: FleetChanges) -> set[PartitionId]:

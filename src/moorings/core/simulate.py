@@ -15,7 +15,7 @@ from typing import Final
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.ends import FREE, ends_of
-from moorings.core.fleet import PoolState
+from moorings.core.fleet import PoolState, add_amounts
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.lines import ENDLESS, FIRST, Line, LineKey, Order, limit_of, line_of
 from moorings.core.placement import NEVER, free_map_of
@@ -28,6 +28,7 @@ from moorings.core.topology import AnySubset, Block, Pool
 BEGAN: Final = Instant(SECOND)
 HOUR: Final = 3600 * SECOND
 ROUNDS_MAX: Final = 64  # of one instant: each follows on a claim that had to go
+_NOTHING: Final = Block(())
 _RESUMABLE: Final = CheckpointContract(resumable=True)
 
 
@@ -141,11 +142,13 @@ class _Queued:
 class Simulation:
     """Jobs, pools and a policy, stepped from one event to the next."""
 
-    def __init__(self, pools: Iterable[Pool], policy: Policy, projects: Projects | None = None) -> None:
+    def __init__(
+        self, pools: Iterable[Pool], policy: Policy, projects: Projects | None = None, began: Instant = BEGAN
+    ) -> None:
         self.policy = policy
         self.projects = projects if projects is not None else Projects()
         self.pools = {pool.name: PoolState(pool, free_map_of(pool.topology), ends_of(pool.topology)) for pool in pools}
-        self.now = BEGAN
+        self.now = self.began = began
         self.courses: dict[ClaimId, Course] = {}
         self.turns = self.moves = self.yields = self.suggested = 0
         self._claims: dict[ClaimId, Claim] = {}
@@ -163,17 +166,53 @@ class Simulation:
         )
         self._fixed = 0  # running jobs that cannot be moved
 
+    def take_in(self, claim: Claim, tenant: Tenant, until: Instant) -> None:
+        """A claim that holds its block already, until then (``NEVER``: nobody knows)."""
+        state = self.pools[tenant.pool]
+        for part in state.free.free_within(tenant.block):
+            state.free.take(part)
+        state.ends.put(tenant.block, until)
+        job = _job_of(claim)
+        self.courses[claim.id] = Course(job, started_s=0.0, pool=tenant.pool)
+        self._claims[claim.id] = claim
+        self._left[claim.id] = until - self.now
+        self._running[claim.id] = _Running(tenant, until, tenant.since or self.now, until - self.now)
+        self._fixed += not tenant.movable
+        self._busy += len(tenant.block)
+        if until < NEVER:
+            heappush(self._ends, (until, claim.id))
+
+    def wait_for(self, claim: Claim) -> None:
+        """A claim that waits already; without a time limit it never ends once it runs."""
+        self.courses[claim.id] = Course(_job_of(claim))
+        limit_s = claim.spec.time_limit_s
+        self._left[claim.id] = round(limit_s * SECOND) if limit_s is not None else NEVER
+        self._queue(claim)
+
+    def until_started(self, claim: ClaimId, horizon: Instant, turns_max: int) -> Instant | None:
+        """When a waiting claim starts, if all others run to their limits; None: not by then."""
+        course = self.courses[claim]
+        while True:
+            self._turn()
+            if course.started_s is not None:
+                return self.now
+            if not self._ends or self._ends[0][0] > horizon or self.turns > turns_max:
+                return None
+            self.now = self._ends[0][0]
+            while self._ends and self._ends[0][0] <= self.now:
+                self._end(heappop(self._ends))
+
     def run(self, jobs: Sequence[SimulatedJob]) -> Simulated:
         """Serve all jobs, in the order of their arrival, to the end of the last."""
         ordered = sorted(enumerate(jobs), key=lambda pair: (pair[1].arrives_s, pair[0]))
         at = 0
         while at < len(ordered) or self._ends:
-            arrives = _instant(ordered[at][1].arrives_s) if at < len(ordered) else NEVER
+            arrives = self._instant(ordered[at][1].arrives_s) if at < len(ordered) else NEVER
             ends = self._ends[0][0] if self._ends else NEVER
             self.now = now = min(ends, arrives)
             while self._ends and self._ends[0][0] <= now:
                 self._end(heappop(self._ends))
-            while at < len(ordered) and _instant(ordered[at][1].arrives_s) <= now:
+            while at < len(ordered) and self._instant(ordered[at][1].arrives_s) <= now:
                 self._arrive(ordered[at][1], ordered[at][0])
                 at += 1
             self._turn()
@@ -199,7 +238,7 @@ class Simulation:
             preemptible=job.preemptible,
             checkpoint=_RESUMABLE if job.resumable else CheckpointContract(),
         )
-        arrival = Instant(_instant(job.arrives_s) * 16 + number % 16)  # equals stay in the order of the trace
+        arrival = Instant(self._instant(job.arrives_s) * 16 + number % 16)  # equals stay in the order of the trace
         self._left[ident] = round(job.runs_s * SECOND)
         self._queue(
             Claim(
@@ -240,8 +279,7 @@ class Simulation:
                 running = self._running[ident]
                 running.tenant = replace(running.tenant, cell=cell)
             for grant in decided.grants:
-                if grant.block is not None:
-                    self._start(self._claims[grant.claim], grant.pool, grant.block, grant.cell)
+                self._start(self._claims[grant.claim], grant.pool, grant.block or _NOTHING, grant.cell)
             self.suggested += len(decided.suggested)
             if not decided.reclaims:
                 return
@@ -281,11 +319,14 @@ class Simulation:
         ident, now, left = claim.id, self.now, self._left[claim.id]
         course = self.courses[ident]
         if course.started_s is None:
-            course.started_s, course.pool = _seconds(now), pool
+            course.started_s, course.pool = self._seconds(now), pool
         state = self.pools[pool]
-        state.free.take(block)
         ends = Instant(now + left)
-        state.ends.put(block, after(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NEVER)
+        if len(block):
+            state.free.take(block)
+            state.ends.put(block, after(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NEVER)
+        if claim.spec.resources:
+            add_amounts(state.used, claim.spec.resources, 1)
         job = course.job
         tenant = Tenant(
             ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
@@ -294,7 +335,8 @@ class Simulation:
         self._running[ident] = _Running(tenant, ends, now, left)
         self._fixed += not job.resumable
         self._busy += len(block)
-        heappush(self._ends, (ends, ident))
+        if ends < NEVER:
+            heappush(self._ends, (ends, ident))
 
     def _end(self, ended: tuple[Instant, ClaimId]) -> None:
         at, ident = ended
@@ -303,14 +345,18 @@ class Simulation:
             return  # it was moved, or yielded
         self._leave(running)
         course = self.courses[ident]
-        course.ended_s = _seconds(at)
+        course.ended_s = self._seconds(at)
         del self._claims[ident], self._left[ident]
 
     def _leave(self, running: _Running) -> None:
         tenant = running.tenant
         state = self.pools[tenant.pool]
-        state.free.release(tenant.block)
-        state.ends.put(tenant.block, FREE)
+        if len(tenant.block):
+            state.free.release(tenant.block)
+            state.ends.put(tenant.block, FREE)
+        resources = self._claims[tenant.claim].spec.resources
+        if resources:
+            add_amounts(state.used, resources, -1)
         del self._running[tenant.claim]
         self._fixed -= not tenant.movable
         self._busy -= len(tenant.block)
@@ -348,8 +394,23 @@ class Simulation:
             self.moves += 1
             self._moved.append(self.now)
 
+    def use(self, usage: Mapping[str, Usage]) -> None:
+        """What projects have used before."""
+        self._usage = dict(usage)
+
+    def started_at(self, claim: ClaimId) -> Instant | None:
+        """When a claim started; None: it has not."""
+        started_s = self.courses[claim].started_s
+        return Instant(self.began + round(started_s * SECOND)) if started_s is not None else None
+
+    def _instant(self, seconds: float) -> Instant:
+        return Instant(self.began + round(seconds * SECOND))
+
+    def _seconds(self, at: Instant) -> float:
+        return (at - self.began) / SECOND
+
     def _note(self) -> None:
-        at_s = _seconds(self.now)
+        at_s = self._seconds(self.now)
         level = Level(at_s, self._busy, self._waiting)
         if self._levels and self._levels[-1].at_s == at_s:
             self._levels[-1] = level
@@ -364,9 +425,18 @@ def simulate(
     return Simulation(pools, policy, projects).run(jobs)
 
 
-def _instant(seconds: float) -> Instant:
-    return Instant(BEGAN + round(seconds * SECOND))
-
-
-def _seconds(at: Instant) -> float:
-    return (at - BEGAN) / SECOND
+def _job_of(claim: Claim) -> SimulatedJob:
+    spec = claim.spec
+    return SimulatedJob(
+        name=claim.id,
+        arrives_s=0.0,
+        runs_s=spec.time_limit_s or 0.0,
+        size=spec.size,
+        kind=spec.kind,
+        project=spec.project,
+        subject=claim.subject,
+        priority=spec.priority,
+        limit_s=spec.time_limit_s,
+        preemptible=spec.preemptible,
+        resumable=spec.checkpoint.resumable,
+    )

@@ -1,0 +1,87 @@
+"""When a claim would start: the live queue played on, with everybody running to their time limits.
+
+An estimate is the latest start, as things stand: jobs that end early bring it forward, and only claims that come first
+later (a higher priority, a guarantee) can push it back. Where somebody in the way has no time limit there is no answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.fleet import Fleet, end_of
+from moorings.core.instants import SECOND, Instant
+from moorings.core.placement import NEVER
+from moorings.core.plans import tenant_of
+from moorings.core.policy import Policy
+from moorings.core.simulate import Simulation
+from moorings.core.topology import Block
+
+HORIZON_S: Final = 30 * 86_400
+TURNS_MAX: Final = 4_000  # bounds the time that one answer may take
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """When a claim would start.
+
+    Attributes:
+        starts_at: the turn's time: now; None: nobody can say.
+        why: why nobody can say, in a sentence; empty if somebody can.
+    """
+
+    starts_at: Instant | None
+    why: str = ""
+
+
+def estimate(fleet: Fleet, policy: Policy, now: Instant, wanted: Claim) -> Estimate:
+    """When ``wanted`` would start; it need not be in the fleet, and then comes last among its equals."""
+    played = playing(fleet, policy, now)
+    if wanted.id not in fleet.claims:
+        played.wait_for(wanted)
+    starts = played.until_started(wanted.id, Instant(now + HORIZON_S * SECOND), TURNS_MAX)
+    if starts is not None:
+        return Estimate(starts)
+    endless = sum(claim.spec.time_limit_s is None for claim in fleet.claims.values() if claim.partition is not None)
+    if endless:
+        told = "1 claim that holds devices has" if endless == 1 else f"{endless} claims that hold devices have"
+        return Estimate(None, f"{told} no time limit")
+    return Estimate(None, f"not within {HORIZON_S // 86_400} days, or too much comes first")
+
+
+def playing(fleet: Fleet, policy: Policy, now: Instant) -> Simulation:
+    """The live fleet as a simulation that begins now."""
+    played = Simulation((state.pool for state in fleet.pools.values()), policy, fleet.projects, now)
+    for name, state in fleet.pools.items():
+        mine = played.pools[name]
+        mine.problem, mine.out, mine.foreign = state.problem, state.out, state.foreign
+        mine.used = dict(state.used)
+        taken = {*state.out, *(index for block in state.foreign.values() for index in block)}
+        for index in sorted(taken):
+            alone = Block(range(index, index + 1))
+            if mine.free.is_free(alone):
+                mine.free.take(alone)
+            mine.ends.put(alone, state.ends.until(index))
+    for partition in fleet.partitions.values():
+        claim = fleet.claims.get(partition.claim)
+        if claim is None or claim.partition != partition.id:
+            continue
+        until = end_of(partition, claim)
+        if until <= now:  # it should have ended, or its devices are being freed
+            until = Instant(now + SECOND) if claim.state is ClaimState.RELEASING else NEVER
+        played.take_in(claim, tenant_of(claim, partition.pool, partition.block), until)
+    for claim in fleet.waiting():
+        played.wait_for(claim)
+    played.use(fleet.usage)
+    return played
+
+
+def starts(fleet: Fleet, policy: Policy, now: Instant, claims: list[ClaimId]) -> dict[ClaimId, Instant | None]:
+    """When each of these waiting claims would start under a policy."""
+    played = playing(fleet, policy, now)
+    horizon = Instant(now + HORIZON_S * SECOND)
+    for ident in claims:
+        if ident in played.courses:
+            played.until_started(ident, horizon, TURNS_MAX)
+    return {ident: played.started_at(ident) for ident in claims if ident in played.courses}
