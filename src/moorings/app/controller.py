@@ -32,10 +32,9 @@ from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
 from moorings.app.upkeep import Kept, digest_of, upkeep
-from moorings.app.wiring import assemble, check_slurm_user, open_store, read_pools
+from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
 from moorings.controller.keys import Keys
 from moorings.core.errors import MooringsError
-from moorings.core.policy import Policy
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")
@@ -87,6 +86,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
         shared = SharedFolder(settings.shared or settings.data)
         pools_file = shared.pools_file(settings.pools)
         entries = read_pools(pools_file)
+        policy = read_policy(settings.policy, shared.path / "policy.toml", reserve=settings.reserve)
         listening = _listen(settings.host, settings.port)
         url = _url("http" if tls is None else "https", settings.host, listening.getsockname()[1])
         store, leadership = open_store(settings)
@@ -108,7 +108,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     entries=entries,
                     data=shared.path,
                     pepper=pepper,
-                    policy=Policy(reserve=settings.reserve),
+                    policy=policy,
                     clock=clock,
                     holder=holder,
                     url=settings.advertise or url,

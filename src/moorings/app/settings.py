@@ -23,7 +23,10 @@ DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
-_PATHS = ("data", "shared", "pools", "credentials", "log_file", "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
+_PATHS = (
+    *("data", "shared", "pools", "policy", "credentials", "log_file"),
+    *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
+)
 _NUMBERS = ("log_file_bytes_max", "keep_runs_days")
 _BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
@@ -98,6 +101,10 @@ class Settings:
 
     reserve: bool = field(default=True, metadata={})
     """Keep a block for the first claim that must wait (law 7). Off, small claims may starve a large one."""
+
+    policy: Path | None = field(default=None, metadata={"flag": "--policy"})
+    """Policy file: the order of the queue, what is lent and taken back, when claims are moved. Read at the start.
+    Default: ``policy.toml`` in the data folder, if there is one."""
 
     log_level: str = field(default="info", metadata={"flag": "--log-level", "environment": "MOORINGS_LOG_LEVEL"})
     """``debug``, ``info``, ``warning`` or ``error``. Default ``info``: a line for each thing an admin may look for."""
@@ -266,6 +273,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         credentials=paths.get("credentials"),
         context=text.get("context", "default"),
         reserve=bool(values.get("reserve", True)),
+        policy=paths.get("policy"),
         log_level=text.get("log_level", "info"),
         log_format=text.get("log_format", "logfmt"),
         log_file=paths.get("log_file"),

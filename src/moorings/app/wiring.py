@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.app.clock import RandomIds
@@ -19,7 +19,7 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.policy import Policy
+from moorings.core.policy import Policy, parse_policy
 from moorings.core.pools import PoolEntry, parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -41,6 +41,24 @@ from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.sqlite import open_sqlite
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
+
+
+def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
+    """The policy of a policy file: the one that is named, else the ``usual`` one, if it is there.
+
+    Raises:
+        MooringsError: ``policy.invalid``, naming file and line.
+    """
+    found = path if path is not None else usual
+    policy = Policy()
+    if path is not None or usual.exists():
+        try:
+            text = found.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            hint = "give a readable TOML file in UTF-8"
+            raise MooringsError("policy.invalid", f"{found}: {error}", hint=hint) from error
+        policy = parse_policy(text, source=str(found))
+    return policy if reserve else replace(policy, reserve=False)
 
 
 def read_pools(path: Path) -> tuple[PoolEntry, ...]:

@@ -193,7 +193,10 @@ class Demands(Answers):
         before = self.changes.projects.get(name)
         stored = self.fleet.projects.get(name)
         expected = before[1] if before is not None else stored.version if stored is not None else None
-        self.changes.projects[name] = (project, expected)
+        if project is None and expected is None:
+            del self.changes.projects[name]  # made in this very turn
+        else:
+            self.changes.projects[name] = (project, expected)
 
     def _tell_project(self, name: str, project: str, data: object) -> None:
         self.events.append(Event(name=name, at=self.now, data=canonical({"project": project, "is": data})))

@@ -128,7 +128,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         project=spec.project,
         subject=claim.subject,
         priority=spec.priority,
-        cell=claim.cell,
+        cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and runs,
         movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(_BY_HAND),
         leaving=claim.state in _LEAVING,

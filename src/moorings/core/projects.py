@@ -554,6 +554,9 @@ def decayed(usage: Usage, now: Instant, half_life_s: float) -> int:
     return usage.used * factor >> (64 + whole)
 
 
+USED_MAX = (1 << 63) - 1  # what a database's number can hold
+
+
 def with_use(usage: Usage, devices: int, began: Instant, ended: Instant, half_life_s: float) -> Usage:
     """``usage`` as of ``ended``, with ``devices`` used since ``began``.
 
@@ -563,7 +566,7 @@ def with_use(usage: Usage, devices: int, began: Instant, ended: Instant, half_li
     whole, factor = _fading(ended - began, half_life_s)
     left = ((_ONE << whole) - factor) * _half_life(half_life_s) // (_LN2 << whole)
     added = devices * min(left, max(0, ended - began))
-    return Usage(usage.project, decayed(usage, ended, half_life_s) + added, ended)
+    return Usage(usage.project, min(decayed(usage, ended, half_life_s) + added, USED_MAX), ended)
 
 
 def _half_life(half_life_s: float) -> int:

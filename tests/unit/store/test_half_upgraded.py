@@ -14,14 +14,17 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import inspect
 
+from moorings.core.claims import ClaimState, Spot
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
+from moorings.core.projects import Project, Usage
+from moorings.core.topology import Block
 from moorings.ports.store import Epoch, Leader
 from moorings.store.postgresql import open_postgresql
 from moorings.store.sqlite import open_sqlite
 from moorings.store.tables import installation
 from moorings.store.upgrade import HEAD, upgrade
-from moorings.testing.records import NOW, granted
+from moorings.testing.records import NOW, POOL, granted
 from tests.unit.store.killed import database_of
 from tests.unit.store.recording import RELEASED, recorded, released, replay
 
@@ -127,6 +130,24 @@ def test_an_old_leader_after_a_new_one_does_not_inherit_its_address(make, kind):
         assert store.leader() == Leader("host-1", "", Epoch(1), NOW)
         epoch = store.lead("new", Instant(NOW + 1), url="https://new:8090")
         assert store.leader() == Leader("new", "https://new:8090", epoch, Instant(NOW + 1))
+
+
+def test_an_old_controller_leaves_projects_and_what_it_does_not_know_of_a_claim(make, kind):
+    made, said = make(kind, "head"), recorded("0004", kind)
+    replay(made.database.engine, said[:2])  # it leads, and grants
+    with made.database.write() as connection:
+        connection.exec_driver_sql("UPDATE claims SET cell = '0-15', kept_pool = 'pod64', kept = '8-11'")
+        connection.exec_driver_sql("INSERT INTO projects VALUES ('lab', 3, '{}')")
+        connection.exec_driver_sql("INSERT INTO project_usage VALUES ('lab', 5, 6)")
+    replay(made.database.engine, said[2:])
+    with closing(made.open()) as store:
+        claim = store.claim("claim-0001")
+        assert (claim.state, claim.version) == (ClaimState.RELEASED, 2)  # it was saved since
+        assert (claim.cell, claim.kept) == (Block.of(range(16)), Spot(POOL, Block.of(range(8, 12))))
+        assert store.claim("claim-0011").cell is None
+        saved = store.load()
+        assert saved.projects == (Project(name="lab", version=3),)
+        assert saved.usage == (Usage("lab", 5, Instant(6)),)
 
 
 # ------------------------------------------------------------------------------------------------ new code, old tables
