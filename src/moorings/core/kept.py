@@ -15,9 +15,12 @@ class Kept:
     does not end before may use no more than what is left over.
     """
 
-    def __init__(self, reservation: Reservation, state: PoolState, on_trial: Trial, spare: int | None = None) -> None:
+    def __init__(
+        self, reservation: Reservation, state: PoolState, on_trial: Trial, making_s: float, spare: int | None = None
+    ) -> None:
         self.reservation = reservation
         self.spare = spare
+        self._making_s = making_s
         self._state = state
         self._parts = state.free.free_within(reservation.block) if len(reservation.block) else []
         for part in self._parts:
@@ -26,7 +29,7 @@ class Kept:
     def window_s(self, now: Instant) -> float:
         """Who ends within this time may use it; 0: nobody may."""
         until = self.reservation.until
-        return (until - now) / SECOND if now < until < NEVER else 0.0
+        return max(0.0, (until - now) / SECOND - self._making_s) if now < until < NEVER else 0.0
 
     def find(self, size: int) -> Block | None:
         """A free block inside it; takes nothing."""

@@ -4,6 +4,7 @@ In a file (``policy.toml``), of which every line may be missing; these are the d
 
     reserve = true           # keep a block for the first claim that must wait
     backfill = true          # let claims with a time limit use what is kept, if they end before it is needed
+    making = "30s"           # so much sooner, for a partition takes time to make: up to 1 hour
     fair_share = true        # among equal priorities, serve first the project that used least for its weight
     half_life = "7d"         # after which use counts half: 1 minute to 3660 days
     min_run = "5m"           # so long a borrower runs before it is asked to yield: up to 7 days
@@ -29,6 +30,7 @@ from moorings.core.tables import Table
 
 DAY_S: Final = 86_400.0
 HALF_LIFE_S_MIN, HALF_LIFE_S_MAX = 60.0, 3660 * DAY_S
+MAKING_S_MAX: Final = 3600.0
 MIN_RUN_S_MAX: Final = 7 * DAY_S
 YIELD_S_MIN, YIELD_S_MAX = 1.0, DAY_S
 MOVE_S_MAX: Final = DAY_S
@@ -50,6 +52,8 @@ class Policy:
     Attributes:
         reserve: keep a block for the first claim that must wait. Off, small claims may starve a large one.
         backfill: let claims with a time limit use what is kept, if they end before it is needed.
+        making_s: so long, at most, hardware takes to make a partition: who uses what is kept must end sooner by that,
+            for its time limit counts from when its partition is ready.
         fair_share: among equal priorities, serve first the project that used least for its weight.
         half_life_s: after which use counts half.
         min_run_s: so long a borrower runs, at least, before it is asked to yield; 0: no time.
@@ -62,6 +66,7 @@ class Policy:
 
     reserve: bool = True
     backfill: bool = field(default=True, metadata=LATER)
+    making_s: float = field(default=30.0, metadata=LATER)
     fair_share: bool = field(default=True, metadata=LATER)
     half_life_s: float = field(default=7 * DAY_S, metadata=LATER)
     min_run_s: float = field(default=300.0, metadata=LATER)
@@ -73,7 +78,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
-        for name in ("half_life_s", "min_run_s", "yield_s", "move_s"):
+        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
@@ -93,6 +98,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
     policy = Policy(
         reserve=table.boolean("reserve", usual.reserve),
         backfill=table.boolean("backfill", usual.backfill),
+        making_s=_duration_s(table, "making", usual.making_s, 0.0, MAKING_S_MAX),
         fair_share=table.boolean("fair_share", usual.fair_share),
         half_life_s=_duration_s(table, "half_life", usual.half_life_s, HALF_LIFE_S_MIN, HALF_LIFE_S_MAX),
         min_run_s=_duration_s(table, "min_run", usual.min_run_s, 0.0, MIN_RUN_S_MAX),

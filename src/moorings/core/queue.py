@@ -243,7 +243,11 @@ class _Pass:
         reserves = self.policy.reserve and spec.queue is QueueMode.WAIT
         return not spec.size or any(
             not state.problem
-            and ((reserves and not self._keeps(state, spec.size)) or state.free.find(spec.size) is not None)
+            and (
+                (reserves and not self._keeps(state, spec.size))
+                or state.free.find(spec.size) is not None
+                or any(self._has_inside(kept, state, spec.size) for kept in self._kept.get(state.pool.name, ()))
+            )
             for state in self.pools.values()
             if state.pool.kind == spec.kind and spec.pool in (None, state.pool.name)
         )
@@ -413,7 +417,7 @@ class _Pass:
         name = state.pool.name
         reservation = Reservation(claim.id, name, block, until)
         self.promised.append(reservation)
-        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name]))
+        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name], self.policy.making_s))
         self.ends[name].put(block, NEVER)
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
@@ -508,7 +512,7 @@ class _Pass:
         kept = Reservation(claim.id, name, block, until)
         self.reservations[name, claim.spec.size > 0] = kept
         if claim.spec.size:
-            self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], spare))
+            self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], self.policy.making_s, spare))
         self._use(claim.spec, name)
         return True
 

@@ -69,12 +69,15 @@ class Scheduling(Demands):
             if claim.lease_until > after(self.now, claim.spec.lease_s) and claim.state is not ClaimState.RELEASING:
                 self.renew(RenewClaim(ident))
 
-    def schedule(self) -> list[tuple[ClaimId, MooringsError]]:
+    def schedule(self, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[tuple[ClaimId, MooringsError]]:
         """Grant what fits; the claims that would not wait and found no room (they leave no trace).
 
         ``decided`` has the decision then.
+
+        Args:
+            in_use: whether a job of ours runs on a claim's partition: it is stopped first (law 3).
         """
-        for ident in self._overdue():
+        for ident in filter(lambda ident: not in_use(ident), self._overdue()):
             self.give_way(YieldClaim(ident, "its time to yield is over"))
         announced = self._elsewhere.believed()
         self.changes.announced = self._elsewhere.changes

@@ -29,7 +29,7 @@ def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 10
+    assert len(example.strip().splitlines()) == 11
     assert parse_policy(example) == Policy()
 
 
@@ -37,6 +37,7 @@ def test_everything_can_be_said():
     text = """
         reserve = false
         backfill = false
+        making = "1m"
         fair_share = false
         half_life = "1d"
         min_run = 0
@@ -49,6 +50,7 @@ def test_everything_can_be_said():
     assert parse_policy(text) == Policy(
         reserve=False,
         backfill=False,
+        making_s=60.0,
         fair_share=False,
         half_life_s=DAY_S,
         min_run_s=0.0,

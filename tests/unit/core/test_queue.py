@@ -157,7 +157,7 @@ def walk(
             until = max(until, Instant(0))
             reservation = Reservation(claim.id, state.pool.name, block, until)
             if len(block):
-                windows[state.pool.name].append(Kept(reservation, state, trials[state.pool.name]))
+                windows[state.pool.name].append(Kept(reservation, state, trials[state.pool.name], policy.making_s))
             use(claim, state)
             kept[state.pool.name, claim.spec.size > 0] = reservation
 
@@ -346,7 +346,7 @@ def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
 def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
     fleet: Fleet, given: list[tuple[int, list[Happening]]], reserve: bool
 ) -> None:
-    policy = Policy(reserve=reserve)
+    policy = Policy(reserve=reserve, making_s=0.0)
     now, n_given = NOW, 0
     for passed_s, happened in given:
         now = Instant(now + passed_s * SECOND)

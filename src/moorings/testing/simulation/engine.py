@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Instant, seconds_between
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
@@ -35,6 +35,7 @@ class Process:
     started_at: Instant | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
+    asked: bool = False  # to yield
     starts: int = 0  # before this one
 
     @property
@@ -79,7 +80,8 @@ class SimulatedCluster:
         """Start a run unless it was started before; what was rejected once is rejected for ever."""
         if order.run in self.rejected:
             raise MooringsError("engine.rejected", "it will not run this")
-        if order.run not in self.processes:
+        known = self.processes.get(order.run)
+        if known is None or (not known.alive and known.order.attempt < order.attempt):
             self._on_start(order)
             self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING)
             self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
@@ -94,7 +96,8 @@ class SimulatedCluster:
         process = self.processes.get(run)
         if process is None:
             return RunSighting(run, Phase.ABSENT)
-        return RunSighting(run, process.phase, process.started_at, process.end)
+        attempt = process.order.attempt
+        return RunSighting(run, process.phase, process.started_at, process.end, attempt=attempt)
 
     def cancel(self, run: RunId, reason: str) -> None:
         """TERM now, and within the grace period it is gone."""
@@ -103,6 +106,15 @@ class SimulatedCluster:
             process.cancelled = reason
             grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
             self._loop.call_later(grace_s, self.end, run, Ending.CANCELLED, 143, reason)
+
+    def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        """It leaves when it has saved its state, at the latest at ``by``."""
+        process = self.live.get(run)
+        if process is not None and process.order.attempt == attempt and not process.asked:
+            process.asked = True
+            left_s = max(seconds_between(self._clock.now(), by), 0.0)
+            within_s = self._odds.chance.uniform(0, left_s)
+            self._loop.call_later(within_s, self._end_of_attempt, run, attempt, Ending.YIELDED, 143, reason)
 
     async def changed(self) -> None:
         """Returns when something has changed, or after a second."""
@@ -149,6 +161,10 @@ class SimulatedCluster:
     def _end_of(self, run: RunId, start: int, ending: Ending, exit_code: int, detail: str) -> None:
         """The end of this start; one that was stopped before has none."""
         if run in self.live and self.live[run].starts == start:
+            self.end(run, ending, exit_code, detail)
+
+    def _end_of_attempt(self, run: RunId, attempt: int, ending: Ending, exit_code: int, detail: str) -> None:
+        if run in self.live and self.live[run].order.attempt == attempt:
             self.end(run, ending, exit_code, detail)
 
     def end(self, run: RunId, ending: Ending, exit_code: int, detail: str) -> None:

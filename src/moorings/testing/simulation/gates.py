@@ -410,6 +410,9 @@ class EngineGate:
     async def cancel(self, run: RunId, reason: str) -> None:
         await self._ask(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
 
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        await self._ask(f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost")
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         await self._ask(f"signal {run}", lambda: self._cluster.signal(run))
 

@@ -20,10 +20,10 @@ from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
 from moorings.core.fleet import Fleet, PoolState, enough
 from moorings.core.hardware import Answer, PartitionOrder, Verdict
-from moorings.core.instants import Instant
+from moorings.core.instants import Instant, after
 from moorings.core.laws import check
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import free_map_of
+from moorings.core.placement import NEVER, free_map_of
 from moorings.core.reconcile import mark_of
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block, Pool
@@ -40,6 +40,7 @@ from moorings.workloads.turn import Runs
 
 WHOLE_EVERY = 16  # turns between comparisons of the whole memory with what the database holds
 ROWS_EVERY = 64  # turns between decisions repeated from the database's own rows
+_MAY_START = (RunState.STARTING, RunState.YIELDING, RunState.STOPPING)  # the latter two while it was being submitted
 LEASE_SLACK_S = 2.0  # clocks that are set by less than this may shorten a lease by as much
 
 
@@ -126,7 +127,7 @@ class Witness:
         claim = self._ledger.claims.get(run.claim) if run is not None and run.claim is not None else None
         ident = claim.partition if claim is not None else None
         partition = self._ledger.partitions.get(ident) if ident is not None else None
-        if run is None or run.state not in (RunState.STARTING, RunState.STOPPING):
+        if run is None or run.state not in _MAY_START:
             told = run.state if run is not None else "not there any more"
             self._story.breaks(4, f"run {order.run} starts; in the records it is {told}")
             return
@@ -280,6 +281,10 @@ class Witness:
                 keeper = fleet.claims.get(kept.claim) or announced.get(kept.claim)
                 if claim is None or keeper is None or kept.pool != partition.pool:
                     continue
+                limit_s = claim.spec.time_limit_s
+                ends = after(claim.granted_at, limit_s) if limit_s is not None and claim.granted_at else NEVER
+                if ends <= kept.until < NEVER:
+                    continue  # it uses what is kept only as long as that is not needed
                 if claim.order > keeper.order and kept.block.overlaps(partition.block):
                     self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
 
