@@ -236,7 +236,7 @@ class Fleet:
         self.projects = projects
         self.lines = {}  # who stands in one line is a matter of projects
         for claim in self.waiting():
-            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim.spec))
+            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim))
 
     def waiting(self) -> Iterator[Claim]:
         """The claims in the queue, first to last."""
@@ -330,7 +330,7 @@ class Fleet:
         self.last_arrival = max(self.last_arrival, claim.arrival)
         if claim.state is ClaimState.PENDING:
             insort(self.queue, claim.order)
-            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim.spec))
+            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim))
         if claim.lease_until is not None:
             insort(self.leases, (claim.lease_until, claim.id))
 

@@ -6,7 +6,8 @@ later (a higher priority, a guarantee) can push it back. Where somebody in the w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Final
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
@@ -48,6 +49,18 @@ def estimate(fleet: Fleet, policy: Policy, now: Instant, wanted: Claim) -> Estim
         told = "1 claim that holds devices has" if endless == 1 else f"{endless} claims that hold devices have"
         return Estimate(None, f"{told} no time limit")
     return Estimate(None, f"not within {HORIZON_S // 86_400} days, or too much comes first")
+
+
+def snapshot(fleet: Fleet) -> Fleet:
+    """The fleet as it is now, to be read here while the other one goes on: what an estimate looks at is copied."""
+    still = copy(fleet)
+    still.claims, still.partitions = dict(fleet.claims), dict(fleet.partitions)
+    still.queue, still.usage = list(fleet.queue), dict(fleet.usage)
+    still.pools = {
+        name: replace(state, out=dict(state.out), foreign=dict(state.foreign), used=dict(state.used))
+        for name, state in fleet.pools.items()
+    }
+    return still
 
 
 def playing(fleet: Fleet, policy: Policy, now: Instant) -> Simulation:

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, QueueMode
+from moorings.core.claims import Claim, ClaimId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.instants import Instant
 from moorings.core.projects import Projects
@@ -22,6 +22,7 @@ Devices = tuple[str, PoolName | None, int, int, QueueMode]
 LineKey = tuple[Devices, Payer, tuple[tuple[str, int], ...]]
 
 ENDLESS: Final = float("inf")
+BY_HAND: Final = "user/"
 CHUNK_MAX: Final = 128
 FIRST: Final[Order] = (-(1 << 62), Instant(0), ClaimId(""))
 
@@ -40,9 +41,13 @@ def line_of(claim: Claim, projects: Projects) -> LineKey:
     return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources
 
 
-def limit_of(spec: ClaimSpec) -> float:
-    """Its time limit in seconds; infinite: none."""
-    return spec.time_limit_s if spec.time_limit_s is not None else ENDLESS
+def limit_of(claim: Claim) -> float:
+    """The time after which its job is ended, in seconds; infinite: nobody ends it.
+
+    What a person claims by hand ends when that person says so, whatever time was told.
+    """
+    limit_s = claim.spec.time_limit_s
+    return limit_s if limit_s is not None and not claim.owner.startswith(BY_HAND) else ENDLESS
 
 
 class Line:
@@ -167,6 +172,6 @@ class View:
         for claim in self._added:
             if order is not None and claim.order > order:
                 break
-            if claim.order > after and limit_of(claim.spec) <= limit_s:
+            if claim.order > after and limit_of(claim) <= limit_s:
                 return claim
         return self._claims[order[2]] if order is not None else None

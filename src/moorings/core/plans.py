@@ -10,7 +10,7 @@ from moorings.core.claims import Claim, ClaimId, ClaimState, Spot
 from moorings.core.devices import PoolName
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
-from moorings.core.lines import LineKey, Waiting
+from moorings.core.lines import BY_HAND, LineKey, Waiting
 from moorings.core.projects import Projects
 from moorings.core.topology import Block
 
@@ -26,7 +26,6 @@ HOLDS = frozenset(
     }
 )
 _LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
-_BY_HAND = "user/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and runs,
-        movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(_BY_HAND),
+        movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(BY_HAND),
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,

@@ -193,7 +193,7 @@ class _Pass:
         spec = claim.spec
         if not self.policy.backfill or not spec.size or not self._kept:
             return None
-        limit, window = limit_of(spec), 0.0
+        limit, window = limit_of(claim), 0.0
         for state in self._pools(spec):
             for kept in self._kept.get(state.pool.name, ()):
                 within = kept.window_s(self.now)
@@ -312,7 +312,7 @@ class _Pass:
 
     def _fits_numbers(self, claim: Claim, pool: PoolName, *, take: bool = True) -> bool:
         """Whether what is kept as a number allows it: it ends before, or enough is left over."""
-        limit, size = limit_of(claim.spec), claim.spec.size
+        limit, size = limit_of(claim), claim.spec.size
         numbers = [kept for kept in self._kept.get(pool, ()) if kept.spare is not None]
         over = [kept for kept in numbers if not (self.policy.backfill and limit <= kept.window_s(self.now))]
         if any((kept.spare or 0) < size for kept in over):
@@ -326,7 +326,7 @@ class _Pass:
         spec = claim.spec
         if not self.policy.backfill or spec.time_limit_s is None or not self._usable(state, spec):
             return False
-        limit = limit_of(spec)
+        limit = limit_of(claim)
         for kept in self._kept.get(state.pool.name, ()):
             if kept.spare is None and limit <= kept.window_s(self.now):
                 block = kept.find(spec.size)

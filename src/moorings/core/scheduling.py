@@ -17,7 +17,7 @@ from moorings.core.explain import explain
 from moorings.core.fleet import end_of, touched
 from moorings.core.inputs import ReleaseClaim, RenewClaim, YieldClaim
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import LineKey, View, line_of
+from moorings.core.lines import BY_HAND, LineKey, View, line_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
 from moorings.core.plans import Grant, Reclaim, Scene, Tenant, tenant_of
@@ -209,7 +209,7 @@ class Scheduling(Demands):
             claim.id
             for claim in found
             if claim.state is ClaimState.RECLAIMING
-            and claim.owner.startswith("user/")
+            and claim.owner.startswith(BY_HAND)
             and claim.asked_until is not None
             and claim.asked_until <= self.now
         ]

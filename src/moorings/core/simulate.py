@@ -258,7 +258,7 @@ class Simulation:
         queued = self._lines.get(key)
         if queued is None:
             queued = self._lines[key] = _Queued(Line(), self._claims)
-        queued.line.add(claim.order, limit_of(claim.spec))
+        queued.line.add(claim.order, limit_of(claim))
         self._waiting += claim.spec.size
 
     def _unqueue(self, claim: Claim) -> None:

@@ -129,7 +129,8 @@ def walk(
                 return False
             for one in windows[name]:
                 left = one.window_s(now)
-                block = one.find(spec.size) if spec.time_limit_s is not None and spec.time_limit_s <= left else None
+                ends = spec.time_limit_s is not None and spec.time_limit_s <= left and claim.owner.startswith("local/")
+                block = one.find(spec.size) if ends else None
                 if block is not None and spec.time_limit_s is not None:
                     one.take(block)
                     granted[name].append(Hold(block, after(now, spec.time_limit_s)))
@@ -202,8 +203,9 @@ def claim_of(number: int, spec: ClaimSpec) -> Claim:
     lease = Instant(NOW + (number % 3 - 1) * SECOND) if spec.lease_s is not None else None
     ident = ClaimId(f"c{number:02}")
     arrival = Instant(NOW - 500 * SECOND + number)
+    owner = "user/ann" if number % 4 == 0 else f"local/{ident}"
     return Claim(
-        id=ident, name=ident, owner="user/ann", subject="ann", spec=spec, state=ClaimState.PENDING, arrival=arrival,
+        id=ident, name=ident, owner=owner, subject="ann", spec=spec, state=ClaimState.PENDING, arrival=arrival,
         lease_until=lease,
     )  # fmt: skip
 
@@ -255,7 +257,9 @@ def hold(fleet: Fleet, claim: Claim, ago_s: float, removing: bool) -> None:
 
 def asks(spec: ClaimSpec, number: int) -> CreateClaim:
     ident = ClaimId(f"n{number:03}")
-    return CreateClaim(id=ident, name=ident, owner="user/bob", subject="bob", spec=spec)
+    return CreateClaim(
+        id=ident, name=ident, owner=f"local/{ident}" if number % 2 else "user/bob", subject="bob", spec=spec
+    )
 
 
 ORDERS = {PartitionState.PROVISIONING: "create", PartitionState.REMOVING: "remove", PartitionState.ACTIVE: "list"}

@@ -1,0 +1,125 @@
+"""Quotas: what each project is guaranteed, and what it holds, borrows and waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moorings.core.devices import PoolName
+from moorings.core.explain import tenants_of
+from moorings.core.fleet import Fleet
+from moorings.core.instants import SECOND, Instant
+from moorings.core.plans import Tenant
+from moorings.core.policy import Policy
+from moorings.core.projects import Project, decayed, share_of
+from moorings.core.shares import Blocks, devices_of
+
+HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """One project in one pool, with all projects below it (but for ``used_device_hours``).
+
+    Attributes:
+        project: its path.
+        pool: in which pool; empty: it has nothing in any.
+        blocks: what it is guaranteed, ``(size, count)`` by ascending size.
+        held: devices it holds within a guarantee, its own or that of a project above it.
+        borrowed: devices it holds beside that.
+        waiting: claims that wait and may be served there; one that names no pool waits in all that could serve it.
+        waiting_devices: devices these ask for.
+        used_device_hours: what its own claims used in all pools, faded, with what they use now.
+        weight: the more, the more it may use before others come first.
+        devices_max: so many devices it holds at once, at most, in all pools together; None: no limit.
+    """
+
+    project: str
+    pool: PoolName
+    blocks: Blocks = ()
+    held: int = 0
+    borrowed: int = 0
+    waiting: int = 0
+    waiting_devices: int = 0
+    used_device_hours: float = 0.0
+    weight: float = 1.0
+    devices_max: int | None = None
+
+    @property
+    def guaranteed(self) -> int:
+        """Devices it is guaranteed."""
+        return devices_of(self.blocks)
+
+
+@dataclass(slots=True)
+class _Counts:
+    held: int = 0
+    borrowed: int = 0
+    waiting: int = 0
+    waiting_devices: int = 0
+
+
+def quota_rows(fleet: Fleet, now: Instant, policy: Policy) -> list[Quota]:
+    """What each project has, by project and pool: every project that is defined, and others that hold or wait.
+
+    A project has a row for each pool in which it is guaranteed, holds or waits for something, but at least one.
+    """
+    projects = fleet.projects
+    tenants = tenants_of(fleet)
+    counts = {name: {share.pool: _Counts() for share in project.shares} for name, project in projects.by_name.items()}
+    for tenant in tenants:
+        for name in projects.lineage(tenant.project):
+            of_pool = counts.setdefault(name, {}).setdefault(tenant.pool, _Counts())
+            if tenant.cell is not None:
+                of_pool.held += len(tenant.block)
+            else:
+                of_pool.borrowed += len(tenant.block)
+    for waits_for, pool, size, count in _waiting(fleet):
+        for name in projects.lineage(waits_for):
+            of_pool = counts.setdefault(name, {}).setdefault(pool, _Counts())
+            of_pool.waiting += count
+            of_pool.waiting_devices += size * count
+    used = _used(fleet, tenants, now, policy)
+    rows: list[Quota] = []
+    for name, pools in sorted(counts.items()):
+        known, hours = projects.get(name) or Project(name=name), used.get(name, 0.0)
+        rows += [
+            Quota(
+                project=name,
+                pool=pool,
+                blocks=share_of(known, pool),
+                held=counted.held,
+                borrowed=counted.borrowed,
+                waiting=counted.waiting,
+                waiting_devices=counted.waiting_devices,
+                used_device_hours=hours,
+                weight=known.weight,
+                devices_max=known.devices_max,
+            )
+            for pool, counted in sorted((pools or {PoolName(""): _Counts()}).items())
+        ]
+    return rows
+
+
+def _waiting(fleet: Fleet) -> Iterator[tuple[str, PoolName, int, int]]:
+    """What waits: (project, pool, devices of each claim, claims)."""
+    for ((kind, named, size, _, _), (project, _, _), _), line in fleet.lines.items():
+        able = [
+            state.pool.name
+            for state in fleet.pools.values()
+            if state.pool.kind == kind and named in (None, state.pool.name)
+        ]
+        # Where there are no projects those of several names stand in one line.
+        parts = [(project, len(line))] if project else [(fleet.claims[order[2]].spec.project, 1) for order in line]
+        for pool in able:
+            yield from ((name, pool, size, count) for name, count in parts)
+
+
+def _used(fleet: Fleet, tenants: list[Tenant], now: Instant, policy: Policy) -> dict[str, float]:
+    """Device-hours, by project: as the order among those who borrow has them."""
+    used = {name: float(decayed(usage, now, policy.half_life_s)) for name, usage in fleet.usage.items()}
+    for tenant in tenants:
+        if tenant.since is not None:
+            known = used.get(tenant.project, 0.0)
+            used[tenant.project] = known + len(tenant.block) * max(0, now - tenant.since)
+    return {name: amount / SECOND / HOUR_S for name, amount in used.items()}
