@@ -29,7 +29,7 @@ APPLIANCE_JOBS: tuple[Guard, ...] = (
     Guard(
         law="3",
         what="a claim whose lease has run out is not taken from under its run",
-        file="core/turn.py",
+        file="core/scheduling.py",
         old="            if in_use(ident):\n",
         new="            if False:\n",
         tests=(f"{RUNS}test_a_reservation_keeps_the_systems_between_jobs_and_goes_with_its_lease",),

@@ -25,7 +25,7 @@ JOBS = (
     Guard(
         law="3",
         what="a claim that was granted meanwhile is not withdrawn",
-        file="core/turn.py",
+        file="core/demands.py",
         old="        if claim.state not in claims.WAITING:\n",
         new="        if False:\n",
         tests=(f"{TURN}test_a_claim_that_was_granted_meanwhile_is_not_withdrawn",),
@@ -187,7 +187,7 @@ JOBS = (
     Guard(
         law="3",
         what="what is said of a state that has passed changes nothing",
-        file="core/turn.py",
+        file="core/answers.py",
         old=" or partition.version != given.version:",
         new=":",
         tests=(f"{TURN}test_a_listing_from_before_a_reset_does_not_end_it",),
@@ -195,7 +195,7 @@ JOBS = (
     Guard(
         law="3",
         what="an answer to an order that was overtaken changes nothing",
-        file="core/turn.py",
+        file="core/answers.py",
         old="        if handle is not None and not _of_another_order(partition.state, given.order):\n",
         new="        if handle is not None:\n",
         tests=(f"{TURN}test_an_answer_to_an_overtaken_order_does_not_end_a_live_job_s_partition",),
@@ -203,7 +203,7 @@ JOBS = (
     Guard(
         law="3",
         what="an answer that was lost says nothing of a partition",
-        file="core/turn.py",
+        file="core/answers.py",
         old="if partition is None or given.answer.verdict is Verdict.UNAVAILABLE or",
         new="if partition is None or",
         tests=(f"{TURN}test_a_lost_answer_changes_nothing",),
@@ -219,7 +219,7 @@ JOBS = (
     Guard(
         law="3",
         what="the devices of a lost partition stay its job's until that has ended",
-        file="core/turn.py",
+        file="core/answers.py",
         old="partition = self._break(partition, detail)\n        else:\n",
         new="self._step_partition(partition, PartitionEvent.REMOVE, detail)\n        else:\n",
         tests=(f"{TURN}test_a_partition_that_vanishes_under_a_job_is_lost_and_its_devices_wait_for_the_job",),
@@ -275,7 +275,7 @@ JOBS = (
     Guard(
         law="3",
         what="no lease runs while nobody could be heard",
-        file="core/turn.py",
+        file="core/scheduling.py",
         old="            if max(claim.lease_until, after(since, claim.spec.lease_s)) > self.now:\n",
         new="            if claim.lease_until > self.now:\n",
         tests=(f"{TURN}test_no_lease_runs_while_nobody_could_be_heard",),
@@ -283,7 +283,7 @@ JOBS = (
     Guard(
         law="3",
         what="no lease lapses in a turn before which nobody could be heard",
-        file="core/turn.py",
+        file="core/scheduling.py",
         old="        if since >= self.now:\n            self._shorten_leases()\n            return []\n",
         new="",
         tests=(f"{TURN}test_no_lease_runs_longer_than_was_asked_for_when_the_clock_is_set_back",),
@@ -388,7 +388,7 @@ JOBS = (
     Guard(
         law="4",
         what="a claim is READY only when the driver shows its partition ACTIVE",
-        file="core/turn.py",
+        file="core/answers.py",
         old=(
             "        elif answer.seen is Seen.ACTIVE:\n"
             "            partition = self._step_partition(partition, PartitionEvent.ACTIVE)\n"
@@ -415,7 +415,7 @@ JOBS = (
     Guard(
         law="4",
         what="an answer to another order does not make a partition ACTIVE",
-        file="core/turn.py",
+        file="core/answers.py",
         old='        PartitionState.RESETTING: ("reset", "list"),\n    ',
         new='        PartitionState.RESETTING: ("create", "reset", "list"),\n    ',
         tests=(f"{TURN}test_a_late_answer_to_the_making_does_not_end_a_reset",),

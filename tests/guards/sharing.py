@@ -89,7 +89,7 @@ SHARING = (
     Guard(
         law="1",
         what="a device that is taken out of service is granted to nobody in the same turn",
-        file="core/turn.py",
+        file="core/overlay.py",
         old=(
             "        if device.state is not DeviceState.IN_SERVICE:\n"
             "            if state.free.is_free(alone):\n"
@@ -109,7 +109,7 @@ SHARING = (
     Guard(
         law="1",
         what="devices in partitions that others made are given to nobody",
-        file="core/turn.py",
+        file="core/demands.py",
         old="            if free.is_free(alone):\n                on_trial.take(alone)\n        for partition in",
         new="        for partition in",
         tests=(f"{TURN}test_devices_in_foreign_partitions_are_not_given_out_in_the_turn_that_sees_them",),
@@ -117,7 +117,7 @@ SHARING = (
     Guard(
         law="1",
         what="ours gives way to a partition that was there first",
-        file="core/turn.py",
+        file="core/demands.py",
         old="            self._step_partition(partition, PartitionEvent.REMOVE, why)\n            claim = self._holder",
         new="            continue\n            claim = self._holder",
         tests=(f"{TURN}test_ours_gives_way_to_a_foreign_partition_that_was_there_first",),
@@ -134,7 +134,7 @@ SHARING = (
     Guard(
         law="2",
         what="a release orders the partition's removal",
-        file="core/turn.py",
+        file="core/demands.py",
         old=(
             "        if partition.state is not PartitionState.REMOVING:\n"
             "            self._step_partition(partition, PartitionEvent.REMOVE, given.why)\n"
@@ -145,7 +145,7 @@ SHARING = (
     Guard(
         law="2",
         what="a claim is released only when its partition is gone",
-        file="core/turn.py",
+        file="core/demands.py",
         old="if partition is None:\n            return self._freed(claim)\n        if partition.state is not",
         new="if partition is not None:\n            return self._freed(claim)\n        if partition.state is not",
         tests=(f"{TURN}test_a_claim_from_wish_to_release",),
@@ -153,7 +153,7 @@ SHARING = (
     Guard(
         law="2",
         what="a partition whose order the driver rejected is removed all the same",
-        file="core/turn.py",
+        file="core/answers.py",
         old='            self._step_partition(partition, PartitionEvent.REMOVE, f"rejected: {answer.detail}")\n',
         new="",
         tests=(f"{TURN}test_a_rejected_claim_fails_with_the_driver_s_words_and_leaves_nothing",),
@@ -161,7 +161,7 @@ SHARING = (
     Guard(
         law="2",
         what="a broken partition is removed",
-        file="core/turn.py",
+        file="core/answers.py",
         old="        self._step_partition(partition, PartitionEvent.REMOVE, detail)\n",
         new="",
         tests=(f"{TURN}test_what_is_left_of_a_broken_block_is_removed",),
@@ -169,7 +169,7 @@ SHARING = (
     Guard(
         law="2",
         what="absent in a listing does not end a removal: only the driver's answer to it does",
-        file="core/turn.py",
+        file="core/answers.py",
         old='elif answer.seen is Seen.ABSENT and order == "remove":  # a listing may be bad',
         new="elif answer.seen is Seen.ABSENT:",
         tests=(f"{TURN}test_a_word_on_a_state_that_has_passed_changes_nothing",),
@@ -177,7 +177,7 @@ SHARING = (
     Guard(
         law="2",
         what="a removal that failed is tried again",
-        file="core/turn.py",
+        file="core/demands.py",
         old='return self._step_partition(partition, PartitionEvent.REMOVE, "removal is tried again")',
         new="return partition",
         tests=(f"{TURN}test_a_partition_that_cannot_be_removed_drains_its_devices_and_lets_the_claim_go",),
