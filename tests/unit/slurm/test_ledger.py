@@ -204,3 +204,14 @@ def test_of_a_claim_of_another_slurm_of_this_name_nothing_is_said() -> None:
         judged = judge(jobs, [claim], doubts, HOME, 10.0)
         assert (judged.releases, judged.lost, judged.doubts) == ({}, {}, {})
     assert judge(by_id(a_job(1)), [claim], {}, HOME, 1.0).starts == (a_job(1),), "it is not that job's partition"
+
+
+@pytest.mark.parametrize(
+    ("account", "project"),
+    [("lab", "lab"), ("lab-2.x", "lab-2.x"), ("(null)", "default"), ("", "default"), ("a/b", "default")],
+)
+def test_a_job_asks_in_the_name_of_its_account(account: str, project: str) -> None:
+    job = a_job(7, account=account)
+    assert request_for(job, HOME, "").project == project
+    waiting = a_job(7, "PENDING", account=account, reason="Licenses", partition="all", priority=1)
+    assert [told.project for told in announce(by_id(waiting), HOME, "", 60.0).jobs] == [project]

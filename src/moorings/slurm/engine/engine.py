@@ -323,6 +323,9 @@ class SlurmEngine:
                         raise _of_engine(error) from error
         self._news.set()
 
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        raise rejected(f"run {run} yields when Slurm says so")
+
     async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, listing: Listing) -> None:
         """Have the script stop the tasks, where there is one that does; all else is Slurm's to end."""
         ours = listing.of(run, attempt, facts)

@@ -7,6 +7,7 @@ merely missing must be missing for long (law 3).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueRequest
 
 KIND = "ipu"
+_PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partition
 COMPLETING = "COMPLETING"
 # What a waiting job that is told of waits for. All other reasons mean something that is not ours to give (nodes, a
@@ -100,8 +102,14 @@ def request_for(job: JobRecord, home: Home, pool: str, *, long_name: bool = Fals
         replicas_per_gcd=_replicas_per_gcd(order),
         pool=pool or None,
         owner=start.owner(home),
+        project=project_of(job),
         time_limit_s=_limit(job),
     )
+
+
+def project_of(job: JobRecord) -> str:
+    """The project a job asks for: its account, which the controller may know by another name."""
+    return job.account if _PROJECT.fullmatch(job.account) else "default"
 
 
 def announce(
@@ -137,6 +145,7 @@ def announce(
                 pool=pool or None,
                 since=time_text(since) if since is not None else None,
                 time_limit_s=_limit(job),
+                project=project_of(job),
             )
         )
     return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
