@@ -13,6 +13,7 @@ from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER
 from moorings.core.plans import Tenant, tenant_of
+from moorings.core.projects import Project
 from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 from moorings.core.serving import pools_for
@@ -51,12 +52,9 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
     if not projects or not size:
         return None
     above = [project for name in projects.lineage(claim.spec.project) if (project := projects.get(name)) is not None]
-    for project in above:
-        holders = [
-            tenant
-            for tenant in tenants_of(fleet)
-            if project.name in projects.lineage(tenant.project) and (project.devices_max or project.user_devices_max)
-        ]
+    limited = [project for project in above if project.devices_max is not None or project.user_devices_max is not None]
+    for project in limited:
+        holders = [tenant for tenant in tenants_of(fleet) if project.name in projects.lineage(tenant.project)]
         held = sum(len(tenant.block) for tenant in holders)
         if project.devices_max is not None and held + size > project.devices_max:
             return _limit(claim, f"project {project.name}", held, project.devices_max, holders)
@@ -65,6 +63,22 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
         if project.user_devices_max is not None and mine + size > project.user_devices_max:
             who = f"{claim.subject} in project {project.name}"
             return _limit(claim, who, mine, project.user_devices_max, own)
+        first = _first_under(fleet, claim, project, held)
+        if first is not None:
+            left = f"what is left of the {project.devices_max} devices of project {project.name}"
+            return Reason("project.limit", f"{left} is kept for {_called(fleet, first)}, which comes first", (first,))
+    return None
+
+
+def _first_under(fleet: Fleet, claim: Claim, project: Project, held: int) -> ClaimId | None:
+    """Who waits before a claim for room under a project's limit, and keeps it from it."""
+    most = project.devices_max
+    if most is None:
+        return None
+    for order in fleet.queue[: bisect_left(fleet.queue, claim.order)]:
+        other = fleet.claims[order[2]]
+        if held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):
+            return other.id
     return None
 
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moorings.core.claims import Claim, ClaimId, ClaimState
+from moorings.core.claims import Claim, ClaimState
 from moorings.core.fleet import Fleet, end_of
 from moorings.core.instants import SECOND, Instant
 from moorings.core.placement import NEVER
@@ -88,13 +88,3 @@ def playing(fleet: Fleet, policy: Policy, now: Instant) -> Simulation:
         played.wait_for(claim)
     played.use(fleet.usage)
     return played
-
-
-def starts(fleet: Fleet, policy: Policy, now: Instant, claims: list[ClaimId]) -> dict[ClaimId, Instant | None]:
-    """When each of these waiting claims would start under a policy."""
-    played = playing(fleet, policy, now)
-    horizon = Instant(now + HORIZON_S * SECOND)
-    for ident in claims:
-        if ident in played.courses:
-            played.until_started(ident, horizon, TURNS_MAX)
-    return {ident: played.started_at(ident) for ident in claims if ident in played.courses}

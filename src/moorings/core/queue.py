@@ -80,6 +80,7 @@ class _Pass:
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
         self._held: dict[str, int] = {}
         self._held_by: dict[tuple[str, str], int] = {}
+        self._closed: set[tuple[str, str]] = set()  # limits of projects, and of their subjects
         if self._pays:
             self._survey()
 
@@ -113,19 +114,29 @@ class _Pass:
             key = (each, subject)
             self._held_by[key] = self._held_by.get(key, 0) + devices
 
-    def barred_by(self, claim: Claim) -> str | None:
-        """The project whose limit stands against a claim now."""
+    def _is_barred(self, claim: Claim) -> bool:
+        """Whether a limit of its project stands against a claim, or what is left under it is kept for one before.
+
+        The first that does not fit under a limit closes it for all behind: else smaller ones would fill it for ever.
+        """
         projects, size = self.scene.projects, claim.spec.size
-        for name in projects.lineage(claim.spec.project) if self._pays and size else ():
+        for name in projects.lineage(claim.spec.project) if size else ():
             project = projects.get(name)
             if project is None:
                 continue
-            if project.devices_max is not None and self._held.get(name, 0) + size > project.devices_max:
-                return name
-            most = project.user_devices_max
-            if most is not None and self._held_by.get((name, claim.subject), 0) + size > most:
-                return name
-        return None
+            for most, held, key in (
+                (project.devices_max, self._held.get(name, 0), (name, "")),
+                (project.user_devices_max, self._held_by.get((name, claim.subject), 0), (name, claim.subject)),
+            ):
+                if most is None:
+                    continue
+                if key in self._closed:
+                    return True
+                if held + size > most:
+                    if size <= most and self.policy.reserve and claim.spec.queue is QueueMode.WAIT:
+                        self._closed.add(key)
+                    return True
+        return False
 
     def _cells(self, claim: Claim, pool: PoolName) -> OpenCells:
         return self.scene.projects.open_cells(claim.spec.project, pool)
@@ -220,7 +231,7 @@ class _Pass:
     def _visit(self, claim: Claim) -> _Got:
         """Grant it a block, or keep one for it; what it got."""
         spec = claim.spec
-        if self._pays and self.barred_by(claim) is not None:
+        if self._pays and self._is_barred(claim):
             return _Got.BARRED
         able = self._pools(spec)
         for state in able:

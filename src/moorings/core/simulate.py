@@ -202,6 +202,16 @@ class Simulation:
             while self._ends and self._ends[0][0] <= self.now:
                 self._end(heappop(self._ends))
 
+    def play_on(self, horizon: Instant, turns_max: int) -> None:
+        """Serve what is there until nothing ends any more, or so long."""
+        while True:
+            self._turn()
+            if not self._lines or not self._ends or self._ends[0][0] > horizon or self.turns > turns_max:
+                return
+            self.now = self._ends[0][0]
+            while self._ends and self._ends[0][0] <= self.now:
+                self._end(heappop(self._ends))
+
     def run(self, jobs: Sequence[SimulatedJob]) -> Simulated:
         """Serve all jobs, in the order of their arrival, to the end of the last."""
         ordered = sorted(enumerate(jobs), key=lambda pair: (pair[1].arrives_s, pair[0]))
