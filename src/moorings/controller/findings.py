@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from moorings.controller.loop import Loop
 from moorings.core import laws
+from moorings.core.cells import estate_of
 from moorings.core.claims import Claim
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
@@ -21,6 +22,7 @@ from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant, seconds_between
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.serving import pools_for
+from moorings.core.topology import Block
 from moorings.ports.clock import Clock
 from moorings.ports.store import Saved, Seq, Store
 from moorings.wire.checks import docs_of
@@ -34,6 +36,7 @@ PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
 ASK_S = 2.0  # for each question to the database
 LATE_S = 600.0  # a partition on its way, or a run that starts or stops, for longer is stuck
+YIELD_LATE_S = 120.0  # after the time a holder has to yield: engines stop jobs with a grace of their own
 LOOKS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
 LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always possible
 SHOWN_MAX = 5
@@ -154,6 +157,36 @@ def check_queue(fleet: Fleet) -> FindingBody:
     )
 
 
+def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
+    """Whether the cells of all projects still fit into the devices that are in service."""
+    projects = fleet.projects
+    for name, state in fleet.pools.items() if projects else ():
+        cells = projects.cells(name)
+        if not cells:
+            continue
+        out = {*state.out, *(index for block in state.foreign.values() for index in block)}
+        if estate_of(state.pool, cells, (), out, {}).may_hold(Block(())):
+            yield found(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
+            continue
+        why = f"{len(out)} devices are out of service or taken by others" if out else "the pool was made smaller"
+        fix = "repair and resume devices ('moor get devices'), or guarantee less ('moor set project')"
+        yield found(f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix)
+
+
+def check_reclaims(fleet: Fleet, now: Instant) -> FindingBody:
+    """Whether holders that were asked to yield let others wait."""
+    asked = [claim for claim in map(fleet.claims.get, sorted(fleet.asked)) if claim is not None]
+    late = [
+        claim
+        for claim in asked
+        if claim.asked_until is not None and seconds_between(claim.asked_until, now) > YIELD_LATE_S
+    ]
+    if not late:
+        return found("reclaims", PASS, f"{len(asked)} claims are asked to yield, and none is late")
+    fix = "does the engine still stop its jobs? 'moor describe claim ID' tells whose it is; releasing it ends the wait"
+    return found("reclaims", WARN, f"{len(late)} have not yielded in time: {_listed([c.name for c in late])}", fix)
+
+
 def _why_never(fleet: Fleet, claim: Claim) -> str:
     try:
         pools_for(claim.spec, fleet.pools)
@@ -235,6 +268,8 @@ class Doctor:
         told = [
             check_laws(fleet),
             check_queue(fleet),
+            *check_guarantees(fleet),
+            check_reclaims(fleet, now),
             *check_pools(states),
             *check_devices(states),
             *check_partitions(fleet.partitions.values(), now),

@@ -66,7 +66,10 @@ class Estate(ABC):
 
     @abstractmethod
     def may_hold(self, block: Block) -> bool:
-        """Whether a borrower that cannot be asked to yield may have a block: the lending check."""
+        """Whether a borrower that cannot be asked to yield may have a block: the lending check.
+
+        Of an empty block: whether every guarantee can be kept as things stand.
+        """
 
     @abstractmethod
     def hold(self, block: Block) -> None:
@@ -253,7 +256,7 @@ class _Blocks(Estate):
                 owed[size] = owed.get(size, 0) + left
         if not owed:
             return True
-        parts = self._firm.free_within(block)
+        parts = self._firm.free_within(block) if len(block) else []
         for part in parts:
             self._firm.take(part)
         try:
@@ -300,7 +303,9 @@ class _Blocks(Estate):
         self._bound[place.cell].within.append(tenant)
 
     def may_hold(self, block: Block) -> bool:
-        return self._firm.is_free(block) and self._fits_beside(block, None)  # not free: in a bound cell, say
+        if len(block) and not self._firm.is_free(block):
+            return False  # in a bound cell, say
+        return self._fits_beside(block, None)
 
     def hold(self, block: Block) -> None:
         self._take(block)

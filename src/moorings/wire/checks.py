@@ -30,6 +30,8 @@ CHECKS: dict[str, str] = {
     "memory": "memory and database hold the same records",
     "events": "memory and database agree how far the event log has come",
     "queue": "every waiting claim can be served one day",
+    "guarantees": "what projects are guaranteed fits into each pool, as far as it is in service",
+    "reclaims": "who was asked to yield has done so in time",
     "drivers": "each pool's driver answers",
     "quarantine": "no device of a pool is quarantined, and never all of them are out of service",
     "partitions.moving": "no partition is being made, reset or removed for too long",

@@ -11,12 +11,14 @@ import pytest
 from moorings.controller import findings
 from moorings.controller.findings import (
     check_devices,
+    check_guarantees,
     check_laws,
     check_log,
     check_memory,
     check_partitions,
     check_pools,
     check_queue,
+    check_reclaims,
     check_runs,
     check_seats,
     check_strangers,
@@ -27,6 +29,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.projects import Project, Share
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Seq
 from moorings.wire.checks import CHECKS, family
@@ -74,6 +77,28 @@ def verdicts(found) -> dict[str, str]:
     assert all(item.fix for item in listed if item.verdict == "FAIL"), "who is told of a failure is told what to do"
     assert {family(item.id) for item in listed} <= CHECKS.keys()
     return {item.id: item.verdict for item in listed}
+
+
+def guaranteed(*, out: int = 0) -> Fleet:
+    devices = [Device(POD.name, index, DeviceState.DRAINED, "", NOW) for index in range(out)]
+    return Fleet.load([POD], (), (), devices, [Project(name="lab", shares=(Share(POD.name, ((2, 2),)),))])
+
+
+def test_guarantees():
+    assert verdicts(check_guarantees(fleet())) == {}
+    assert verdicts(check_guarantees(guaranteed())) == {"guarantees.pod4": "PASS"}
+    [lacking] = check_guarantees(guaranteed(out=1))
+    assert verdicts(lacking) == {"guarantees.pod4": "WARN"}
+    assert "1 devices are out of service" in lacking.evidence
+
+
+def test_reclaims():
+    asked = replace(
+        waiting(), state=ClaimState.RECLAIMING, partition=PartitionId("p1"), asked_until=Instant(NOW - 121_000_000)
+    )
+    assert verdicts(check_reclaims(fleet(), NOW)) == {"reclaims": "PASS"}
+    assert verdicts(check_reclaims(fleet(asked), Instant(NOW - 2_000_000))) == {"reclaims": "PASS"}
+    assert verdicts(check_reclaims(fleet(asked), NOW)) == {"reclaims": "WARN"}
 
 
 def test_laws():

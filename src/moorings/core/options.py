@@ -1,0 +1,75 @@
+"""What would let a waiting claim start now: asked of the same plan that serves it, with one thing changed (law 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moorings.core.claims import Claim, ClaimId
+from moorings.core.errors import MooringsError
+from moorings.core.explain import tenants_of
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.instants import Instant
+from moorings.core.placement import trial
+from moorings.core.policy import Policy
+from moorings.core.room import room_for
+from moorings.core.serving import pools_for
+from moorings.core.topology import AnySubset
+
+MOVES_TOLD_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to start now: a stable code, and a sentence."""
+
+    code: str
+    message: str
+    claims: tuple[ClaimId, ...] = ()
+
+
+def options(fleet: Fleet, policy: Policy, now: Instant, claim: Claim) -> tuple[Option, ...]:
+    """The ways, the least trouble first; none: it can only wait."""
+    try:
+        able = [state for state in pools_for(claim.spec, fleet.pools) if not state.problem]
+    except MooringsError:
+        return ()
+    return (*_smaller(fleet, claim, able), *_moved(fleet, policy, now, claim, able))
+
+
+def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState]) -> Iterator[Option]:
+    """With fewer devices, outside of what is kept for those before it."""
+    best = 0
+    for state in able:
+        with trial(state.free) as only:
+            for kept in fleet.reservations:
+                if kept.pool == state.pool.name and kept.claim != claim.id and len(kept.block):
+                    for part in state.free.free_within(kept.block):
+                        only.take(part)
+            sizes = [size for size in state.pool.topology.sizes if size < claim.spec.size and state.free.find(size)]
+            best = max(best, max(sizes, default=0))
+    if best:
+        yield Option("smaller", f"it would start now with {best} device{'s' if best != 1 else ''}")
+
+
+def _moved(fleet: Fleet, policy: Policy, now: Instant, claim: Claim, able: list[PoolState]) -> Iterator[Option]:
+    """If others went on elsewhere, who could: told whether or not the policy moves anybody."""
+    size = claim.spec.size
+    for state in able:
+        if not size or isinstance(state.pool.topology, AnySubset) or state.free.find(size) is not None:
+            continue
+        guaranteed = bool(fleet.projects.cells(state.pool.name))
+        tenants = [
+            replace(one, movable=False) if guaranteed and one.is_firm else one
+            for one in tenants_of(fleet)
+            if one.pool == state.pool.name
+        ]
+        room = room_for(state, size, tenants, now, policy.move_s, MOVES_TOLD_MAX)
+        if room is not None:
+            moved = tuple(tenant.claim for tenant, _ in room.moves)
+            names = ", ".join(fleet.claims[ident].name for ident in moved)
+            goes = "went on elsewhere" if len(moved) == 1 else "all went on elsewhere"
+            told = f"it would start now if {names} {goes}, which would lose {room.cost / 60:.0f} device-minutes"
+            yield Option("moved", told, moved)
+            return

@@ -1,0 +1,139 @@
+"""The use cases of projects: saved through turns, and estimates that change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from moorings.controller.projects import ProjectCases
+from moorings.core.access import Caller, Role
+from moorings.core.claims import ClaimId, ClaimSpec
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import CreateClaim
+from moorings.core.instants import SECOND
+from moorings.core.projects import Project, Share
+from tests.unit.controller.stepping import POOL, Stepper
+
+T = TypeVar("T")
+
+ROOT = Caller("root", Role.ADMIN, "", "k1")
+ANN = Caller("ann", Role.USER, "user/ann", "k2")
+LAB = Project(name="lab", shares=(Share(POOL.name, ((4, 1),)),), devices_max=4)
+
+
+class Rig(Stepper):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.projects = ProjectCases(self.loop, self.clock)
+
+    async def done(self, work: Awaitable[T]) -> T:
+        """What came of something that needs a turn."""
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        await self.settle()
+        return await task
+
+    async def refused(self, work: Awaitable[object]) -> str:
+        with pytest.raises(MooringsError) as caught:
+            await self.done(work)
+        return caught.value.code
+
+    async def asks(self, size: int, limit_s: float | None = None) -> ClaimId:
+        self._n_claims += 1
+        ident = ClaimId(f"claim-{self._n_claims}")
+        spec = ClaimSpec(kind="ipu", size=size, time_limit_s=limit_s)
+        await self.post(CreateClaim(id=ident, name=ident, owner="user/ann", subject="ann", spec=spec))
+        return ident
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    await rig.settle()
+    await rig.loop.turn()
+    yield rig
+    await rig.end()
+
+
+def spec(size: int, **more: object) -> ClaimSpec:
+    return ClaimSpec(kind="ipu", size=size, **more)  # type: ignore[arg-type]
+
+
+async def test_a_project_is_made_changed_and_deleted(rig: Rig) -> None:
+    made = await rig.done(rig.projects.set(ROOT, LAB, None))
+    assert (made.version, rig.projects.get("lab")) == (1, made)
+    again = Project(name="lab", weight=2.0)
+    changed = await rig.done(rig.projects.set(ROOT, again, 1))
+    assert (changed.version, changed.weight, changed.shares) == (2, 2.0, ())
+    assert rig.projects.all() == [changed]
+    await rig.done(rig.projects.delete(ROOT, "lab"))
+    assert rig.projects.all() == []
+
+
+async def test_who_is_no_admin_changes_no_project(rig: Rig) -> None:
+    assert await rig.refused(rig.projects.set(ANN, LAB, None)) == "auth.denied"
+    assert await rig.refused(rig.projects.delete(ANN, "lab")) == "auth.denied"
+    assert rig.projects.all() == []
+
+
+async def test_what_core_refuses_is_refused(rig: Rig) -> None:
+    await rig.done(rig.projects.set(ROOT, LAB, None))
+    assert await rig.refused(rig.projects.set(ROOT, LAB, None)) == "project.exists"
+    assert await rig.refused(rig.projects.set(ROOT, LAB, 7)) == "project.changed"
+    assert await rig.refused(rig.projects.delete(ROOT, "other")) == "project.unknown"
+    with pytest.raises(MooringsError) as caught:
+        rig.projects.get("lap")
+    assert (caught.value.code, "did you mean lab?" in caught.value.hint) == ("project.unknown", True)
+
+
+async def test_an_estimate_says_now_later_or_why_not(rig: Rig) -> None:
+    now = await rig.projects.estimate(ANN, spec(4))
+    assert (now.starts_now, now.starts_at) == (True, rig.clock.now())
+    held = await rig.asks(8, limit_s=600.0)
+    later = await rig.projects.estimate(ANN, spec(4))
+    ready = rig.loop.fleet.claims[held].granted_at
+    assert ready is not None
+    assert later.starts_at is not None
+    assert (later.starts_now, later.starts_at - ready) == (False, 600 * SECOND)
+    assert (await rig.projects.when(rig.loop.fleet.claims[await rig.asks(8)])).starts_at == later.starts_at
+
+
+async def test_where_somebody_holds_without_end_nobody_can_say(rig: Rig) -> None:
+    await rig.asks(8)
+    found = await rig.projects.estimate(ANN, spec(4))
+    assert (found.starts_now, found.starts_at) == (False, None)
+    assert "no time limit" in found.why
+
+
+async def test_an_estimate_changes_nothing(rig: Rig) -> None:
+    await rig.asks(4, limit_s=600.0)
+    fleet, seq = rig.loop.fleet, rig.loop.seq
+    before = (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.free)
+    await rig.projects.estimate(ANN, spec(8))
+    await rig.settle()
+    assert (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.free) == before
+    assert (rig.loop.seq, rig.loop.fleet) == (seq, fleet)
+
+
+async def test_what_can_never_start_is_told(rig: Rig) -> None:
+    assert await rig.refused(rig.projects.estimate(ANN, spec(16))) == "claim.too_large"
+    await rig.done(rig.projects.set(ROOT, LAB, None))
+    assert await rig.refused(rig.projects.estimate(ANN, spec(1, project="lap"))) == "project.unknown"
+    found = await rig.projects.estimate(ANN, spec(8, project="lab"))
+    assert (found.starts_at, found.why) == (None, "project lab may hold 4 devices at once, and no more")
+
+
+async def test_quotas_are_of_the_fleet_as_it_is(rig: Rig) -> None:
+    await rig.done(rig.projects.set(ROOT, LAB, None))
+    await rig.asks(2)
+    found = {(row.project, row.pool): (row.guaranteed, row.borrowed) for row in rig.projects.quotas()}
+    assert found == {("default", POOL.name): (0, 2), ("lab", POOL.name): (4, 0)}

@@ -1,0 +1,155 @@
+"""Claims that are asked to yield, and checkpoints that are told: the use cases over a real loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from moorings.app.clock import RandomIds
+from moorings.controller.hardware import Hardware
+from moorings.controller.keys import Keys
+from moorings.controller.service import Controller
+from moorings.core.access import Caller, Role
+from moorings.core.claims import ClaimId, ClaimState
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import FleetChanges
+from moorings.core.instants import after
+from moorings.ports.store import Seq
+from moorings.workloads.runs import RunId
+from tests.unit.controller.stepping import POOL, Stepper
+
+T = TypeVar("T")
+
+ROOT = Caller("root", Role.ADMIN, "", "k1")
+ANN = Caller("ann", Role.USER, "user/ann", "k2")
+BOB = Caller("bob", Role.USER, "user/bob", "k3")
+
+
+class Rig(Stepper):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
+        self.controller = Controller(
+            loop=self.loop,
+            store=self.store,
+            hardware=self.hardware,
+            engines={},
+            keys=Keys(self.store, self.clock, b"pepper"),
+            clock=self.clock,
+            ids=RandomIds(),
+            installation=self.installation,
+        )
+
+    async def done(self, work: Awaitable[T]) -> T:
+        """What came of something that may need a turn."""
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        await self.settle()
+        return await task
+
+    async def refused(self, work: Awaitable[object]) -> str:
+        with pytest.raises(MooringsError) as caught:
+            await self.done(work)
+        return caught.value.code
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return list(self.hardware._orders.values())
+
+    async def end(self) -> None:
+        self.hardware._closing = True
+        await super().end()
+
+    def ask(self, ident: ClaimId) -> None:
+        """As if a turn had asked it to yield: how turns choose is their own test."""
+        claim = self.loop.fleet.claims[ident]
+        assert claim.state is ClaimState.READY
+        asked = replace(claim, state=ClaimState.RECLAIMING, asked_until=after(self.clock.now(), 60.0))
+        self.loop.fleet.apply(FleetChanges(claims={ident: (asked, claim.version)}))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    await rig.settle()
+    await rig.loop.turn()
+    yield rig
+    await rig.end()
+
+
+async def test_a_claim_that_was_asked_yields_and_says_why(rig: Rig) -> None:
+    ident = await rig.claim()
+    rig.ask(ident)
+    view = await rig.done(rig.controller.yield_claim(ANN, ident, " saved "))
+    assert view.claim.reason is not None
+    assert view.claim.reason.message == "saved"
+    (told,) = (row.event for row in rig.store.events(Seq(0), 100, names=["claim.yielding"]))
+    assert (told.claim, json.loads(told.data)["why"]) == (ident, "saved")
+    waiting = rig.loop.fleet.claims[ident]
+    assert waiting.attempt == 1, "its partition was removed, and it is served anew"
+
+
+async def test_a_claim_that_nobody_asked_keeps_what_it_has(rig: Rig) -> None:
+    ident = await rig.claim()
+    assert await rig.refused(rig.controller.yield_claim(ANN, ident, "")) == "claim.not_asked"
+    assert rig.state(ident) is ClaimState.READY
+
+
+async def test_only_who_may_act_for_its_owner_yields_or_tells_of_checkpoints(rig: Rig) -> None:
+    ident = await rig.claim()
+    rig.ask(ident)
+    assert await rig.refused(rig.controller.yield_claim(BOB, ident, "")) == "owner.denied"
+    assert await rig.refused(rig.controller.checkpoint(BOB, ident)) == "owner.denied"
+    assert (await rig.done(rig.controller.checkpoint(ROOT, ident))).claim.checkpoint_at is not None
+
+
+async def test_a_claim_of_a_run_yields_when_the_run_has_stopped(rig: Rig) -> None:
+    ident = await rig.claim()
+    rig.ask(ident)
+    rig.loop.runs.by_claim[ident] = RunId("run-1")
+    assert await rig.refused(rig.controller.yield_claim(ROOT, ident, "")) == "claim.held_by_run"
+
+
+async def test_a_reason_to_yield_is_short(rig: Rig) -> None:
+    ident = await rig.claim()
+    rig.ask(ident)
+    assert await rig.refused(rig.controller.yield_claim(ANN, ident, "a" * 201)) == "body.invalid"
+
+
+async def test_a_checkpoint_is_kept_and_never_in_the_future(rig: Rig) -> None:
+    ident = await rig.claim()
+    earlier = after(rig.clock.now(), -5.0)
+    assert (await rig.done(rig.controller.checkpoint(ANN, ident, earlier))).claim.checkpoint_at == earlier
+    now = rig.clock.now()
+    seen = await rig.done(rig.controller.checkpoint(ANN, ident, after(now, 60.0)))
+    assert seen.claim.checkpoint_at == now
+    again = await rig.done(rig.controller.checkpoint(ANN, ident, earlier))
+    assert again.claim.checkpoint_at == now, "what was heard late changes nothing"
+
+
+async def test_a_checkpoint_of_a_claim_that_has_ended_changes_nothing(rig: Rig) -> None:
+    ident = await rig.claim()
+    await rig.release(ident)
+    seq = rig.loop.seq
+    view = await rig.done(rig.controller.checkpoint(ANN, ident))
+    assert (view.claim.state, view.claim.checkpoint_at) == (ClaimState.RELEASED, None)
+    assert rig.loop.seq == seq
+
+
+async def test_an_explanation_has_an_estimate_if_one_was_asked_for(rig: Rig) -> None:
+    await rig.claim(size=8)
+    waiting = await rig.claim(size=8)
+    assert (await rig.controller.explain_claim(waiting)).estimate is None
+    told = await rig.controller.explain_claim(waiting, when=True)
+    assert told.estimate is not None
+    assert "no time limit" in told.estimate.why
