@@ -48,7 +48,7 @@ def test_every_event_told_stands_in_the_table_and_every_one_there_is_told() -> N
     told = set()
     for path in (*Path("src/moorings/core").glob("*.py"), *Path("src/moorings/workloads").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("_tell", "_move"):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("_tell", "_tell_project", "_move"):
                 names = {
                     str(part.value)
                     for argument in node.args

@@ -139,7 +139,7 @@ def test_commands_and_flags_that_are_named_exist(page: Path) -> None:
 def test_a_wrong_command_or_flag_is_noticed() -> None:
     assert list(wrong_words("moor fly run x")) == ["moor fly run x"]
     assert list(wrong_words("moor get runs --al")) == ["moor get runs --al: --al"]
-    assert list(wrong_words("true && moor get quota | cat")) == ["moor get quota"]
+    assert list(wrong_words("true && moor get moons | cat")) == ["moor get moons"]
     assert list(wrong_words("moor run --ipus 4 -- python3 --version")) == []
 
 

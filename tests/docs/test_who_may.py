@@ -28,6 +28,7 @@ MAY = {
     HOLDERS: {"admin", "bob", "agent"},
     AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
+    WHO["list_projects"][0]: set(CALLERS),
     WHO["prioritise_run"][0]: {"admin", "bob"},
     WHO["create_claim"][0]: {"admin", "bob", "agent"},
     WHO["create_run"][0]: {"admin", "bob", "ann"},
@@ -77,6 +78,8 @@ def address_of(operation: Operation, controller: ControllerProcess, bob: str) ->
         return operation.path.format(id=run["id"])
     if about == "queues":
         return operation.path.format(kind="slurm", cluster="alpha")
+    if about == "projects":
+        return operation.path.format(project="lab/vision")
     suffix = "?size=1" if operation.path.endswith("capacity") else ""
     return operation.path.format(id={"devices": "pod16:15", "keys": "nobody"}.get(about, ""), pool="pod16") + suffix
 
@@ -86,6 +89,10 @@ def body_of(operation: Operation) -> Any:
         "create_claim": {"size": 1, "owner": "user/bob", "queue": "wait"},
         "create_partition": {"name": f"mine-{next(NUMBERS)}", "size": 1},
         "create_run": {"job": JOB},
+        "yield_claim": {},
+        "checkpoint_claim": {},
+        "set_project": {"version": 7},
+        "estimate": {"size": 1},
         "drain_device": {"reason": "a test"},
         "tell_queue": {"queue": "slurm/alpha"},
         "label_run": {"labels": {"a": "b"}},

@@ -22,6 +22,8 @@ from pydantic_core import ErrorDetails
 from moorings.core.access import Role
 from moorings.core.claims import QueueMode
 from moorings.core.errors import MooringsError
+from moorings.core.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
+from moorings.core.topology import DEVICES_MAX
 from moorings.wire.codec import camel
 from moorings.workloads.appliance import ApplianceKind
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
@@ -40,6 +42,7 @@ _Path = Annotated[str, Field(max_length=4096, pattern=_NO_NUL)]
 _Whole = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 _Labels = Annotated[Mapping[_Short, _Short], Field(max_length=LABELS_MAX)]
 _Amounts = Annotated[Mapping[_Short, _Whole], Field(max_length=64)]
+_SizeText = Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
 # Fields whose name does not tell their bound. core and workloads check these too, where a limit is theirs.
@@ -63,6 +66,14 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("KeyRequest", "role"): Literal[tuple(role.value for role in Role)],
     ("LabelsRequest", "labels"): _Labels,
     ("LabelsRequest", "remove"): Annotated[tuple[_Short, ...], Field(max_length=LABELS_MAX)],
+    ("ProjectRequest", "aliases"): Annotated[tuple[_Short, ...], Field(max_length=ALIASES_MAX)],
+    ("ProjectRequest", "members"): Annotated[
+        tuple[Annotated[str, Field(max_length=MEMBER_CHARS_MAX, pattern=_NO_NUL)], ...], Field(max_length=MEMBERS_MAX)
+    ],
+    ("ProjectRequest", "weight"): Annotated[float, Field(gt=0, le=WEIGHT_MAX)],
+    ("ShareShape", "blocks"): Annotated[
+        Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)
+    ],
     ("TopologyShape", "blocks"): Annotated[tuple[_Path, ...], Field(max_length=ENTRIES_MAX)],
 }
 _NO_NULL: Any = Annotated[None, SkipJsonSchema()]  # type: ignore[type-arg] # generic for checkers only

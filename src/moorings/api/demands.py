@@ -13,8 +13,18 @@ from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
+from moorings.core.projects import Project, Share
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import CheckpointShape, ClaimRequest, JobShape, PartitionRequest, QueueRequest
+from moorings.wire.shapes import (
+    CheckpointRequest,
+    CheckpointShape,
+    ClaimRequest,
+    EstimateRequest,
+    JobShape,
+    PartitionRequest,
+    ProjectRequest,
+    QueueRequest,
+)
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
@@ -71,6 +81,37 @@ def job_spec(shape: JobShape) -> JobSpec:
         labels=dict(shape.labels or {}),
         lease_s=shape.lease_s,
         appliance=ApplianceJob(ApplianceKind(part.kind), part.workflow) if part is not None else None,
+        preemptible=bool(shape.preemptible),
+    )
+
+
+def estimate_spec(request: EstimateRequest) -> ClaimSpec:
+    """The claim that ``POST /v1/estimate`` asks about."""
+    return ClaimSpec(
+        kind=request.kind,
+        size=request.size,
+        gcds=request.gcds,
+        pool=_pool(request.pool),
+        project=request.project,
+        priority=request.priority,
+        time_limit_s=request.time_limit_s,
+        preemptible=request.preemptible,
+    )
+
+
+def project_asked(name: str, request: ProjectRequest) -> Project:
+    """The project that ``PUT /v1/projects/{project}`` describes."""
+    return Project(
+        name=name,
+        shares=tuple(
+            Share(PoolName(share.pool), tuple((int(size), count) for size, count in share.blocks.items()))
+            for share in request.shares
+        ),
+        weight=request.weight,
+        devices_max=request.devices_max,
+        user_devices_max=request.user_devices_max,
+        members=tuple(request.members),
+        aliases=tuple(request.aliases),
     )
 
 
@@ -90,11 +131,24 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
                 replicas_per_gcd=job.replicas_per_gcd,
                 pool=_pool(job.pool),
                 time_limit_s=job.time_limit_s,
+                project=job.project,
             ),
             since=_since(job.since),
         )
         for job in request.jobs
     ]
+
+
+def checkpoint_at(request: CheckpointRequest) -> Instant | None:
+    """When the state was saved, of which ``POST /v1/claims/{id}/checkpoint`` tells; None: now.
+
+    Raises:
+        MooringsError: ``claim.invalid``: the time cannot be read.
+    """
+    try:
+        return parse_time(request.at) if request.at is not None else None
+    except MooringsError as error:
+        raise MooringsError("claim.invalid", error.detail, hint=error.hint) from error
 
 
 def _since(text: str | None) -> Instant:

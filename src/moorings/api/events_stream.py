@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from moorings.api.calls import Service, first_of
 from moorings.api.render import event_body
+from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Row, Seq
 from moorings.wire.codec import encode
@@ -66,9 +67,9 @@ class Filter:
         return list(rows)
 
 
-def build_event(row: Row) -> bytes:
+def build_event(row: Row, caller: Caller) -> bytes:
     """One row as a server-sent event."""
-    data = json.dumps(encode(event_body(row)), separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(encode(event_body(row, caller)), separators=(",", ":"), ensure_ascii=False)
     return f"id: {row.seq}\nevent: {row.event.name}\ndata: {data}\n\n".encode()
 
 
@@ -82,11 +83,11 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
     yield f": events after {after}\n\n".encode()
     beat = time() + beat_s
     while not service.closing.begun:
-        await service.controller.authenticate(secret)
+        caller = await service.controller.authenticate(secret)
         head = service.controller.last_seq()  # before the read: the read sees at least these
         rows = await wanted.read(service, after, BATCH)
         if rows:
-            yield b"".join(map(build_event, rows))
+            yield b"".join(build_event(row, caller) for row in rows)
             after = rows[-1].seq
         if len(rows) == BATCH:
             continue

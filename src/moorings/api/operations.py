@@ -28,9 +28,11 @@ Schema = dict[str, Any]
 KEY_HEADER = "Idempotency-Key"
 _KEY_PATTERN = "^[!-~]([ -~]*[!-~])?$"
 _PATH_VALUE = re.compile(r"\{(\w+)\}")
+_WITH_SLASHES = "{project}"  # its value is a path itself
 _PATH_WORDS = {
     "id": "Its id, or its name where it has one.",
     "pool": "The pool's name.",
+    "project": "The project's name; `/` in it may be written as it is.",
     "kind": "What the other scheduler is, as owners begin with it: `slurm`.",
     "cluster": "The name of its cluster.",
 }
@@ -91,7 +93,7 @@ class Operation:
     """One method of one address.
 
     Attributes:
-        method: GET, POST or DELETE.
+        method: GET, POST, PUT or DELETE.
         path: with ``{names}``.
         serve: what answers; its docstring describes it.
         answer: the good answer.
@@ -111,6 +113,11 @@ class Operation:
     keyed: bool = False
     headers: Mapping[str, tuple[str, str]] | None = None
     open: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """Its address as Starlette reads it."""
+        return self.path.replace(_WITH_SLASHES, f"{_WITH_SLASHES[:-1]}:path}}")
 
     @property
     def tag(self) -> str:

@@ -239,6 +239,7 @@ OWNER_PREFIX = _text("ownerPrefix", "Only of owners that begin with this.")
 ONLY_WAITING = _flag(
     "onlyWaiting", "Release it only if it holds nothing yet; else nothing changes, and the answer is `claim.held`."
 )
+WHEN = _flag("when", "Also when it would start, which takes a moment; only of a claim that waits.")
 SUBJECT = _text("subject", "Only those this subject made.")
 POOL = _text("pool", "Only of this pool.")
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from moorings.client.jobs import job_shape
 from moorings.controller.queues import QueueView
-from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.controller.views import (
+    ClaimView,
+    DeviceView,
+    EstimateView,
+    Explanation,
+    PartitionView,
+    PoolView,
+    RunView,
+)
 from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import CheckpointContract
 from moorings.core.devices import PoolName
 from moorings.core.instants import Instant
+from moorings.core.projects import Project
+from moorings.core.quotas import Quota
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.ports.store import AccessKey, Row
@@ -25,18 +36,24 @@ from moorings.wire.shapes import (
     CheckpointShape,
     ClaimBody,
     DeviceBody,
+    EstimateBody,
     EventBody,
     ExplanationBody,
     GcdBody,
     KeyBody,
     PartitionBody,
     PoolBody,
+    ProjectBody,
     QueueBody,
     QueuedJobBody,
+    QuotaBody,
     ReasonBody,
     RunBody,
+    ShareShape,
     TopologyShape,
 )
+
+HIDDEN = "(hidden)"
 
 
 def _time(at: Instant | None) -> str | None:
@@ -88,6 +105,8 @@ def claim_body(view: ClaimView) -> ClaimBody:
         granted_at=_time(claim.granted_at),
         ready_at=_time(claim.ready_at),
         ended_at=_time(claim.ended_at),
+        cell=str(claim.cell) if claim.cell is not None else None,
+        asked_until=_time(claim.asked_until),
     )
 
 
@@ -108,7 +127,13 @@ def explanation_body(explanation: Explanation) -> ExplanationBody:
         summary=explanation.summary,
         position=explanation.position,
         reasons=tuple(body for body in map(reason_body, explanation.reasons) if body),
+        estimate=estimate_body(explanation.estimate) if explanation.estimate is not None else None,
     )
+
+
+def estimate_body(view: EstimateView) -> EstimateBody:
+    """When a claim would start."""
+    return EstimateBody(starts_now=view.starts_now, starts_at=_time(view.starts_at), why=view.why)
 
 
 def binding_body(binding: Binding) -> BindingBody:
@@ -222,6 +247,42 @@ def queue_body(view: QueueView) -> QueueBody:
     )
 
 
+def project_body(project: Project, caller: Caller) -> ProjectBody:
+    """A project; who its members are only for admins: others see whether it has any."""
+    hidden = (HIDDEN,) if project.members else ()
+    return ProjectBody(
+        name=project.name,
+        shares=tuple(ShareShape(pool=share.pool, blocks=_counts(share.blocks)) for share in project.shares),
+        weight=project.weight,
+        version=project.version,
+        devices_max=project.devices_max,
+        user_devices_max=project.user_devices_max,
+        members=project.members if caller.role is Role.ADMIN else hidden,
+        aliases=project.aliases,
+    )
+
+
+def quota_body(quota: Quota) -> QuotaBody:
+    """What a project has in a pool."""
+    return QuotaBody(
+        project=quota.project,
+        pool=quota.pool,
+        guaranteed=quota.guaranteed,
+        blocks=_counts(quota.blocks),
+        held=quota.held,
+        borrowed=quota.borrowed,
+        waiting=quota.waiting,
+        waiting_devices=quota.waiting_devices,
+        used_device_hours=round(quota.used_device_hours, 3),
+        weight=quota.weight,
+        devices_max=quota.devices_max,
+    )
+
+
+def _counts(blocks: Iterable[tuple[int, int]]) -> dict[str, int]:
+    return {str(size): count for size, count in blocks}
+
+
 def device_body(view: DeviceView) -> DeviceBody:
     """A device and who holds it; one that was never out of service has no ``since``."""
     device = view.device
@@ -238,9 +299,6 @@ def device_body(view: DeviceView) -> DeviceBody:
         claim=view.claim,
         owner=view.owner,
     )
-
-
-HIDDEN = "(hidden)"
 
 
 def run_body(view: RunView, caller: Caller) -> RunBody:
@@ -314,9 +372,12 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
     )
 
 
-def event_body(row: Row) -> EventBody:
-    """One row of the event log."""
+def event_body(row: Row, caller: Caller) -> EventBody:
+    """One row of the event log; who the members of projects are only for admins."""
     event = row.event
+    data = json.loads(event.data)
+    if caller.role is not Role.ADMIN:
+        _hide_members(event.name, data)
     return EventBody(
         seq=row.seq,
         name=event.name,
@@ -326,5 +387,15 @@ def event_body(row: Row) -> EventBody:
         run=event.run,
         pool=event.pool,
         device=event.device,
-        data=json.loads(event.data),
+        data=data,
     )
+
+
+def _hide_members(name: str, data: Any) -> None:  # noqa: ANN401 - what JSON holds
+    """A project stands in two events: in the one that tells it, and in the turn it was an input of."""
+    told = [data.get("is")] if name == "project.set" else []
+    if name == "turn.decided":
+        told = [given.get("project") for _, given in data.get("inputs", ())]
+    for project in told:
+        if isinstance(project, dict) and project.get("members"):
+            project["members"] = [HIDDEN]

@@ -29,7 +29,7 @@ class Router:
     def __init__(self, operations: Sequence[Operation], endpoint_of: Callable[[Operation], Endpoint]) -> None:
         self._by_path: dict[str, tuple[re.Pattern[str], dict[str, Endpoint]]] = {}
         for operation in operations:
-            pattern = compile_path(operation.path)[0]
+            pattern = compile_path(operation.pattern)[0]
             _, methods = self._by_path.setdefault(operation.path, (pattern, {}))
             methods[operation.method] = endpoint_of(operation)
         self._fixed = {path: methods for path, (_, methods) in self._by_path.items() if "{" not in path}

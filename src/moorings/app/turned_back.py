@@ -69,7 +69,7 @@ def make_ready(store: SqlStore, folder: Path, last: Last | None, now: Instant) -
         for run in saved.runs
         if run.state is RunState.WAITING and run.claim in waiting
         for found in [find_started(folder, run.id)]
-        if found is not None
+        if found is not None and found.extent.attempt >= run.attempt  # an earlier attempt has yielded
     }
     _rise(store, folder, last, now)
     epoch = store.lead(HOLDER, now)
@@ -126,7 +126,7 @@ def _changes(saved: Saved, started: dict[RunId, Survey], now: Instant) -> Change
 def _running(run: Run, found: Survey, now: Instant) -> Run:
     """The run as one that runs: if it has ended since, the first look at its folder says how."""
     since = found.status.started_at if found.status is not None else None
-    berthed = runs.step(run, RunEvent.BERTH, now)
+    berthed = runs.step(replace(run, attempt=found.extent.attempt), RunEvent.BERTH, now)
     return runs.started(runs.step(berthed, RunEvent.STARTED, now), since or now)
 
 

@@ -30,6 +30,8 @@ from moorings.wire.shapes import (
     ClaimBody,
     ClaimRequest,
     DeviceBody,
+    EstimateBody,
+    EstimateRequest,
     EventBody,
     ExplanationBody,
     FindingsBody,
@@ -39,8 +41,11 @@ from moorings.wire.shapes import (
     PartitionBody,
     PartitionRequest,
     PoolBody,
+    ProjectBody,
+    ProjectRequest,
     QueueBody,
     QueueRequest,
+    QuotaBody,
     RunBody,
     RunRequest,
     VersionBody,
@@ -185,9 +190,21 @@ class Client:
         """Let its lease run anew from now."""
         return self._transport.send(requests.renew_claim(ident))
 
-    def explain_claim(self, ident: str) -> ExplanationBody:
-        """Why it is where it is, and what would change that."""
-        return self._transport.send(requests.explain_claim(ident))
+    def yield_claim(self, ident: str, why: str = "") -> ClaimBody:
+        """Give back the partition of a claim that was asked to yield: its job has stopped; it waits again."""
+        return self._transport.send(requests.yield_claim(ident, why))
+
+    def checkpoint_claim(self, ident: str, at: str | None = None) -> ClaimBody:
+        """Tell that its job has saved its state, at that time or now."""
+        return self._transport.send(requests.checkpoint_claim(ident, at))
+
+    def explain_claim(self, ident: str, *, when: bool = False) -> ExplanationBody:
+        """Why it is where it is, and what would change that; with ``when`` also when it would start."""
+        return self._transport.send(requests.explain_claim(ident, when=when))
+
+    def estimate(self, request: EstimateRequest) -> EstimateBody:
+        """When a claim would start that was made now; nothing is changed by it."""
+        return self._transport.send(requests.estimate(request))
 
     def binding(self, ident: str, *, wait_s: float = 0.0) -> BindingBody:
         """What the job on its partition is given; waits until the claim is READY, ``wait_s`` at most."""
@@ -212,6 +229,28 @@ class Client:
     def reset_partition(self, ident: str) -> PartitionBody:
         """Put its devices into a clean state."""
         return self._transport.send(requests.reset_partition(ident))
+
+    # ------------------------------------------------------------------------------------------------------ projects
+
+    def projects(self) -> tuple[ProjectBody, ...]:
+        """All projects, by name."""
+        return self._all(requests.list_projects)
+
+    def project(self, name: str) -> ProjectBody:
+        """One project, by its path."""
+        return self._transport.send(requests.get_project(name))
+
+    def set_project(self, name: str, request: ProjectRequest) -> ProjectBody:
+        """Make a project, or with ``version`` change it; for admins. The request holds all of it."""
+        return self._transport.send(requests.set_project(name, request))
+
+    def delete_project(self, name: str) -> None:
+        """Remove a project that nobody uses; for admins."""
+        self._transport.send(requests.delete_project(name))
+
+    def quotas(self) -> tuple[QuotaBody, ...]:
+        """What each project is guaranteed, holds, borrows and waits for, by project and pool."""
+        return self._all(requests.list_quotas)
 
     # ---------------------------------------------------------------------------------------------------------- runs
 

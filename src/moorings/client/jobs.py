@@ -37,4 +37,5 @@ def job_shape(job: JobSpec) -> JobShape:
         labels=job.labels or None,
         lease_s=job.lease_s,
         appliance=ApplianceShape(kind=part.kind, workflow=part.workflow) if part is not None else None,
+        preemptible=job.preemptible or None,
     )

@@ -20,10 +20,13 @@ from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
     CapacityBody,
+    CheckpointRequest,
     ClaimBody,
     ClaimRequest,
     DeviceBody,
     DrainRequest,
+    EstimateBody,
+    EstimateRequest,
     EventBody,
     ExplanationBody,
     FindingsBody,
@@ -35,11 +38,15 @@ from moorings.wire.shapes import (
     PoolBody,
     PriorityRequest,
     ProblemBody,
+    ProjectBody,
+    ProjectRequest,
     QueueBody,
     QueueRequest,
+    QuotaBody,
     RunBody,
     RunRequest,
     VersionBody,
+    YieldRequest,
 )
 
 T = TypeVar("T")
@@ -78,7 +85,7 @@ class Call(Generic[T]):
     """One request, complete.
 
     Attributes:
-        method: GET, POST or DELETE.
+        method: GET, POST, PUT or DELETE.
         target: path and query, encoded.
         parse: reads the JSON of a good answer.
         body: what is sent, already JSON; None for nothing.
@@ -337,9 +344,53 @@ def renew_claim(ident: str) -> Call[ClaimBody]:
     return Call("POST", build_target("/v1/claims/{}/renew", ident), parse_body(ClaimBody))
 
 
-def explain_claim(ident: str) -> Call[ExplanationBody]:
-    """``GET /v1/claims/{id}/explain``."""
-    return Call("GET", build_target("/v1/claims/{}/explain", ident), parse_body(ExplanationBody))
+def yield_claim(ident: str, why: str = "") -> Call[ClaimBody]:
+    """``POST /v1/claims/{id}/yield``; not repeated: a second one is refused, or meets another wish to have it."""
+    target = build_target("/v1/claims/{}/yield", ident)
+    return Call("POST", target, parse_body(ClaimBody), build_body(YieldRequest(why=why)), repeatable=False)
+
+
+def checkpoint_claim(ident: str, at: str | None = None) -> Call[ClaimBody]:
+    """``POST /v1/claims/{id}/checkpoint``; without a time repeated only where nothing is lost by a later one."""
+    target = build_target("/v1/claims/{}/checkpoint", ident)
+    body = build_body(CheckpointRequest(at=at))
+    return Call("POST", target, parse_body(ClaimBody), body, repeatable=at is not None)
+
+
+def explain_claim(ident: str, *, when: bool = False) -> Call[ExplanationBody]:
+    """``GET /v1/claims/{id}/explain``; with ``when`` also when it would start."""
+    return Call("GET", build_target("/v1/claims/{}/explain", ident, when=when), parse_body(ExplanationBody))
+
+
+def estimate(request: EstimateRequest) -> Call[EstimateBody]:
+    """``POST /v1/estimate``: nothing is changed by it."""
+    return Call("POST", "/v1/estimate", parse_body(EstimateBody), build_body(request))
+
+
+def list_projects(after: str | None = None) -> Call[Listing[ProjectBody]]:
+    """``GET /v1/projects``."""
+    return Call("GET", build_target("/v1/projects", limit=PAGE_ITEMS, continue_=after), parse_listing(ProjectBody))
+
+
+def get_project(name: str) -> Call[ProjectBody]:
+    """``GET /v1/projects/{project}``."""
+    return Call("GET", build_target("/v1/projects/{}", name), parse_body(ProjectBody))
+
+
+def set_project(name: str, request: ProjectRequest) -> Call[ProjectBody]:
+    """``PUT /v1/projects/{project}``; not repeated: the second one would find what the first one has made."""
+    target = build_target("/v1/projects/{}", name)
+    return Call("PUT", target, parse_body(ProjectBody), build_body(request), repeatable=False)
+
+
+def delete_project(name: str) -> Call[None]:
+    """``DELETE /v1/projects/{project}``; not repeated: the second one would find nothing."""
+    return Call("DELETE", build_target("/v1/projects/{}", name), parse_nothing, repeatable=False)
+
+
+def list_quotas(after: str | None = None) -> Call[Listing[QuotaBody]]:
+    """``GET /v1/quotas``."""
+    return Call("GET", build_target("/v1/quotas", limit=PAGE_ITEMS, continue_=after), parse_listing(QuotaBody))
 
 
 def get_binding(ident: str, *, wait_s: float = 0.0) -> Call[BindingBody]:

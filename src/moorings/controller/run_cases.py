@@ -270,8 +270,12 @@ class RunCases:
         waiting = (RunState.WAITING, RunState.STARTING)
         while follow and run.state in waiting and run.started_at is None:  # one that was requeued has output
             run = await self._run_change(run)
-        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follow and not run.ended):
+        again = follow and run.attempt > 0 and run.state in waiting
+        going = follow and not run.ended and not again
+        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=going):
             yield chunk
+        while again and run.state in waiting:  # then it ends: who follows asks again, and has what was added
+            run = await self._run_change(run)
 
     async def _run_change(self, run: Run) -> Run:
         """The run once it has moved on since ``run`` was read."""

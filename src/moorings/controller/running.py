@@ -31,7 +31,7 @@ RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
 ORPHANS_S = 10.0
 
-_OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+_OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
 class Running:
@@ -97,6 +97,9 @@ class Running:
                 if run.state is RunState.STOPPING:
                     await engine.cancel(ident, run.stop_reason)
                     await self._clock.sleep(STOP_AGAIN_S)
+                elif run.state is RunState.YIELDING:
+                    await self._make_room(engine, run)
+                    return  # the engine has written it down, and is asked again at the next look
                 elif submitted:
                     return  # the engine has it; its sightings tell how it goes on
                 else:
@@ -113,6 +116,12 @@ class Running:
                 log.warning("engine.fault", exc_info=True, extra={"run": ident, "detail": repr(error)})
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+    async def _make_room(self, engine: Engine, run: Run) -> None:
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        by = claim.asked_until if claim is not None else None
+        why = claim.reason.message if claim is not None and claim.reason is not None else "its claim was asked to yield"
+        await engine.ask_to_yield(run.id, run.attempt, why, self._clock.now() if by is None else by)
 
     async def _start(self, engine: Engine, run: Run) -> bool:
         """Start it, if its partition is ACTIVE at this moment (law 4); whether the engine has taken it."""
@@ -180,12 +189,15 @@ class Running:
             run = self._loop.runs.by_id.get(seen.run)
             if run is None or run.version != before.version:
                 continue  # the look is older than what is known
+            seen = _of_this_attempt(run, seen)
             if seen.phase is Phase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
             if seen.phase is Phase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._act(run)
             elif _tells(run, seen):
                 self._loop.tell(seen)
+            elif run.state is RunState.YIELDING:
+                self._act(run)
         for seen in looked if engine.schedules else ():
             self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is Phase.ABSENT)
 
@@ -203,7 +215,14 @@ class Running:
 
 def _asks(run: Run) -> bool:
     """Whether its state asks for something to be done."""
-    return run.state in (RunState.STARTING, RunState.STOPPING) or run.is_unsubmitted
+    return run.state in (RunState.STARTING, RunState.YIELDING, RunState.STOPPING) or run.is_unsubmitted
+
+
+def _of_this_attempt(run: Run, seen: RunSighting) -> RunSighting:
+    """What was seen of the run's attempt: of one that has not begun an engine still sees the end of the one before."""
+    if seen.phase is Phase.ABSENT or (seen.phase is Phase.ENDED and seen.attempt < run.attempt):
+        return RunSighting(run.id, Phase.ABSENT, reference=seen.reference, reason=seen.reason, attempt=run.attempt)
+    return seen
 
 
 def _tells(run: Run, seen: RunSighting) -> bool:

@@ -16,6 +16,7 @@ from moorings.controller.idempotency import check_key, digest_of
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
 from moorings.controller.measures import Measures, measure
+from moorings.controller.projects import ProjectCases
 from moorings.controller.queues import Queues
 from moorings.controller.reasons import NO_PARTITION, Reasons, partition_of
 from moorings.controller.run_cases import RunCases
@@ -50,6 +51,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
 from moorings.core.fleet import PoolState
 from moorings.core.inputs import (
+    CheckpointSeen,
     CreateClaim,
     DrainDevice,
     ReleaseClaim,
@@ -57,7 +59,9 @@ from moorings.core.inputs import (
     ResetPartition,
     ResumeDevice,
     WithdrawClaim,
+    YieldClaim,
 )
+from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.records import said
@@ -74,6 +78,7 @@ UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "ENDED": ENDED,
 }
 DRAIN_REASON_CHARS_MAX = 500
+YIELD_REASON_CHARS_MAX = 200
 
 
 class Controller:
@@ -99,6 +104,7 @@ class Controller:
         self._ids = ids
         self.installation = installation
         self.queues = Queues(loop, clock)
+        self.projects = ProjectCases(loop, clock)
         self._reasons = Reasons(loop, hardware, clock)
         self.runs = RunCases(loop, store, engines, ids, self._reasons)
         self._doctor = Doctor(loop, store, clock, hardware.strays)
@@ -153,7 +159,8 @@ class Controller:
         """A new claim, or the one this caller's ``key`` made before; waits up to ``wait_s`` for the state ``until``.
 
         Raises:
-            MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``.
+            MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``,
+                ``project.unknown``, ``project.not_member``, ``project.limit``.
         """
         admin = caller.role is Role.ADMIN
         spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
@@ -215,6 +222,42 @@ class Controller:
         assert isinstance(renewed, Claim)
         return self._claim_view(renewed)
 
+    async def yield_claim(self, caller: Caller, ident: str, why: str) -> ClaimView:
+        """The claim, giving back its partition as it was asked to; it waits in its old place then.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``claim.ended``, ``claim.not_asked``, ``claim.held_by_run``,
+                ``owner.denied``, ``body.invalid`` (``why`` is too long).
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "yield a claim")
+        run = self._loop.runs.by_claim.get(claim.id)
+        if run is not None:
+            hint = "it is stopped, and yields by itself"
+            raise MooringsError("claim.held_by_run", f"claim {claim.id} belongs to run {run}", hint=hint)
+        if len(why) > YIELD_REASON_CHARS_MAX:
+            hint = f"use at most {YIELD_REASON_CHARS_MAX} characters"
+            raise MooringsError("body.invalid", "the reason is too long", hint=hint)
+        yielded = await self._loop.post(YieldClaim(claim.id, why.strip() or f"yielded by {caller.subject}"))
+        assert isinstance(yielded, Claim)
+        return self._claim_view(yielded)
+
+    async def checkpoint(self, caller: Caller, ident: str, at: Instant | None = None) -> ClaimView:
+        """The claim whose job has saved its state at that time, or now.
+
+        Raises:
+            MooringsError: ``claim.unknown``, ``owner.denied``.
+        """
+        claim = await self._find_claim(ident)
+        check_may_act(caller, claim.owner, claim.subject, "tell of a checkpoint")
+        if not claim.ended:
+            now = self._clock.now()
+            seen = await self._loop.post(
+                CheckpointSeen(claim.id, max(Instant(0), min(at if at is not None else now, now)))
+            )
+            claim = seen if isinstance(seen, Claim) else await self._find_again(claim)
+        return self._claim_view(claim)
+
     async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
         """The claim with that id or name; waits up to ``wait_s`` for the state ``until``.
 
@@ -238,8 +281,8 @@ class Controller:
         found = await asyncio.to_thread(self._store.claims, page, states=states, owner_prefix=owner_prefix, pool=pool)
         return [self._claim_view(self._newer(claim)) for claim in found]
 
-    async def explain_claim(self, ident: str) -> Explanation:
-        """Why a claim is where it is.
+    async def explain_claim(self, ident: str, *, when: bool = False) -> Explanation:
+        """Why a claim is where it is; with ``when`` also when it would start, if it waits.
 
         Raises:
             MooringsError: ``claim.unknown``.
@@ -249,7 +292,8 @@ class Controller:
             claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain(self._loop.fleet, claim, self._clock.now())
-            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
+            starts = await self.projects.when(claim) if when else None
+            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))

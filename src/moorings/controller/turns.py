@@ -61,7 +61,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
                 created[claim] = position
         for demand in run_turn.lapse(turn.lapse(occasion.since, run_turn.holds)):
             turn.take(demand)
-        for claim, refusal in turn.schedule():
+        for claim, refusal in turn.schedule(run_turn.uses):
             replies[created[claim]] = refusal
         for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
             turn.take(demand)

@@ -79,13 +79,23 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimateView:
+    """When a claim would start, at the latest; ``starts_at`` is None where nobody can say, and ``why`` tells why."""
+
+    starts_at: Instant | None
+    starts_now: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a claim is where it is."""
+    """Why a claim is where it is, and when it would start, if that was asked."""
 
     claim: Claim
     summary: str
     position: int | None
     reasons: tuple[Reason, ...]
+    estimate: EstimateView | None = None
 
 
 def pool_view(fleet: Fleet, state: PoolState) -> PoolView:

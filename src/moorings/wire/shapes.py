@@ -102,6 +102,7 @@ class JobShape:
     labels: Mapping[str, str] | None = None
     lease_s: float | None = None
     appliance: ApplianceShape | None = None
+    preemptible: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,55 @@ class PriorityRequest:
     """``POST /v1/runs/{id}/priority``: higher is first; of an appliance's jobs it is less than 0 (-299 is P2)."""
 
     priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YieldRequest:
+    """``POST /v1/claims/{id}/yield``: its job has stopped, as it was asked; why, for the log."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """``POST /v1/claims/{id}/checkpoint``: its job has saved its state; now, if it does not say when."""
+
+    at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRequest:
+    """``POST /v1/estimate``: when a claim would start that was made now; ``kind`` is that of the accelerator."""
+
+    size: int
+    kind: str = "ipu"
+    pool: str | None = None
+    gcds: int = 1
+    project: str = "default"
+    priority: int = 0
+    time_limit_s: float | None = None
+    preemptible: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareShape:
+    """What a project is guaranteed in one pool: how many blocks of each size (as text), of size 1 single devices."""
+
+    pool: str
+    blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectRequest:
+    """``PUT /v1/projects/{name}``: all of a project; ``version`` is the one that is changed, without it a new one."""
+
+    shares: tuple[ShareShape, ...] = ()
+    weight: float = 1.0
+    devices_max: int | None = None
+    user_devices_max: int | None = None
+    members: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +205,7 @@ class QueuedJobShape:
     pool: str | None = None
     since: str | None = None
     time_limit_s: float | None = None
+    project: str = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +236,11 @@ class ReasonBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBody:
-    """A claim. ``position`` is its place among the claims that wait (1 is next); ``devices`` is a folded list."""
+    """A claim. ``position`` is its place among the claims that wait (1 is next); ``devices`` is a folded list.
+
+    ``cell`` are the devices of its project's guarantee that its own lie in; without one it borrows them.
+    ``asked_until`` is by when it was asked to yield.
+    """
 
     id: str
     name: str
@@ -215,6 +270,8 @@ class ClaimBody:
     granted_at: str | None = None
     ready_at: str | None = None
     ended_at: str | None = None
+    cell: str | None = None
+    asked_until: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,14 +453,67 @@ class ApplianceJobBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateBody:
+    """When a claim starts at the latest, as things stand: all others run to their time limits, and nobody comes first.
+
+    Without ``starts_at`` nobody can say, and ``why`` tells why.
+    """
+
+    starts_now: bool
+    starts_at: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplanationBody:
-    """Why a claim is where it is: every reason, what would change it, and when (where limits are known)."""
+    """Why a claim is where it is: every reason, what would change it, and when (where limits are known).
+
+    ``estimate`` is there if it was asked for (``when=true``) and the claim waits.
+    """
 
     claim: str
     state: str
     summary: str
     position: int | None = None
     reasons: tuple[ReasonBody, ...] = ()
+    estimate: EstimateBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectBody:
+    """A project: what it is guaranteed, and what it may hold. Only admins see who its ``members`` are."""
+
+    name: str
+    shares: tuple[ShareShape, ...]
+    weight: float
+    version: int
+    devices_max: int | None = None
+    user_devices_max: int | None = None
+    members: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaBody:
+    """What a project is guaranteed in a pool, in devices and in blocks of each size, and how it stands.
+
+    ``held`` are devices within a guarantee, ``borrowed`` those beside it, ``waiting`` claims that the pool could serve.
+    All these count those of the projects below it, too. ``used_device_hours`` are of its own claims, in all pools; half
+    of them are forgotten after each half-life. ``devices_max`` is for all pools together. ``pool`` is empty where the
+    project has nothing in any.
+    """
+
+    project: str
+    pool: str
+    guaranteed: int
+    blocks: Mapping[str, int]
+    held: int
+    borrowed: int
+    waiting: int
+    waiting_devices: int
+    used_device_hours: float
+    weight: float
+    devices_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,15 @@ from typing import Any
 
 from moorings.controller.measures import Measures, measure
 from moorings.controller.meters import Meters
-from moorings.controller.views import ClaimView, DeviceView, Explanation, PartitionView, PoolView, RunView
+from moorings.controller.views import (
+    ClaimView,
+    DeviceView,
+    EstimateView,
+    Explanation,
+    PartitionView,
+    PoolView,
+    RunView,
+)
 from moorings.core.access import Caller, Role, check_admin
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
@@ -22,6 +30,8 @@ from moorings.core.events import Event
 from moorings.core.fleet import Fleet
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.projects import Project, Projects, check_removal
+from moorings.core.quotas import Quota
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
@@ -46,6 +56,7 @@ class PretendController:
         self.claims: dict[str, Claim] = {}
         self.used: dict[tuple[str, str], str] = {}
         self.runs = PretendRuns(self)
+        self.projects = PretendProjects(self)
         self.out: dict[str, Device] = {}
         self.rows: list[Row] = []
         self.unready: Reason | None = None
@@ -206,9 +217,23 @@ class PretendController:
         ]
         return [self._view(claim) for claim in found if claim.id > (page.after or "")][: page.limit]
 
-    async def explain_claim(self, ident: str) -> Explanation:
+    async def yield_claim(self, caller: Caller, ident: str, why: str) -> ClaimView:
         claim = self._claim(ident)
-        return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),))
+        self.seen.append(("yield", why))
+        if claim.state is not ClaimState.RECLAIMING:
+            raise MooringsError("claim.not_asked", f"claim {ident} is {claim.state}")
+        self.claims[claim.id] = replace(claim, state=ClaimState.YIELDING)
+        return self._view(self.claims[claim.id])
+
+    async def checkpoint(self, caller: Caller, ident: str, at: Instant | None = None) -> ClaimView:
+        claim = self._claim(ident)
+        self.seen.append(("checkpoint", at))
+        return self._view(claim)
+
+    async def explain_claim(self, ident: str, *, when: bool = False) -> Explanation:
+        claim = self._claim(ident)
+        starts = EstimateView(Instant(START + 60_000_000)) if when else None
+        return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),), starts)
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         self.seen.append(("binding", ident, wait_s))
@@ -413,3 +438,39 @@ class PretendRuns:
         run = (await self.get(ident)).run
         self.by_id[ident] = replace(run, job=replace(run.job, priority=priority))
         return await self.get(ident)
+
+
+class PretendProjects:
+    def __init__(self, whole: PretendController) -> None:
+        self._whole = whole
+        self.known = Projects()
+
+    def all(self) -> Sequence[Project]:
+        return list(self.known.by_name.values())
+
+    def get(self, name: str) -> Project:
+        project = self.known.get(name)
+        if project is None:
+            raise self.known.unknown(name)
+        return project
+
+    async def set(self, caller: Caller, project: Project, version: int | None) -> Project:
+        check_admin(caller, "change projects")
+        self._whole.seen.append((project, version))
+        self.known = self.known.replaced(project)
+        return project
+
+    async def delete(self, caller: Caller, name: str) -> None:
+        check_admin(caller, "delete projects")
+        check_removal(name, self.known)
+        self.known = self.known.without(name)
+
+    def quotas(self) -> Sequence[Quota]:
+        return [
+            Quota(project=name, pool=PoolName("pod16"), blocks=((4, 2),), held=4, used_device_hours=1.23456)
+            for name in self.known.by_name
+        ]
+
+    async def estimate(self, caller: Caller, spec: ClaimSpec) -> EstimateView:
+        self._whole.seen.append(("estimate", spec))
+        return EstimateView(None, why="1 claim that holds devices has no time limit")

@@ -3,13 +3,14 @@ import inspect
 import httpx2
 import pytest
 
+from moorings.controller.projects import ProjectCases
 from moorings.controller.run_cases import RunCases
 from moorings.controller.service import Controller
 from moorings.core.reasons import Reason
 from moorings.wire.codec import decode
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec
-from tests.unit.api.pretend import ADMIN, PretendController, PretendRuns
+from tests.unit.api.pretend import ADMIN, PretendController, PretendProjects, PretendRuns
 
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 JOB = {"name": "digits", "command": ["python3", "train.py"], "workdir": "/home/ann"}
@@ -183,7 +184,11 @@ async def test_health_readiness_and_version_are_open(app: object, controller: Pr
     ("real_one", "pretender", "name"),
     [
         (real, pretender, name)
-        for real, pretender in ((Controller, PretendController), (RunCases, PretendRuns))
+        for real, pretender in (
+            (Controller, PretendController),
+            (RunCases, PretendRuns),
+            (ProjectCases, PretendProjects),
+        )
         for name in vars(pretender)
         if not name.startswith("_") and name not in ("tell", "grant", "installation")
     ],

@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not reply.cut:
             self.wfile.write(b"0\r\n\r\n")
 
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - the names http.server calls
+    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - the names http.server calls
 
 
 def problem(code: str, detail: str, status: int, **more: object) -> Reply:

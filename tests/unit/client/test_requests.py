@@ -7,7 +7,7 @@ import pytest
 from moorings.client import requests
 from moorings.client.requests import AnswerError, ClaimFilter, EventFilter, RunFilter, build_target, parse_problem
 from moorings.core.errors import MooringsError
-from moorings.wire.shapes import ClaimRequest, KeyRequest, PoolBody
+from moorings.wire.shapes import ClaimRequest, EstimateRequest, KeyRequest, PoolBody, ProjectRequest, ShareShape
 
 
 def test_targets_are_quoted_and_empty_values_left_out():
@@ -34,6 +34,15 @@ def test_targets_are_quoted_and_empty_values_left_out():
         (requests.delete_claim("c", wait_s=2.5), "DELETE", "/v1/claims/c?wait=2.5s"),
         (requests.delete_claim("c", only_waiting=True), "DELETE", "/v1/claims/c?onlyWaiting=true"),
         (requests.explain_claim("c"), "GET", "/v1/claims/c/explain"),
+        (requests.explain_claim("c", when=True), "GET", "/v1/claims/c/explain?when=true"),
+        (requests.yield_claim("c", "done"), "POST", "/v1/claims/c/yield"),
+        (requests.checkpoint_claim("c"), "POST", "/v1/claims/c/checkpoint"),
+        (requests.estimate(EstimateRequest(size=4)), "POST", "/v1/estimate"),
+        (requests.list_projects("tok"), "GET", "/v1/projects?limit=1000&continue=tok"),
+        (requests.get_project("lab/vision"), "GET", "/v1/projects/lab%2Fvision"),
+        (requests.set_project("lab", ProjectRequest()), "PUT", "/v1/projects/lab"),
+        (requests.delete_project("lab"), "DELETE", "/v1/projects/lab"),
+        (requests.list_quotas(), "GET", "/v1/quotas?limit=1000"),
         (requests.get_binding("c"), "GET", "/v1/claims/c/binding"),
         (requests.get_binding("c", wait_s=5), "GET", "/v1/claims/c/binding?wait=5s"),
         (requests.renew_claim("c"), "POST", "/v1/claims/c/renew"),
@@ -62,6 +71,12 @@ def test_what_would_do_harm_twice_is_not_repeatable():
     assert not requests.create_key(KeyRequest(subject="ann")).repeatable
     assert not requests.reset_partition("p").repeatable
     assert not requests.resume_device("d").repeatable
+    assert not requests.yield_claim("c").repeatable
+    assert not requests.checkpoint_claim("c").repeatable
+    assert requests.checkpoint_claim("c", "2026-01-31T12:00:00Z").repeatable
+    assert not requests.set_project("p", ProjectRequest()).repeatable
+    assert not requests.delete_project("p").repeatable
+    assert requests.estimate(EstimateRequest(size=1)).repeatable
     assert requests.drain_device("d", "why").repeatable
     assert requests.cancel_run("r").repeatable
 
@@ -73,6 +88,21 @@ def test_bodies_are_json_with_rest_names():
     assert body["replicasPerGcd"] == 2
     assert body["timeLimitS"] == 60.0
     assert "leaseS" not in body
+
+
+def test_a_project_s_body_says_which_version_is_changed_or_none():
+    shares = (ShareShape(pool="pod64", blocks={"16": 2}),)
+    body = requests.set_project("lab", ProjectRequest(shares=shares, user_devices_max=8, version=3)).body
+    assert body is not None
+    assert json.loads(body) == {
+        "shares": [{"pool": "pod64", "blocks": {"16": 2}}],
+        "weight": 1.0,
+        "userDevicesMax": 8,
+        "members": [],
+        "aliases": [],
+        "version": 3,
+    }
+    assert b"version" not in (requests.set_project("lab", ProjectRequest()).body or b"version")
 
 
 def test_a_list_that_is_none_is_refused():

@@ -13,21 +13,28 @@ import pytest
 
 from moorings.controller.hardware import Hardware
 from moorings.controller.running import ORPHANS_S, RETRY_S_MAX, Running
-from moorings.core.claims import ClaimState
+from moorings.core.bindings import NO_BINDING
+from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import ResetPartition
+from moorings.core.inputs import CreateClaim, ReleaseClaim, ResetPartition, SetProject
+from moorings.core.instants import Instant, after
 from moorings.core.partitions import PartitionState
+from moorings.core.policy import Policy
+from moorings.core.projects import Project, Share
 from moorings.core.reconcile import LISTINGS_NEEDED
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.local.engine import LocalEngine
+from moorings.local.records import End
+from moorings.local.rundir import RunFolder
 from moorings.ports.engine import StartOrder
 from moorings.testing.records import a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
 from tests.unit.controller.stepping import POOL, Stepper
 
 RUN = RunId("run-1")
+LABS = ClaimId("claim-lab")
 
 
 @pytest.fixture
@@ -46,6 +53,7 @@ class HeldEngine(LocalEngine):
 
     def hold(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.to_yield: list[tuple[int, str, Instant]] = []
         self.submitted: list[RunId] = []
 
     async def submit(self, order: StartOrder) -> str:
@@ -53,6 +61,9 @@ class HeldEngine(LocalEngine):
         self.asked.set()
         await self.go_on.wait()
         raise MooringsError("engine.unavailable", "the connection was cut", retryable=True)
+
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        self.to_yield.append((attempt, reason, by))
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
         seen = await super().observe(runs)
@@ -66,6 +77,7 @@ class Rig(Stepper):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.folder = folder
         self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
         self.engine = HeldEngine(folder / "runs", self.clock)
         self.running = Running(self.loop, {"local": self.engine}, self.hardware, self.clock, self.installation)
@@ -86,6 +98,30 @@ class Rig(Stepper):
         self.running._fenced["local"].set()
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
         self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
+
+    async def lend_and_take_back(self) -> None:
+        """A run on borrowed devices, asked to make room while it is submitted."""
+        self.loop.policy = Policy(min_run_s=0.0, yield_s=60.0)
+        self.loop.tell(SetProject(Project(name="lab", shares=(Share(POOL.name, ((8, 1),)),)), None))
+        await self.settle()
+        self.engine.hold()
+        await self.engine.fence(self.loop.epoch)
+        self.running._fenced["local"].set()
+        wanted = Accelerators(size=4)
+        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True)
+        self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
+        await self.settle()
+        await self.engine.asked.wait()
+        spec = ClaimSpec(kind="ipu", size=8, project="lab")
+        self.loop.tell(CreateClaim(id=LABS, name="labs", owner="user/bob", subject="bob", spec=spec))
+        await self.settle()
+        assert self.run.state is RunState.YIELDING
+
+    async def look(self) -> None:
+        """One look at the engine, which answers at once, and what follows."""
+        self.engine.go_on.set()
+        await self.running._look(self.engine)
+        await self.settle()
 
     async def queue(self) -> None:
         """Put a run in that claims nothing, to an engine that schedules itself; it is being submitted."""
@@ -244,3 +280,53 @@ async def test_a_claim_of_a_run_that_nobody_knows_is_released(rig: Rig) -> None:
     assert rig.state(claim) is ClaimState.RELEASED
     assert rig.state(kept) is ClaimState.READY
     assert len(await rig.names()) == 1
+
+
+async def test_a_run_that_is_asked_to_make_room_while_it_is_submitted_has_not_made_it(rig: Rig) -> None:
+    """Law 3: its processes may be starting; the engine knows nothing of it only because it has not answered yet."""
+    await rig.lend_and_take_back()
+    rig.engine.asked.clear()
+    look = asyncio.create_task(rig.running._look(rig.engine))
+    await rig.engine.asked.wait()
+    rig.engine.go_on.set()
+    await look
+    await rig.settle()
+    assert rig.run.state is RunState.YIELDING
+    assert rig.run.claim is not None
+    assert rig.state(rig.run.claim) is ClaimState.RECLAIMING
+
+
+async def test_the_engine_is_told_until_when_to_make_room_and_why(rig: Rig) -> None:
+    await rig.lend_and_take_back()
+    by = after(rig.clock.now(), 60.0)
+    rig.engine.go_on.set()  # the answer to its submission was lost
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: bool(rig.engine.to_yield))
+    ((attempt, why, until),) = rig.engine.to_yield
+    assert attempt == 0
+    assert "lab" in why
+    assert 0 <= by - until < 1_000, "microseconds: settling takes some"
+
+
+async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
+    """Its folder tells how that one ended until the next has been submitted."""
+    await rig.lend_and_take_back()
+    rig.engine.go_on.set()
+    await rig.until(lambda: not rig.running._submitting)
+    rig.clock.forward(RETRY_S_MAX)
+    folder = RunFolder(rig.folder / "runs" / RUN)
+    folder.make()
+    folder.save_order(StartOrder(RUN, 0, rig.run.job, NO_BINDING))
+    folder.save_end(End(0, EndRecord(Ending.YIELDED, 85, (85,), detail="lab needs it")))
+    await rig.look()
+    assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)
+    assert rig.state(LABS) is ClaimState.READY
+    rig.loop.tell(ReleaseClaim(LABS, "done"))
+    await rig.settle()
+    assert rig.run.state is RunState.STARTING
+    submitted = len(rig.engine.submitted)
+    await rig.look()
+    assert rig.run.state is RunState.STARTING
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: len(rig.engine.submitted) > submitted)

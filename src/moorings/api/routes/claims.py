@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 
 from moorings.api.calls import Call
-from moorings.api.demands import claim_spec
+from moorings.api.demands import checkpoint_at, claim_spec
 from moorings.api.operations import Operation, many, one
 from moorings.api.parameters import (
     ALL,
@@ -20,9 +20,17 @@ from moorings.api.parameters import (
     PAGING,
     POOL,
     WAIT,
+    WHEN,
 )
 from moorings.api.render import binding_body, claim_body, explanation_body
-from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, ExplanationBody
+from moorings.wire.shapes import (
+    BindingBody,
+    CheckpointRequest,
+    ClaimBody,
+    ClaimRequest,
+    ExplanationBody,
+    YieldRequest,
+)
 
 if TYPE_CHECKING:
     from moorings.controller.views import ClaimView
@@ -100,9 +108,31 @@ async def renew_claim(call: Call) -> Response:
     return call.answer(claim_body(await call.controller.renew_claim(call.caller, call.path("id"))))
 
 
+async def yield_claim(call: Call) -> Response:
+    """Yield a claim that was asked to: its job has stopped.
+
+    Its partition is removed, and the claim waits again, in its old place.
+    """
+    request = call.body(YieldRequest)
+    return call.answer(claim_body(await call.controller.yield_claim(call.caller, call.path("id"), request.why)))
+
+
+async def checkpoint_claim(call: Call) -> Response:
+    """Tell that the job of a claim has saved its state.
+
+    What it did before is not lost if it is stopped; those that lose least are asked to yield first.
+    """
+    at = checkpoint_at(call.body(CheckpointRequest))
+    return call.answer(claim_body(await call.controller.checkpoint(call.caller, call.path("id"), at)))
+
+
 async def explain_claim(call: Call) -> Response:
-    """Explain why a claim is where it is, and what would change it."""
-    return call.answer(explanation_body(await call.controller.explain_claim(call.path("id"))))
+    """Explain why a claim is where it is, and what would change it.
+
+    With `when` also when it starts, at the latest, as things stand.
+    """
+    explanation = await call.controller.explain_claim(call.path("id"), when=call.query(WHEN))
+    return call.answer(explanation_body(explanation))
 
 
 async def get_binding(call: Call) -> Response:
@@ -140,6 +170,8 @@ OPERATIONS = (
         query=(CLAIM_STATES, OWNER_PREFIX, POOL, ALL, *PAGING),
     ),
     Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM),
-    Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody)),
+    Operation("POST", "/v1/claims/{id}/yield", yield_claim, _CLAIM, body=YieldRequest),
+    Operation("POST", "/v1/claims/{id}/checkpoint", checkpoint_claim, _CLAIM, body=CheckpointRequest),
+    Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody), query=(WHEN,)),
     Operation("GET", "/v1/claims/{id}/binding", get_binding, one("Binding", BindingBody), query=(WAIT,)),
 )

@@ -34,7 +34,7 @@ async def list_events(call: Call) -> Response:
     after = _parse_seq(page.after, "continue") if page.after else begin or Seq(0)
     rows = await wanted.read(call.service, after, page.page.limit)
     shown, token = page.cut(rows, lambda row: str(row.seq))
-    return await call.answer_list(map(event_body, shown), token)
+    return await call.answer_list((event_body(row, call.caller) for row in shown), token)
 
 
 def _begin(call: Call) -> Seq | None:

@@ -33,12 +33,17 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("owner.denied", "owner.invalid", "name.invalid", "claim.name_taken", "claim.no_room", "claim.too_large"),
             *("claim.size_not_allowed", "claim.gcds_invalid", "kind.unknown", "pool.unknown", "key.conflict"),
-            "priority.denied",
+            *("priority.denied", "project.unknown", "project.not_member", "project.limit"),
         ),
     ),
     "get_claim": (READERS, ("claim.unknown",)),
     "release_claim": (HOLDERS, ("claim.unknown", "claim.held", "claim.held_by_run", "owner.denied")),
     "renew_claim": (HOLDERS, ("claim.unknown", "claim.no_lease", "owner.denied")),
+    "yield_claim": (
+        HOLDERS,
+        ("claim.unknown", "claim.ended", "claim.not_asked", "claim.held_by_run", "owner.denied"),
+    ),
+    "checkpoint_claim": (HOLDERS, ("claim.unknown", "claim.invalid", "owner.denied")),
     "explain_claim": (READERS, ("claim.unknown",)),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
     "tell_queue": (AGENTS, ("queue.invalid", "queue.taken", "owner.invalid", "owner.denied")),
@@ -49,6 +54,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
             *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run"),
+            *("project.unknown", "project.not_member", "project.limit"),
         ),
     ),
     "get_run": (READERS, ("run.unknown",)),
@@ -76,6 +82,21 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "get_device": (READERS, ("device.unknown",)),
     "drain_device": (ADMINS, ("device.unknown", "auth.denied")),
     "resume_device": (ADMINS, ("device.unknown", "auth.denied", "state.illegal_move")),
+    "list_projects": (f"{READERS}; who the members are only admins", ("page.invalid",)),
+    "get_project": (f"{READERS}; who the members are only admins", ("project.unknown",)),
+    "set_project": (
+        ADMINS,
+        (
+            *("auth.denied", "project.invalid", "project.unknown", "project.not_feasible", "project.exists"),
+            *("project.changed", "pool.unknown"),
+        ),
+    ),
+    "delete_project": (ADMINS, ("auth.denied", "project.unknown", "project.has_children", "project.in_use")),
+    "list_quotas": (READERS, ("page.invalid",)),
+    "estimate": (
+        READERS,
+        ("claim.size_not_allowed", "claim.too_large", "kind.unknown", "pool.unknown", "project.unknown"),
+    ),
     "list_keys": (ADMINS, ("auth.denied",)),
     "create_key": (ADMINS, ("auth.denied", "key.invalid", "owner.invalid")),
     "revoke_key": (ADMINS, ("auth.denied", "key.unknown")),

@@ -18,6 +18,14 @@ from moorings.core.claims import (
     TIME_LIMIT_S_MAX,
     WARN_SIGNALS,
 )
+from moorings.core.projects import (
+    ALIASES_MAX,
+    LIMIT_MAX,
+    MEMBER_CHARS_MAX,
+    MEMBERS_MAX,
+    WEIGHT_MAX,
+)
+from moorings.core.topology import DEVICES_MAX
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
     COMMAND_CHARS_MAX,
@@ -56,7 +64,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ClaimRequest", "timeLimitS"): (_LIMIT, "How long it wants to hold its partition; told to those who wait."),
     ("ClaimRequest", "preemptible"): (
         "true or false",
-        "Whether it may be asked to yield; nobody asks in this release.",
+        "Whether it may be asked to yield to somebody who was guaranteed its devices.",
     ),
     ("ClaimRequest", "checkpoint"): (_CONTRACT, "What its job promises about stopping."),
     ("ClaimRequest", "leaseS"): (
@@ -100,6 +108,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         f"{LEASE_S_MIN} to {LEASE_S_MAX:,} s",
         "It is cancelled unless its claim is renewed within this time; no lease if it is left out.",
     ),
+    ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),
     ("ApplianceShape", "kind"): ("`compile`, `execute`", "What it is for."),
     ("ApplianceShape", "workflow"): ("`wflow-` and 22 letters or digits", "What ties one person's jobs together."),
@@ -136,6 +145,44 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("QueuedJobShape", "pool"): (_ANY_POOL, _POOL),
     ("QueuedJobShape", "since"): ("a time, not in the future", "When it began to wait; now if it is left out."),
     ("QueuedJobShape", "timeLimitS"): (_LIMIT, "How long it will hold its partition."),
+    ("YieldRequest", "why"): ("at most 200 characters", "Why, for the log."),
+    ("CheckpointRequest", "at"): ("a time", "When its state was saved; now if it is left out, or in the future."),
+    ("EstimateRequest", "size"): (_SIZE, "Devices."),
+    ("EstimateRequest", "kind"): (_KIND, "Kind of accelerator."),
+    ("EstimateRequest", "pool"): (_ANY_POOL, _POOL),
+    ("EstimateRequest", "gcds"): (_GCDS, "Graph compilation domains."),
+    ("EstimateRequest", "project"): (_PROJECT, "Who would pay."),
+    ("EstimateRequest", "priority"): (_PRIORITY, "Higher is first in the queue."),
+    ("EstimateRequest", "timeLimitS"): (_LIMIT, "How long it would hold its partition; endless if it is left out."),
+    ("EstimateRequest", "preemptible"): ("true or false", "Whether it could be asked to yield."),
+    ("ProjectRequest", "shares"): (
+        "[ShareShape](#shareshape), one a pool",
+        "What it is guaranteed, with what the projects below it are.",
+    ),
+    ("ProjectRequest", "weight"): (
+        f"more than 0, at most {WEIGHT_MAX:,.0f}",
+        "Who has twice the weight may use twice as much before others come first.",
+    ),
+    ("ProjectRequest", "devicesMax"): (
+        f"0 to {LIMIT_MAX:,}",
+        "So many devices it and those below it hold at once, at most; no limit if it is left out.",
+    ),
+    ("ProjectRequest", "userDevicesMax"): (f"0 to {LIMIT_MAX:,}", "So many of them one subject holds, at most."),
+    ("ProjectRequest", "members"): (
+        f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",
+        "The subjects that may ask in its name, beside those of projects above it; if there are none, everybody.",
+    ),
+    ("ProjectRequest", "aliases"): (
+        f"at most {ALIASES_MAX} `slurm/CLUSTER/ACCOUNT` or `kubernetes/CLUSTER/NAMESPACE`",
+        "What other schedulers call it.",
+    ),
+    ("ProjectRequest", "version"): ("1 or more", "The version that is changed; a new project if it is left out."),
+    ("ShareShape", "pool"): (_ANY_POOL, "In which pool."),
+    ("ShareShape", "blocks"): (
+        f"sizes as text, with 1 to {DEVICES_MAX:,} each",
+        "How many blocks of each size; where any subset of devices is a block: so many of size 1.",
+    ),
+    ("QueuedJobShape", "project"): (_PROJECT, "Who pays: the account there, or a project here."),
     ("DrainRequest", "reason"): ("1 to 500 characters", "Why, for the people after you."),
     ("KeyRequest", "subject"): ("a name without `/`", "Who the key speaks for."),
     ("KeyRequest", "role"): (", ".join(f"`{role}`" for role in Role), "What its holder may do."),

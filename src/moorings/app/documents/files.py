@@ -95,6 +95,10 @@ JOB: tuple[Key, ...] = (
     Key("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
     Key("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "Who pays."),
     Key("", "priority", "integer", "0", f"±{PRIORITY_MAX:,}", "Higher is first in the queue."),
+    Key(
+        *("", "preemptible", "boolean", "false", ""),
+        "May be stopped for somebody who was guaranteed its devices; it keeps its place and is started again later.",
+    ),
     Key("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
     Key("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
     Key(
@@ -138,7 +142,7 @@ JOB: tuple[Key, ...] = (
             f'"{_CONTRACT.warn_signal}"',
             ", ".join(f"`{name}`" for name in sorted(WARN_SIGNALS)),
         ),
-        "Signal that warns of the time limit.",
+        "Signal that warns of the time limit, and of being stopped for somebody else.",
     ),
     Key(
         "checkpoint",

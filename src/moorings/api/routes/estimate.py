@@ -1,0 +1,24 @@
+"""``/v1/estimate``: when a claim would start, without making it."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.demands import estimate_spec
+from moorings.api.operations import Operation, one
+from moorings.api.render import estimate_body
+from moorings.wire.shapes import EstimateBody, EstimateRequest
+
+
+async def estimate(call: Call) -> Response:
+    """Estimate when a claim would start that was made now.
+
+    Nobody is asked for anything, and nothing changes. The queue is played on, with everybody running to their time
+    limits: claims that end earlier bring the start forward, and only those that come first later put it back.
+    """
+    spec = estimate_spec(call.body(EstimateRequest))
+    return call.answer(estimate_body(await call.controller.projects.estimate(call.caller, spec)))
+
+
+OPERATIONS = (Operation("POST", "/v1/estimate", estimate, one("Estimate", EstimateBody), body=EstimateRequest),)
