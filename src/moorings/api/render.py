@@ -128,6 +128,7 @@ def explanation_body(explanation: Explanation) -> ExplanationBody:
         position=explanation.position,
         reasons=tuple(body for body in map(reason_body, explanation.reasons) if body),
         estimate=estimate_body(explanation.estimate) if explanation.estimate is not None else None,
+        options=explanation.options,
     )
 
 

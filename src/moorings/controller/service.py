@@ -62,6 +62,7 @@ from moorings.core.inputs import (
     YieldClaim,
 )
 from moorings.core.instants import Instant
+from moorings.core.options import options
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.records import said
@@ -292,8 +293,12 @@ class Controller:
             claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain(self._loop.fleet, claim, self._clock.now())
-            starts = await self.projects.when(claim) if when else None
-            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts)
+            if not when:
+                return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
+            ways = options(self._loop.fleet, self._loop.policy, self._clock.now(), claim)
+            starts = await self.projects.when(claim)
+            told = tuple(way.message for way in ways)
+            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))

@@ -96,6 +96,7 @@ class Explanation:
     position: int | None
     reasons: tuple[Reason, ...]
     estimate: EstimateView | None = None
+    options: tuple[str, ...] = ()
 
 
 def pool_view(fleet: Fleet, state: PoolState) -> PoolView:

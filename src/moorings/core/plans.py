@@ -85,7 +85,7 @@ class Tenant:
         subject: its claim's.
         priority: its claim's.
         cell: the cell of a guarantee that it is in; None: it borrowed its block.
-        preemptible: may be asked to yield.
+        preemptible: may be asked to yield, once its partition is ready.
         movable: may be asked to go on elsewhere: it goes on from its checkpoint.
         leaving: is asked already, or has ended.
         since: when its claim got the block ready; None: it has not.
@@ -128,7 +128,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         subject=claim.subject,
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
-        preemptible=spec.preemptible and runs,
+        preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),
         movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(BY_HAND),
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,

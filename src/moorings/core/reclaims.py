@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from moorings.core.cells import Counted, Estate, OpenCells, Place
 from moorings.core.claims import ClaimId
@@ -19,6 +20,9 @@ from moorings.core.instants import Instant, after
 from moorings.core.plans import Tenant
 from moorings.core.policy import Policy
 from moorings.core.topology import Block
+
+
+MAKING_S_MIN: Final = 1.0  # nobody is asked before there is something to give back
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,10 @@ def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float
     """When a tenant may be asked, and the device-seconds it loses."""
     if tenant.leaving:
         return now, 0.0
-    when = max(now, after(tenant.since, policy.min_run_s) if tenant.since is not None else now)
+    if tenant.since is None:  # its partition is being made
+        when = after(now, max(policy.min_run_s, MAKING_S_MIN))
+    else:
+        when = max(now, after(tenant.since, policy.min_run_s))
     return when, tenant.lost(now) + len(tenant.block) * policy.move_s
 
 

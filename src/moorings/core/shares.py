@@ -43,12 +43,12 @@ def devices_of(blocks: Blocks, least: int = 1) -> int:
 
 
 def blocks_text(topology: Topology | None, blocks: Blocks) -> str:
-    """Blocks for people: ``2 x 16 + 1 x 4``; single devices of a pool without blocks: ``40 devices``."""
+    """Blocks as people write them: ``16x2,4x1``; single devices of a pool without blocks: ``40 devices``."""
     if not blocks:
         return "nothing"
     if isinstance(topology, AnySubset):
         return f"{devices_of(blocks)} devices"
-    return " + ".join(f"{count} x {size}" for size, count in reversed(blocks))
+    return ",".join(f"{size}x{count}" for size, count in reversed(blocks))
 
 
 def sizes_promised(topology: Topology) -> tuple[int, ...]:

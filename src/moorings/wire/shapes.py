@@ -468,7 +468,8 @@ class EstimateBody:
 class ExplanationBody:
     """Why a claim is where it is: every reason, what would change it, and when (where limits are known).
 
-    ``estimate`` is there if it was asked for (``when=true``) and the claim waits.
+    ``estimate`` is there if it was asked for (``when=true``) and the claim waits, and with it ``options``: what
+    would let it start now.
     """
 
     claim: str
@@ -477,6 +478,7 @@ class ExplanationBody:
     position: int | None = None
     reasons: tuple[ReasonBody, ...] = ()
     estimate: EstimateBody | None = None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

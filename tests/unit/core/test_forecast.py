@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.forecast import HORIZON_S, estimate
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import Instant, after
 from moorings.core.options import options
 from moorings.core.policy import Policy
 from moorings.core.whatif import what_if
@@ -36,7 +36,7 @@ def test_a_claim_starts_when_those_before_it_have_run_to_their_limits():
     assert estimate(world.fleet, Policy(), world.now, asked(16)).starts_at == ends[1]
     waiting = world.create(16, gcds=2, time_limit_s=HOUR_S)
     assert estimate(world.fleet, Policy(), world.now, world.claim(waiting.id)).starts_at == ends[1]
-    assert estimate(world.fleet, Policy(), world.now, asked(8)).starts_at == Instant(ends[1] + HOUR_S * SECOND)
+    assert estimate(world.fleet, Policy(), world.now, asked(8)).starts_at == after(ends[1], HOUR_S)
 
 
 def test_nobody_can_say_behind_a_holder_without_a_limit():

@@ -328,7 +328,7 @@ def test_guarantees_must_fit_the_pool_and_what_would_fit_is_told():
     error = refusal(project("b", share("pod", (4, 2))), project("a", share("pod", (8, 1))))
     assert error.code == "project.not_feasible"
     assert "16 devices in blocks of 4 and more, where there are 12" in error.detail
-    assert error.hint == "beside the others 'b' may have 1 x 4"
+    assert error.hint == "beside the others 'b' may have 4x1"
     error = refusal(project("b", share("cross", (1, 8))), project("a", share("cross", (1, 3))))
     assert error.hint == "beside the others 'b' may have 7 devices"
 
@@ -351,7 +351,7 @@ def test_a_childs_guarantee_must_fit_its_parents():
     parent = project("a", share("pod", (4, 2)))
     error = refusal(project("a/x", share("pod", (8, 1))), parent)
     assert error.code == "project.not_feasible"
-    assert error.hint == "beside the others 'a/x' may have 2 x 4; or guarantee 'a' more"
+    assert error.hint == "beside the others 'a/x' may have 4x2; or guarantee 'a' more"
     assert refusal(project("a/x", share("rack", (1, 1))), parent).hint.startswith(
         "beside the others 'a/x' may have not"
     )
@@ -366,7 +366,7 @@ def test_a_guarantee_is_not_reduced_below_those_of_the_children():
     for less in (project("a", share("pod", (4, 1))), project("a")):
         error = refusal(less, parent, child)
         assert error.code == "project.not_feasible"
-        assert error.hint == "3 x 2 is enough; or reduce the guarantees of a/x first"
+        assert error.hint == "2x3 is enough; or reduce the guarantees of a/x first"
 
 
 def test_a_guarantee_that_the_pool_became_too_small_for_can_be_reduced_step_by_step():
