@@ -74,6 +74,7 @@ class Course:
     moves: int = 0
     yields: int = 0
     refused: str = ""
+    guaranteed: bool = False  # it first started within a guarantee
 
     @property
     def wait_s(self) -> float | None:
@@ -219,7 +220,7 @@ class Simulation:
         while at < len(ordered) or self._ends:
             arrives = self._instant(ordered[at][1].arrives_s) if at < len(ordered) else NEVER
             ends = self._ends[0][0] if self._ends else NEVER
-            self.now = now = min(ends, arrives)
+            self.now = now = min(ends, arrives, self._may_be_asked())
             while self._ends and self._ends[0][0] <= now:
                 self._end(heappop(self._ends))
             while at < len(ordered) and self._instant(ordered[at][1].arrives_s) <= now:
@@ -230,6 +231,14 @@ class Simulation:
         n_devices = sum(state.pool.topology.n_devices for state in self.pools.values())
         courses = list(self.courses.values())
         return Simulated(courses, self._levels, n_devices, self.turns, self.moves, self.yields, self.suggested)
+
+    def _may_be_asked(self) -> Instant:
+        """When the next borrower has run so long that it may be asked to yield, if anybody could ask."""
+        if not self._lines or not self.projects:
+            return NEVER
+        min_run = round(self.policy.min_run_s * SECOND)
+        sinces = (one.began + min_run for one in self._running.values() if one.tenant.preemptible)
+        return Instant(min((at for at in sinces if at > self.now), default=NEVER))
 
     def _arrive(self, job: SimulatedJob, number: int) -> None:
         ident = ClaimId(job.name)
@@ -308,7 +317,7 @@ class Simulation:
             shares=self._shares() if self.projects else {},
             tenants=self._tenants,
             moves_left=moves_left,
-            movable=self._all if moving and not self._fixed else frozenset(),
+            movable=self._all if self.policy.defragment is Defragment.ON and not self._fixed else frozenset(),
             able=self._able,
         )
 
@@ -329,7 +338,7 @@ class Simulation:
         ident, now, left = claim.id, self.now, self._left[claim.id]
         course = self.courses[ident]
         if course.started_s is None:
-            course.started_s, course.pool = self._seconds(now), pool
+            course.started_s, course.pool, course.guaranteed = self._seconds(now), pool, cell is not None
         state = self.pools[pool]
         ends = Instant(now + left)
         if len(block):

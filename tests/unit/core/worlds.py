@@ -74,7 +74,14 @@ class World:
 
     def _reloaded(self) -> Fleet:
         held = self.fleet
-        fleet = Fleet.load(self.pools, held.claims.values(), held.partitions.values(), self.devices.values())
+        fleet = Fleet.load(
+            self.pools,
+            held.claims.values(),
+            held.partitions.values(),
+            self.devices.values(),
+            held.projects.by_name.values(),
+            held.usage.values(),
+        )
         fleet.apply(held.beside_the_records())
         fleet.last_arrival = held.last_arrival
         return fleet

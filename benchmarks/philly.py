@@ -1,0 +1,122 @@
+"""``philly``: 60,000 jobs of Microsoft's Philly cluster on power-of-two pools, with and without moves.
+
+Jobs of at most 64 devices by arrival, a reservation for the first that waits (EASY), backfill by exact run times.
+Bound: the same policy where any devices do (no topology). ``MOORINGS_BENCH_DATA`` names the folder
+with ``philly-60000.csv`` (Jeon et al., USENIX ATC 2019, CC-BY-4.0; as published with the Sia artifact).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.report import Report
+from moorings.core.devices import PoolName
+from moorings.core.policy import Defragment, Policy
+from moorings.core.simulate import Simulated, SimulatedJob, simulate
+from moorings.core.topology import AnySubset, Pool, PowerOfTwo, Topology
+
+DOMAIN_SIZE = 64
+DOMAINS = (7, 8)
+LARGE = 16  # devices, and more
+MOVE_S = 120.0
+HOUR_S = 3600.0
+UNLIMITED = 1_000_000  # moves an hour
+
+
+@dataclass(frozen=True)
+class _Run:
+    mode: str
+    simulated: Simulated
+    took_s: float
+
+    def wait_h(self, least: int = 1, most: int = DOMAIN_SIZE) -> float:
+        """Mean wait of the jobs of these sizes."""
+        waits = [course.wait_s for course in self.simulated.courses if least <= course.job.size <= most]
+        return statistics.fmean(wait for wait in waits if wait is not None) / HOUR_S
+
+    def moves_per_100(self) -> float:
+        """Moves for every hundred jobs."""
+        return 100 * self.simulated.moves / len(self.simulated.courses)
+
+
+def run() -> Report:
+    """Measure."""
+    jobs = _jobs()
+    figures: dict[str, float] = {}
+    notes = [f"{len(jobs):,} jobs; mean wait in hours by size, for {', '.join(_MODES)}"]
+    moves, took_s = [], []
+    for domains in DOMAINS:
+        runs = {mode: _replay(jobs, domains, mode) for mode in _MODES}
+        n_devices = domains * DOMAIN_SIZE
+        on, bound = runs["on"], runs["bound"]
+        figures[f"large_wait_ratio_to_bound_{n_devices}"] = on.wait_h(LARGE) / bound.wait_h(LARGE)
+        moves.append(on.moves_per_100())
+        took_s.append(on.took_s)
+        notes += _table(n_devices, list(runs.values()))
+    figures["moves_per_100_jobs"] = statistics.fmean(moves)
+    figures["simulated_s"] = max(took_s)
+    return Report(
+        name="philly",
+        figures=figures,
+        bounds={f"large_wait_ratio_to_bound_{domains * DOMAIN_SIZE}": 1 for domains in DOMAINS},
+        anchors={f"large_wait_ratio_to_bound_{domains * DOMAIN_SIZE}": 1.02 for domains in DOMAINS}
+        | {"simulated_s": 15},
+        notes=tuple(notes),
+    )
+
+
+_MODES = ("off", "suggest", "on", "bound")
+
+
+def _jobs() -> list[SimulatedJob]:
+    path = Path(os.environ.get("MOORINGS_BENCH_DATA", "")) / "philly-60000.csv"
+    if not path.is_file():
+        raise SystemExit("philly: MOORINGS_BENCH_DATA must name a folder that has philly-60000.csv")
+    found: list[SimulatedJob] = []
+    began: datetime | None = None
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            at, size, runs_s = datetime.fromisoformat(row["timestamp"]), int(row["num_gpus"]), float(row["duration"])
+            began = began or at
+            if 1 <= size <= DOMAIN_SIZE and not size & (size - 1):
+                arrives_s = (at - began).total_seconds()
+                found.append(
+                    SimulatedJob(name=f"job-{number}", arrives_s=arrives_s, runs_s=runs_s, size=size, limit_s=runs_s)
+                )
+    return found
+
+
+def _replay(jobs: Sequence[SimulatedJob], domains: int, mode: str) -> _Run:
+    n_devices = domains * DOMAIN_SIZE
+    topology: Topology = PowerOfTwo(domains, DOMAIN_SIZE, DOMAIN_SIZE)
+    if mode == "bound":
+        topology = AnySubset(n_devices, DOMAIN_SIZE)
+    policy = Policy(
+        fair_share=False,
+        making_s=0.0,
+        move_s=MOVE_S,
+        moves_per_hour=UNLIMITED,
+        defragment=Defragment(mode) if mode != "bound" else Defragment.OFF,
+    )
+    begun = time.perf_counter()
+    simulated = simulate([Pool(PoolName("pod"), "ipu", "simulated", topology)], jobs, policy)
+    return _Run(mode, simulated, time.perf_counter() - begun)
+
+
+def _table(n_devices: int, runs: Sequence[_Run]) -> list[str]:
+    sizes = sorted({course.job.size for course in runs[0].simulated.courses})
+    head = f"{n_devices} devices".ljust(14) + "".join(f"{size:>8}" for size in sizes)
+    lines = [f"{head}{'all':>8}{f'{LARGE}+':>8}{'used':>8}{'moves':>8}{'took s':>8}"]
+    for one in runs:
+        waits = [*(one.wait_h(size, size) for size in sizes), one.wait_h(), one.wait_h(LARGE)]
+        numbers = "".join(f"{wait:>8.2f}" for wait in waits)
+        rest = f"{one.simulated.utilisation():>8.3f}{one.moves_per_100():>8.2f}{one.took_s:>8.1f}"
+        lines.append(f"{one.mode:<14}{numbers}{rest}")
+    return lines

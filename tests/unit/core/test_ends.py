@@ -1,0 +1,164 @@
+"""Ends of holds: every topology answers as a plain table of its devices' ends does, and a trial leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, SubsetEnds, ends_of, is_known
+from moorings.core.instants import Instant
+from moorings.core.placement import NEVER, OUT_OF_SERVICE
+from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+
+RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
+SCATTERED = Catalogue(6, (Block((0, 2)), Block((1, 3)), Block((0, 5)), Block((1, 2, 4)), Block(range(3, 6))))
+TOPOLOGIES: tuple[Topology, ...] = (
+    PowerOfTwo(2, 8, 16),
+    PowerOfTwo(3, 4, 8),  # its last domain is half of a largest block
+    PowerOfTwo(3, 4, 2),
+    AnySubset(10, 6),
+    RACK,
+    SCATTERED,
+)
+
+instants = st.sampled_from([FREE, Instant(0), Instant(5), Instant(7), Instant(9), NEVER, OUT_OF_SERVICE])
+
+
+def blocks_of(topology: Topology, size: int) -> list[Block]:
+    """The blocks of a size; of a pool without blocks: none."""
+    if isinstance(topology, Catalogue):
+        found = [block for block in topology.blocks if len(block) == size]
+        return sorted(found, key=lambda block: (block.start, tuple(block)))
+    if isinstance(topology, PowerOfTwo) and size in topology.sizes:
+        return [Block(range(at, at + size)) for at in range(0, topology.n_devices - size + 1, size)]
+    return []
+
+
+def soonest(topology: Topology, size: int, until: dict[int, Instant]) -> tuple[Block, Instant, int] | None:
+    """The last end inside, the devices held, the address: of every block there is."""
+    if isinstance(topology, AnySubset):
+        ordered = sorted(until.values())
+        if size > len(ordered):
+            return None
+        last = ordered[size - 1]
+        able = sorted(((end, -index) for index, end in until.items() if end <= last), reverse=True)[:size]
+        return Block.of([-index for _, index in able]), last, sum(end != FREE for end, _ in able)
+    found = [
+        (max(until[i] for i in block), sum(until[i] != FREE for i in block), number, block)
+        for number, block in enumerate(blocks_of(topology, size))
+    ]
+    if not found:
+        return None
+    last, held, _, block = min(found, key=lambda one: one[:3])
+    return block, last, held
+
+
+def freed_by(size: int, until: dict[int, Instant]) -> tuple[Instant, int] | None:
+    ordered = sorted(until.values())
+    if size > len(ordered):
+        return None
+    last = ordered[size - 1]
+    return last, sum(end <= last for end in ordered)
+
+
+def seen(ends: Ends, topology: Topology) -> list[object]:
+    """All that can be asked."""
+    everything = Block(range(topology.n_devices))
+    devices = [ends.until(index) for index in range(topology.n_devices)]
+    sizes = [*topology.sizes, topology.n_devices, topology.n_devices + 1]
+    return [
+        devices,
+        ends.read(everything),
+        *(ends.soonest(size) for size in topology.sizes),
+        *map(ends.freed_by, sizes),
+    ]
+
+
+puts = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16), st.booleans(), instants), max_size=40)
+
+
+def block_for(topology: Topology, first: int, second: int, *, strange: bool) -> Block:
+    """A block of the topology, or any devices: a partition made outside is no block of ours."""
+    n_devices = topology.n_devices
+    if isinstance(topology, AnySubset) or strange:
+        mask = (first * 40_503 + second) % ((1 << n_devices) - 1) + 1
+        return Block.of([index for index in range(n_devices) if mask >> index & 1])
+    sizes = [size for size in topology.sizes if blocks_of(topology, size)]
+    able = blocks_of(topology, sizes[first % len(sizes)])
+    return able[second % len(able)]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+@settings(max_examples=60, deadline=None)
+@given(puts, puts)
+def test_ends_answer_as_a_table_of_all_devices(
+    topology: Topology, known: list[tuple[int, int, bool, Instant]], tried: list[tuple[int, int, bool, Instant]]
+) -> None:
+    ends = ends_of(topology)
+    until = dict.fromkeys(range(topology.n_devices), FREE)
+
+    def check() -> None:
+        assert [ends.until(index) for index in until] == list(until.values())
+        for size in topology.sizes:
+            assert ends.soonest(size) == soonest(topology, size, until)
+        for size in range(1, topology.n_devices + 2):
+            assert ends.freed_by(size) == freed_by(size, until)
+
+    check()
+    for first, second, strange, end in known:
+        block = block_for(topology, first, second, strange=strange)
+        ends.put(block, end)
+        until |= dict.fromkeys(block, end)
+        check()
+    before, kept = seen(ends, topology), dict(until)
+    on_trial = EndsTrial(ends)
+    for first, second, strange, end in tried:
+        block = block_for(topology, first, second, strange=strange)
+        on_trial.put(block, end)
+        until |= dict.fromkeys(block, end)
+        check()
+    on_trial.undo()
+    assert seen(ends, topology) == before
+    until = kept
+    check()
+    on_trial.undo()  # there is nothing left to put back
+    assert seen(ends, topology) == before
+
+
+@given(puts)
+def test_what_is_read_of_a_block_can_be_put_back(given: list[tuple[int, int, bool, Instant]]) -> None:
+    topology = PowerOfTwo(2, 8, 16)
+    ends, copy = ends_of(topology), ends_of(topology)
+    for first, second, strange, end in given:
+        ends.put(block_for(topology, first, second, strange=strange), end)
+    for block, end in ends.read(Block(range(16))):
+        copy.put(block, end)
+    assert seen(copy, topology) == seen(ends, topology)
+
+
+def test_a_block_of_one_end_is_read_as_one() -> None:
+    ends = ends_of(PowerOfTwo(2, 8, 16))
+    half = Block(range(8))
+    ends.put(half, Instant(5))
+    assert ends.read(half) == [(half, Instant(5))]
+    assert len(ends.read(Block(range(16)))) == 16
+
+
+def test_each_topology_has_ends_of_its_own() -> None:
+    kinds = {type(ends_of(topology)) for topology in TOPOLOGIES}
+    assert kinds == {BuddyEnds, SubsetEnds, CatalogueEnds}
+
+
+def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
+    assert ends_of(PowerOfTwo(1, 4, 4)).soonest(8) is None
+    assert ends_of(AnySubset(4, 4)).soonest(5) is None
+    assert ends_of(RACK).soonest(4) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "known"),
+    [(FREE, False), (Instant(0), False), (Instant(1), True), (NEVER, False), (OUT_OF_SERVICE, False)],
+)
+def test_only_an_instant_is_known(until: Instant, known: bool) -> None:  # noqa: FBT001 - a parameter
+    assert is_known(until) is known

@@ -1,0 +1,156 @@
+"""Lines: what they answer is what a sorted list of the same claims answers, whatever was put in and taken out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorings.core import lines
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.instants import Instant
+from moorings.core.lines import ENDLESS, FIRST, Line, Order, View, limit_of, line_of
+from moorings.core.projects import Project, Projects
+
+LIMITS = (1.0, 5.0, 20.0, ENDLESS)
+orders = st.tuples(st.integers(-3, 3), st.integers(1, 30).map(Instant), st.sampled_from("abc").map(ClaimId))
+limits = st.sampled_from(LIMITS)
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few claims already make several chunks."""
+    monkeypatch.setattr(lines, "CHUNK_MAX", 4)
+
+
+def next_of(known: dict[Order, float], after: Order, limit_s: float) -> Order | None:
+    return min((order for order, limit in known.items() if order > after and limit <= limit_s), default=None)
+
+
+def same(line: Line, known: dict[Order, float], asked: Order) -> None:
+    assert list(line) == sorted(known)
+    assert len(line) == len(known)
+    assert bool(line) is bool(known)
+    for limit_s in LIMITS:
+        for after in (FIRST, asked, *known):
+            assert line.next(after, limit_s) == next_of(known, after, limit_s)
+    for after in known:
+        assert line.next(after) == next_of(known, after, ENDLESS)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(orders, limits), max_size=40), orders)
+def test_a_line_answers_as_a_sorted_list_does(steps: list[tuple[Order, float]], asked: Order) -> None:
+    """An order that is in is taken out, another is put in."""
+    line, known = Line(), dict[Order, float]()
+    for order, limit_s in steps:
+        if order in known:
+            line.remove(order)
+            del known[order]
+        else:
+            line.add(order, limit_s)
+            known[order] = limit_s
+        same(line, known, asked)
+    for order in sorted(known, key=lambda one: (known[one], one)):
+        line.remove(order)
+        del known[order]
+        same(line, known, asked)
+
+
+def test_long_lines_stay_in_order_through_splits_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    line, known = Line(), dict[Order, float]()
+    for number in range(1000):
+        order = (number * 7 % 3, Instant(number * 389 % 997 + 1), ClaimId(f"c{number}"))
+        known[order] = LIMITS[number * 5 % 4]
+        line.add(order, known[order])
+    assert list(line) == sorted(known)
+    for order in sorted(known)[::3]:
+        line.remove(order)
+        del known[order]
+    assert list(line) == sorted(known)
+    at: Order | None = FIRST
+    found = []
+    while (at := line.next(at, 1.0)) is not None:
+        found.append(at)
+    assert found == sorted(order for order, limit_s in known.items() if limit_s <= 1.0)
+
+
+@pytest.mark.parametrize("order", [(0, Instant(2), ClaimId("b")), (0, Instant(9), ClaimId("a"))])
+def test_who_stands_in_no_line_cannot_leave_it(order: Order) -> None:
+    line = Line()
+    line.add((0, Instant(1), ClaimId("a")), ENDLESS)
+    line.add((0, Instant(3), ClaimId("a")), ENDLESS)
+    with pytest.raises(AssertionError, match="stands in no line"):
+        line.remove(order)
+
+
+def claim(number: int, limit_s: float, priority: int = 0, owner: str = "local/run") -> Claim:
+    told = None if limit_s == ENDLESS else limit_s
+    return Claim(
+        id=ClaimId(f"c{number}"),
+        name=f"c{number}",
+        owner=owner,
+        subject="ann",
+        spec=ClaimSpec(kind="ipu", size=1, time_limit_s=told, priority=priority),
+        state=ClaimState.PENDING,
+        arrival=Instant(100 + number),
+    )
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(limits, st.integers(0, 1), st.sampled_from(["stays", "gone", "changed", "new"])), max_size=25),
+    st.booleans(),
+)
+def test_a_view_is_the_line_without_the_gone_and_with_the_added(
+    given: list[tuple[float, int, str]],
+    without_line: bool,  # noqa: FBT001 - drawn
+) -> None:
+    line, held, gone, added, known = Line(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
+    for number, (limit_s, priority, fate) in enumerate(given):
+        one = claim(number, limit_s, priority)
+        if fate != "new":
+            held[one.id] = one
+            if not without_line:
+                line.add(one.order, limit_of(one))
+        if fate in ("gone", "changed"):
+            gone[one.id] = None
+        if fate == "changed":  # its priority is another one now
+            one = replace(one, spec=replace(one.spec, priority=1 - priority))
+        if fate in ("changed", "new"):
+            gone[one.id] = None
+            added.append(one)
+        if fate in ("changed", "new") or (fate == "stays" and not without_line):
+            known.append(one)
+    view = View(None if without_line else line, held, gone, added)
+    known.sort(key=lambda one: one.order)
+    assert view.first() == (known[0] if known else None)
+    for limit_s in LIMITS:
+        at: Order | None = FIRST
+        found = []
+        while at is not None and (one := view.next(at, limit_s)) is not None:
+            found.append(one)
+            at = one.order
+        assert found == [one for one in known if limit_of(one) <= limit_s]
+
+
+def test_what_a_person_claims_by_hand_has_no_end() -> None:
+    assert limit_of(claim(1, 20.0)) == 20.0
+    assert limit_of(claim(1, ENDLESS)) == ENDLESS
+    assert limit_of(claim(1, 20.0, owner="user/ann")) == ENDLESS
+
+
+def test_who_pays_parts_lines_only_where_there_are_projects() -> None:
+    one = claim(1, ENDLESS)
+    other = replace(one, subject="bob", spec=replace(one.spec, project="lab", preemptible=True))
+    limited = Projects([Project(name="lab", user_devices_max=4)])
+    assert line_of(one, Projects()) == line_of(other, Projects())
+    assert line_of(one, limited) != line_of(other, limited)
+    lab = Projects([Project(name="lab")])
+    assert line_of(other, lab) == line_of(replace(other, subject="ann"), lab)
+    assert line_of(other, limited) != line_of(replace(other, subject="ann"), limited)
+    assert line_of(other, lab) != line_of(replace(other, spec=replace(other.spec, preemptible=False)), lab)
+    assert line_of(one, lab) == line_of(replace(one, spec=replace(one.spec, priority=3, time_limit_s=4.0)), lab)
