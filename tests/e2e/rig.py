@@ -112,7 +112,11 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, pools: str = POD16, clock: QuickClock | None = None, store: Store | None = None
+    folder: Path,
+    pools: str = POD16,
+    clock: QuickClock | None = None,
+    store: Store | None = None,
+    policy: Policy | None = None,
 ) -> AsyncIterator[Rig]:
     """A controller over ``folder``; leaving the block is as sudden as a crash can be in one process."""
     clock = clock or QuickClock()
@@ -122,7 +126,7 @@ async def running(
         entries=parse_pools(pools),
         data=folder,
         pepper=b"pepper",
-        policy=Policy(),
+        policy=policy or Policy(),
         clock=clock,
         holder="test",
     )

@@ -32,6 +32,8 @@ _NAMES: dict[str, Callable[[Client], list[str]]] = {
     "claim": lambda client: [claim.name for claim in client.claims()],
     "run": lambda client: [name for run in client.runs() for name in dict.fromkeys((run.id, run.name))],
     "job": lambda client: [job.id for job in client.appliance_jobs(ApplianceFilter())],
+    "project": lambda client: [project.name for project in client.projects()],
+    "quota": lambda client: [project.name for project in client.projects()],
     "key": lambda client: [key.id for key in client.keys()],
 }
 

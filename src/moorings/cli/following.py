@@ -118,12 +118,15 @@ class RunFollower:
     def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """Copy the output to its end; the run as it ended."""
         self._copy = self._copy or LogCopy(woven=task is None and run.job.tasks > 1)
-        lost = self._client.losses
+        lost, attempt = self._client.losses, run.attempt
         while True:
             self._copy_stream(run.id, task, self._copy)
             run = self._client.run(run.id, wait_s=END_WAIT_S)
             if run.state in RUN_ENDED:
                 break
+            if run.attempt != attempt:
+                attempt = run.attempt
+                self._progress.say(f"{run.id}: it was stopped for others, and goes on later (attempt {attempt})")
         if lost != self._client.losses:  # the stream may have ended with the controller, not with the run
             for chunk in self._new_chunks(run.id, task, self._copy, follow=False):
                 self._write(chunk)

@@ -26,6 +26,8 @@ NOUNS: dict[str, tuple[str, ...]] = {
     "partition": ("partitions", "part", "parts"),
     "claim": ("claims", "cl"),
     "run": ("runs", "job", "jobs"),
+    "project": ("projects", "proj"),
+    "quota": ("quotas",),
     "key": ("keys",),
     "event": ("events", "ev"),
 }
@@ -187,6 +189,9 @@ def bare_names(noun: str, names: Iterable[str]) -> tuple[str, ...]:
     found = []
     for name in names:
         before, slash, after = name.partition("/")
+        if slash and noun == "project" and singular(before) not in NOUNS:  # it is a part of another one
+            found.append(name)
+            continue
         if slash and singular(before) != noun:
             raise click.UsageError(f"{name!r} is no {noun}")
         found.append(after if slash else name)

@@ -34,6 +34,7 @@ class JobFlags:
     name: str | None = None
     priority: int | None = None
     project: str | None = None
+    preemptible: bool = False
     environment: tuple[str, ...] = ()
     workdir: str | None = None
     image: str | None = None
@@ -122,6 +123,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
         time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,
         priority=flags.priority if flags.priority is not None else job.priority,
         project=flags.project if flags.project is not None else job.project,
+        preemptible=flags.preemptible or job.preemptible,
         environment={**job.environment, **_variables(flags.environment, environment)},
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
         image=flags.image if flags.image is not None else job.image,

@@ -12,10 +12,24 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+from moorings.cli.shares import blocks_text, shares_text
+from moorings.cli.text import plain
 from moorings.core.instants import Instant, seconds_between
 from moorings.core.quantities import age_text, duration_text
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import ClaimBody, DeviceBody, EventBody, KeyBody, PartitionBody, PoolBody, ReasonBody, RunBody
+from moorings.wire.shapes import (
+    ClaimBody,
+    DeviceBody,
+    EstimateBody,
+    EventBody,
+    KeyBody,
+    PartitionBody,
+    PoolBody,
+    ProjectBody,
+    QuotaBody,
+    ReasonBody,
+    RunBody,
+)
 
 T = TypeVar("T")
 
@@ -86,6 +100,16 @@ def reason_text(reason: ReasonBody | None, position: int | None = None) -> str:
     message = reason.message if reason is not None else ""
     place = f"position {position}" if position is not None else ""
     return f"{message} ({place})" if message and place else message or place
+
+
+def estimate_text(found: EstimateBody, now: Instant, *, would: str = "starts") -> str:
+    """An estimate as a sentence: ``starts at 2026-01-31T14:05:00Z at the latest (in 1:20:00), unless ...``."""
+    if found.starts_now:
+        return f"{would} now"
+    if found.starts_at is None:
+        return plain(f"nobody can say when it {would}: {found.why}")
+    left = duration_text(seconds_between(now, parse_time(found.starts_at)))
+    return plain(f"{would} at {found.starts_at[:19]}Z at the latest (in {left}), unless somebody comes who is first")
 
 
 def topology_text(pool: PoolBody) -> str:
@@ -277,6 +301,47 @@ RUNS: Kind[RunBody] = Kind(
     lambda item: item.id,
 )
 
+PROJECTS: Kind[ProjectBody] = Kind(
+    "project",
+    "projects",
+    ("proj",),
+    "Project",
+    ProjectBody,
+    (
+        Column("NAME", field("name")),
+        Column("WEIGHT", lambda item, _now: f"{item.weight:g}"),
+        Column("GUARANTEED", lambda item, _now: shares_text(item.shares)),
+        Column("DEVICES_MAX", field("devices_max")),
+        Column("USER_MAX", field("user_devices_max")),
+        Column("MEMBERS", lambda item, _now: ",".join(item.members)),
+        wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
+        wide("VERSION", field("version")),
+    ),
+    lambda item: item.name,
+)
+
+QUOTAS: Kind[QuotaBody] = Kind(
+    "quota",
+    "quotas",
+    (),
+    "Quota",
+    QuotaBody,
+    (
+        Column("PROJECT", field("project")),
+        Column("POOL", field("pool")),
+        Column("GUARANTEED", field("guaranteed")),
+        wide("BLOCKS", lambda item, _now: blocks_text(item.blocks)),
+        Column("HELD", field("held")),
+        Column("BORROWED", field("borrowed")),
+        Column("WAITING", field("waiting_devices")),
+        wide("CLAIMS", field("waiting")),
+        wide("WEIGHT", lambda item, _now: f"{item.weight:g}"),
+        wide("DEVICES_MAX", field("devices_max")),
+        Column("USED_HOURS", lambda item, _now: f"{item.used_device_hours:.1f}"),
+    ),
+    lambda item: f"{item.project}:{item.pool}",
+)
+
 KEYS: Kind[KeyBody] = Kind(
     "key",
     "keys",
@@ -313,4 +378,6 @@ EVENTS: Kind[EventBody] = Kind(
     lambda item: str(item.seq),
 )
 
-KINDS: dict[str, Kind[Any]] = {kind.noun: kind for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, KEYS, EVENTS)}
+KINDS: dict[str, Kind[Any]] = {
+    kind.noun: kind for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, PROJECTS, QUOTAS, KEYS, EVENTS)
+}

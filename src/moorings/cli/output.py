@@ -32,7 +32,9 @@ _COLOUR_OF = {
     **dict.fromkeys(("UP", "READY", "ACTIVE", "RUNNING", "SUCCEEDED", "IN_SERVICE", "VALID", "PASS"), "green"),
     **dict.fromkeys(("FAILED", "LOST", "ERROR", "UNREACHABLE", "TIMED_OUT", "FAIL"), "red"),
     **dict.fromkeys(("PENDING", "WAITING", "GRANTED", "PROVISIONING", "STARTING", "STOPPING", "WARN"), "yellow"),
-    **dict.fromkeys(("DRAINED", "QUARANTINED", "RESETTING", "RELEASING", "REMOVING"), "yellow"),
+    **dict.fromkeys(
+        ("DRAINED", "QUARANTINED", "RESETTING", "RECLAIMING", "YIELDING", "RELEASING", "REMOVING"), "yellow"
+    ),
     **dict.fromkeys(("CANCELLED", "RELEASED", "ANNOUNCED", "REVOKED", "SKIP"), "grey"),
 }
 

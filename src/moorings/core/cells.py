@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from moorings.core.claims import ClaimId
 from moorings.core.placement import BuddyMap, free_map_of
 from moorings.core.plans import Tenant
+from moorings.core.projects import parent_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 
 SEARCH_STEPS_MAX: Final = 20_000  # of a search for disjoint blocks of a catalogue; beyond, it counts as not found
@@ -47,6 +49,7 @@ class Estate(ABC):
 
     def __init__(self, cells: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         self._left = {(owner, size): count for owner, sizes in cells.items() for size, count in sizes}
+        self.strays: set[ClaimId] = set()  # claims in cells that their projects are not owed any more: they borrowed
 
     @abstractmethod
     def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
@@ -95,12 +98,17 @@ def estate_of(
     topology = pool.topology
     ordered = sorted(tenants, key=lambda tenant: tenant.claim)
     if isinstance(topology, AnySubset):
-        return Counted(topology, cells, ordered, set(out), owners)
+        return Counted(topology, cells, ordered, set(out))
     return _Blocks(topology, cells, ordered, set(out), owners)
 
 
 class Counted(Estate):
-    """Any set of devices is a block: a guarantee is a number of devices."""
+    """Any set of devices is a block: a guarantee is a number of devices.
+
+    A claim uses its own project's devices first, then those of the projects above it. One may stand on the numbers of
+    several: reckoned whole, in another order than they came, claims that fit together would not (4, then 2 and 3, fit
+    4 and 5).
+    """
 
     def __init__(
         self,
@@ -108,60 +116,71 @@ class Counted(Estate):
         cells: Mapping[str, Sequence[tuple[int, int]]],
         tenants: Sequence[Tenant],
         out: set[int],
-        owners: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__(cells)
-        self._within: dict[str, list[Tenant]] = {}
-        self._firm = 0
+        self._parts: dict[ClaimId, dict[str, int]] = {}
+        self._tenants: dict[ClaimId, Tenant] = {}
         taken = set(out)
         for tenant in tenants:
-            if tenant.cell is not None:
-                owner = self._owner(owners.get(tenant.project, (tenant.project,)), len(tenant.block))
-                if owner is not None:
-                    self._left[owner, 1] -= len(tenant.block)
-                    self._within.setdefault(owner, []).append(tenant)
-            if tenant.is_firm:
+            if tenant.cell is not None and self._left_of(_line(tenant.project)) >= len(tenant.block):
+                self._settle(tenant)
+            elif tenant.cell is not None:
+                self.strays.add(tenant.claim)
+                if _stays(tenant):
+                    taken.update(tenant.block)
+            if tenant.is_firm and tenant.claim not in self.strays:
                 taken.update(tenant.block)
         self._room = topology.n_devices - len(taken)
 
-    def _owner(self, owners: Sequence[str], size: int) -> str | None:
-        return next((owner for owner in owners if self._left.get((owner, 1), 0) >= size), None)
+    def _settle(self, tenant: Tenant) -> None:
+        left, parts = len(tenant.block), dict[str, int]()
+        for owner in _line(tenant.project):
+            used = min(left, self._left.get((owner, 1), 0))
+            if used > 0:
+                self._left[owner, 1] -= used
+                parts[owner] = used
+                left -= used
+        if left:  # it takes the place of others that have not gone yet
+            first = next(owner for owner in _line(tenant.project) if (owner, 1) in self._left)
+            self._left[first, 1] -= left
+            parts[first] = parts.get(first, 0) + left
+        self._parts[tenant.claim] = parts
+        self._tenants[tenant.claim] = tenant
+
+    def _left_of(self, owners: Iterable[str]) -> int:
+        return sum(self._left.get((owner, 1), 0) for owner in owners)
 
     @property
     def _owed(self) -> int:
         return sum(self._left.values())
 
     def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
-        return any(self._left_of(owner, priority) >= size for owner, _, _ in open_cells)
-
-    def _left_of(self, owner: str, priority: int | None) -> int:
-        left = self._left.get((owner, 1), 0)
-        if priority is not None:
-            left += sum(len(one.block) for one in self._within.get(owner, ()) if _gives_way(one, priority))
-        return left
+        left = self.left(open_cells)
+        if left < size and priority is not None:
+            left += sum(count for _, count in self.within(open_cells, priority))
+        return bool(open_cells) and left >= size
 
     def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
         nowhere = Block(())  # which devices is all the same
-        for owner, _, _ in open_cells:
-            if self._left_of(owner, priority) >= size:
-                yield Place(owner, nowhere, nowhere)
+        if self.may_use(open_cells, size, priority):
+            yield Place(open_cells[0][0], nowhere, nowhere)
 
     def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
-        owner = self._owner([owner for owner, _, _ in open_cells], len(block))
-        return Place(owner, block, block) if owner is not None else None
+        return Place(open_cells[0][0], block, block) if self.may_use(open_cells, len(block), None) else None
 
-    def within(self, owner: str, priority: int) -> list[Tenant]:
-        """Those within an owner's guarantee who may be asked to make room for that priority."""
-        return [one for one in self._within.get(owner, ()) if _gives_way(one, priority)]
+    def within(self, open_cells: OpenCells, priority: int) -> list[tuple[Tenant, int]]:
+        """Those who may be asked to make room for that priority, and how many of these cells' devices each uses."""
+        owners = {owner for owner, _, _ in open_cells}
+        able = (one for one in self._tenants.values() if _gives_way(one, priority))
+        used = ((one, sum(n for owner, n in self._parts[one.claim].items() if owner in owners)) for one in able)
+        return [(one, count) for one, count in used if count]
 
-    def left(self, owner: str) -> int:
-        """Devices of an owner's guarantee that nobody uses."""
-        return self._left.get((owner, 1), 0)
+    def left(self, open_cells: OpenCells) -> int:
+        """Devices of these cells that nobody uses."""
+        return self._left_of(owner for owner, _, _ in open_cells)
 
     def bind(self, place: Place, tenant: Tenant) -> None:
-        key = (place.owner, 1)
-        self._left[key] = self._left.get(key, 0) - len(tenant.block)
-        self._within.setdefault(place.owner, []).append(tenant)
+        self._settle(tenant)
         self._room -= len(tenant.block)
 
     def may_hold(self, block: Block) -> bool:
@@ -169,6 +188,18 @@ class Counted(Estate):
 
     def hold(self, block: Block) -> None:
         self._room -= len(block)
+
+
+def _line(project: str) -> Iterator[str]:
+    """A project and those above it, which are part of its name."""
+    while project:
+        yield project
+        project = parent_of(project)
+
+
+def _stays(tenant: Tenant) -> bool:
+    """Whether nobody can ask it to leave."""
+    return not (tenant.preemptible or tenant.leaving)
 
 
 class _Blocks(Estate):
@@ -188,26 +219,33 @@ class _Blocks(Estate):
         self._bound: dict[Block, _Bound] = {}
         for index in sorted(out):
             self._take(Block(range(index, index + 1)))
+        used: dict[Block, list[Tenant]] = {}
         for tenant in tenants:
             if tenant.cell is not None:
-                self._settle(tenant, owners.get(tenant.project, (tenant.project,)))
+                used.setdefault(tenant.cell, []).append(tenant)
             elif tenant.is_firm:
                 self._take(tenant.block)
+        for cell, within in used.items():
+            self._settle(cell, within, [owners.get(tenant.project, (tenant.project,)) for tenant in within])
 
-    def _settle(self, tenant: Tenant, owners: Sequence[str]) -> None:
-        """Put a tenant into its cell; one that its project is owed no more counts as firm, and as nobody's."""
-        cell = tenant.cell
-        assert cell is not None
-        if cell not in self._bound:
-            size = len(cell)
-            owner = next((owner for owner in owners if self._left.get((owner, size), 0) > 0), None)
-            if owner is None:
-                self._take(tenant.block)
-                return
-            self._left[owner, size] -= 1
-            self._bound[cell] = _Bound(owner, cell)
+    def _settle(self, cell: Block, within: list[Tenant], lineages: Sequence[Sequence[str]]) -> None:
+        """A cell is of the nearest project that all in it are part of; theirs are none that nobody is owed any more.
+
+        Were it called the nearest to one of them, the others would stand in a guarantee that is not theirs.
+        """
+        own, *others = lineages
+        common = (owner for owner in own if all(owner in lineage for lineage in others))
+        owner = next((owner for owner in common if self._left.get((owner, len(cell)), 0) > 0), None)
+        overlaps = not self._firm.is_free(cell) and any(cell.overlaps(other) for other in self._bound)
+        if owner is not None and not overlaps:
+            self._left[owner, len(cell)] -= 1
+            self._bound[cell] = _Bound(owner, cell, within)
             self._take(cell)
-        self._bound[cell].within.append(tenant)
+            return
+        for tenant in within:
+            self.strays.add(tenant.claim)
+            if _stays(tenant):
+                self._take(tenant.block)
 
     def _take(self, block: Block) -> None:
         for part in self._firm.free_within(block):
@@ -217,7 +255,7 @@ class _Blocks(Estate):
         return next(self.places(open_cells, size, priority), None) is not None
 
     def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
-        able = sorted((cell, owner) for owner, cell, _ in open_cells if self._holds(cell, size))
+        able = ((cell, owner) for owner, cell, _ in open_cells if self._holds(cell, size))
         mine = {owner for owner, _, _ in open_cells}
         for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
             if bound.owner in mine and self._holds(len(bound.cell), size):
@@ -225,7 +263,7 @@ class _Blocks(Estate):
                 for block in self._inside(bound.cell, size):
                     if not any(one.block.overlaps(block) for one in firm):
                         yield Place(bound.owner, bound.cell, block)
-        for cell_size, owner in able:
+        for cell_size, owner in sorted(able, key=_size_first):
             if self._left.get((owner, cell_size), 0) > 0:
                 for cell in self._free_cells(owner, cell_size):
                     for block in self._inside(cell, size):
@@ -281,13 +319,11 @@ class _Blocks(Estate):
         return disjoint(free, sizes)
 
     def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
-        if not isinstance(block.members, range):
-            return None
         mine = {owner for owner, _, _ in open_cells}
         for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
-            if bound.owner in mine and _is_inside(block, bound.cell):
+            if bound.owner in mine and self._holds(len(bound.cell), len(block)) and _is_inside(block, bound.cell):
                 return Place(bound.owner, bound.cell, block)
-        for size, owner in sorted((size, owner) for owner, size, _ in open_cells):
+        for size, owner in sorted(((size, owner) for owner, size, _ in open_cells), key=_size_first):
             if self._left.get((owner, size), 0) > 0 and self._holds(size, len(block)):
                 start = block.start // size * size
                 cell = block if len(block) == size else Block(range(start, start + size))
@@ -311,8 +347,16 @@ class _Blocks(Estate):
         self._take(block)
 
 
+def _size_first(one: tuple[int, str]) -> int:
+    """Of one size the nearest owner's stay first: what is the parents' is for all their children."""
+    return one[0]
+
+
 def _is_inside(block: Block, cell: Block) -> bool:
-    return block.start >= cell.start and block.start + len(block) <= cell.start + len(cell)
+    inner, outer = block.members, cell.members
+    if isinstance(inner, range) and isinstance(outer, range):
+        return outer.start <= inner.start and inner.stop <= outer.stop
+    return set(outer).issuperset(inner)
 
 
 def _gives_way(tenant: Tenant, priority: int) -> bool:

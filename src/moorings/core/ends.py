@@ -64,6 +64,25 @@ class EndsTrial:
             self.ends.put(*self._before.pop())
 
 
+class LateEnds(EndsTrial):
+    """The same, but written down only when somebody reads them: most plans write ends that nobody reads."""
+
+    def __init__(self, ends: Ends) -> None:
+        super().__init__(ends)
+        self._late: list[tuple[Block, Instant]] = []
+
+    def put(self, block: Block, until: Instant) -> None:
+        """As ``Ends.put``, for now, as ``read`` shows it."""
+        self._late.append((block, until))
+
+    def read(self) -> Ends:
+        """The ends with all that was put."""
+        for block, until in self._late:
+            super().put(block, until)
+        self._late.clear()
+        return self.ends
+
+
 def ends_of(topology: Topology) -> Ends:
     """The ends of a pool in which every device is free."""
     if isinstance(topology, PowerOfTwo):
@@ -159,12 +178,16 @@ class BuddyEnds:
         last, held, size, start = self._last, self._held, 1 << level, at << level
         before = last[0][start : start + size]
         if before.count(before[0]) == size:
+            if before[0] == until:
+                return
             self._ordered.add(before[0], -size)
         else:
             for each in before:
                 self._ordered.add(each, -1)
         self._ordered.add(until, size)
-        for lower in range(level + 1):
+        if not level:
+            last[0][at], held[0][at] = until, 0 if until == FREE else 1
+        for lower in range(level + 1) if level else ():
             count, first = size >> lower, start >> lower
             last[lower][first : first + count] = [until] * count
             held[lower][first : first + count] = [0 if until == FREE else 1 << lower] * count
@@ -176,7 +199,7 @@ class BuddyEnds:
             left = at << 1
             below, counts = last[level - 1], held[level - 1]
             one, other = below[left], below[left + 1]
-            last[level][at] = max(other, one)
+            last[level][at] = one if one > other else other
             held[level][at] = counts[left] + counts[left + 1]
 
     def soonest(self, size: int) -> Found | None:

@@ -21,23 +21,29 @@ class Kept:
         self.reservation = reservation
         self.spare = spare
         self._making_s = making_s
-        self._state = state
+        self._window = (Instant(-1), 0.0)  # when it was asked for last, and what it was
+        self._topology = state.pool.topology
         self._parts = state.free.free_within(reservation.block) if len(reservation.block) else []
         for part in self._parts:
             on_trial.take(part)
+        self._most = self._largest()
 
     def window_s(self, now: Instant) -> float:
         """Who ends within this time may use it; 0: nobody may."""
-        until = self.reservation.until
-        return max(0.0, (until - now) / SECOND - self._making_s) if now < until < NEVER else 0.0
+        asked, window = self._window
+        if asked != now:
+            until = self.reservation.until
+            window = max(0.0, (until - now) / SECOND - self._making_s) if now < until < NEVER else 0.0
+            self._window = (now, window)
+        return window
 
     def find(self, size: int) -> Block | None:
         """A free block inside it; takes nothing."""
-        topology = self._state.pool.topology
+        topology = self._topology
+        if size > self._most:
+            return None
         if isinstance(topology, PowerOfTwo):
-            able = [part for part in self._parts if len(part) >= size]
-            if not able:
-                return None
+            able = (part for part in self._parts if len(part) >= size)
             best = min(able, key=lambda part: (len(part), part.start))
             return Block(range(best.start, best.start + size))
         free = sorted(index for part in self._parts for index in part)
@@ -53,6 +59,12 @@ class Kept:
         for part in self._parts:
             left += _without(part, block)
         self._parts = left
+        self._most = self._largest()
+
+    def _largest(self) -> int:
+        """No block of more devices than this can be inside."""
+        sizes = [len(part) for part in self._parts]
+        return max(sizes, default=0) if isinstance(self._topology, PowerOfTwo) else sum(sizes)
 
 
 def _without(part: Block, block: Block) -> list[Block]:

@@ -67,6 +67,10 @@ class Line:
     def __iter__(self) -> Iterator[Order]:
         return (order for chunk in self._chunks for order, _ in chunk)
 
+    def first(self) -> Order | None:
+        """Who comes first."""
+        return self._firsts[0] if self._firsts else None
+
     def add(self, order: Order, limit_s: float) -> None:
         """Put a claim in."""
         self._count += 1
@@ -107,16 +111,15 @@ class Line:
         if not self._chunks:
             return None
         at = self._chunk_of(after)
-        place = bisect_left(self._chunks[at], (after, -1.0))
-        for index in range(at, len(self._chunks)):
+        if self._shortest[at] <= limit_s:
+            chunk = self._chunks[at]
+            for place in range(bisect_left(chunk, (after, -1.0)), len(chunk)):
+                order, limit = chunk[place]
+                if limit <= limit_s and order > after:
+                    return order
+        for index in range(at + 1, len(self._chunks)):
             if self._shortest[index] <= limit_s:
-                chunk = self._chunks[index]
-                while place < len(chunk):
-                    order, limit = chunk[place]
-                    if limit <= limit_s and order > after:
-                        return order
-                    place += 1
-            place = 0
+                return next(order for order, limit in self._chunks[index] if limit <= limit_s)
         return None
 
     def _chunk_of(self, order: Order) -> int:

@@ -113,7 +113,7 @@ class Tenant:
     def lost(self, now: Instant) -> float:
         """Device-seconds of work since its last checkpoint, which are lost if it stops now."""
         since = max(self.since or now, self.saved or Instant(0))
-        return len(self.block) * max(0, now - since) / SECOND
+        return len(self.block) * (now - since) / SECOND if since < now else 0.0
 
 
 def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:

@@ -25,12 +25,12 @@ from moorings.core.announced import Announced, Offer
 from moorings.core.cells import Estate, OpenCells, Place, estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
 from moorings.core.devices import PoolName
-from moorings.core.ends import FREE, EndsTrial
+from moorings.core.ends import FREE, LateEnds
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation, enough
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.kept import Kept
-from moorings.core.lines import Devices, LineKey, Waiting, limit_of
+from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
@@ -49,6 +49,7 @@ class _Got(Enum):
     SERVED = "served"  # a block, or one that is kept for it
     NOTHING = "nothing"  # those behind it may still get something, if they end sooner
     BARRED = "barred"  # a limit of its project stands against it, and against all behind it
+    LATER = "later"  # nothing of what its project is guaranteed; it may borrow when all others have theirs
 
 
 class _Pass:
@@ -60,7 +61,7 @@ class _Pass:
         self.policy = policy
         self.now = now
         self.trials = trials
-        self.ends = {name: EndsTrial(state.ends) for name, state in scene.pools.items()}
+        self.ends = {name: LateEnds(state.ends) for name, state in scene.pools.items()}
         self.grants: list[Grant] = []
         self.reclaims: list[Reclaim] = []
         self.suggested: list[Moves] = []
@@ -77,6 +78,7 @@ class _Pass:
         self._able = scene.able
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, Estate] = {}
+        self._seen: dict[PoolName, dict[ClaimId, Tenant]] = {}  # where shares are guaranteed: who is in which cell
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
         self._held: dict[str, int] = {}
         self._held_by: dict[tuple[str, str], int] = {}
@@ -101,11 +103,14 @@ class _Pass:
             owners = {tenant.project: projects.lineage(tenant.project) for tenant in tenants}
             out = {*state.out, *(index for block in state.foreign.values() for index in block)}
             estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
-            borrowers = (one for one in tenants if one.cell is None and not one.leaving)
+            seen = {one.claim: replace(one, cell=None) if one.claim in estate.strays else one for one in tenants}
+            self._seen[name] = seen
+            borrowers = [one for one in seen.values() if one.cell is None and not one.leaving]
             for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
                 place = estate.place_of(projects.open_cells(tenant.project, name), tenant.block)
                 if place is not None and not tenant.is_firm:
-                    estate.bind(place, replace(tenant, cell=place.cell))
+                    seen[tenant.claim] = replace(tenant, cell=place.cell)
+                    estate.bind(place, seen[tenant.claim])
                     self.adopted.append((tenant.claim, place.cell))
 
     def _count(self, project: str, subject: str, devices: int) -> None:
@@ -173,39 +178,44 @@ class _Pass:
         nothing gets nothing.
         """
         self._settle_moves()
-        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting]] = []
+        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState]]] = []
         for number, (key, line) in enumerate(self.scene.lines):
             claim = line.first()
             if claim is not None:
-                heads.append((self._rank(claim), number, claim, key, line))
+                heads.append((self._rank(claim), number, claim, key, line, self._pools(claim.spec)))
         heapify(heads)
         none_left: set[Devices] = set()  # whatever else is asked for with them
         while heads:
-            rank, number, claim, key, line = heads[0]
+            rank, number, claim, key, line, able = heads[0]
             if not rank[0] and (now_rank := self._rank(claim)) != rank:
-                heapreplace(heads, (now_rank, number, claim, key, line))  # its project's cells have gone meanwhile
+                heapreplace(
+                    heads, (now_rank, number, claim, key, line, able)
+                )  # its project's cells have gone meanwhile
                 continue
             (devices, _, resources), following = key, None
             if devices not in none_left:
-                got = _Got.SERVED if claim.id in self._done else self._visit(claim)
+                got = _Got.SERVED if claim.id in self._done else self._visit(claim, able, first=not rank[0])
+                if got is _Got.LATER:
+                    heapreplace(heads, ((1, *rank[1:]), number, claim, key, line, able))
+                    continue
                 if got is _Got.SERVED:
                     following = line.next(claim.order)
                 elif got is _Got.NOTHING:
-                    following = self._next_shorter(claim, line)
+                    following = self._next_shorter(claim, line, able)
                     if resources and following is None and not self._may_be_had(claim.spec):
                         none_left.add(devices)
             if following is not None:
-                heapreplace(heads, (self._rank(following), number, following, key, line))
+                heapreplace(heads, (self._rank(following), number, following, key, line, able))
             else:
                 heappop(heads)
 
-    def _next_shorter(self, claim: Claim, line: Waiting) -> Claim | None:
+    def _next_shorter(self, claim: Claim, line: Waiting, able: Sequence[PoolState]) -> Claim | None:
         """The next in line that ends soon enough to use what is kept for others."""
         spec = claim.spec
         if not self.policy.backfill or not spec.size or not self._kept:
             return None
         limit, window = limit_of(claim), 0.0
-        for state in self._pools(spec):
+        for state in able:
             for kept in self._kept.get(state.pool.name, ()):
                 within = kept.window_s(self.now)
                 if window < within < limit and self._has_inside(kept, state, spec.size):
@@ -228,24 +238,32 @@ class _Pass:
             elif not any(index in state.out for index in spot.block):
                 self._keep(claim, state, spot.block, Instant(0))
 
-    def _visit(self, claim: Claim) -> _Got:
-        """Grant it a block, or keep one for it; what it got."""
-        spec = claim.spec
+    def _visit(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _Got:
+        """Grant it a block, or keep one for it; what it got.
+
+        Who is within a guarantee (``first``) does not borrow before all others that are have theirs: what yields to one
+        of them would be lent at once to the next.
+        """
+        spec, enough_free = claim.spec, False
         if self._pays and self._is_barred(claim):
             return _Got.BARRED
-        able = self._pools(spec)
         for state in able:
             if self._pays and self._fit_within(claim, state):
                 return _Got.SERVED
-            if (not spec.size or state.free.free >= spec.size) and self._fit(claim, state):
-                return _Got.SERVED
+            if first and state.pool.name in self._estates:
+                continue
+            if not spec.size or state.free.free >= spec.size:
+                enough_free = True
+                if self._fit(claim, state):
+                    return _Got.SERVED
+        if first:
+            waits = spec.queue is QueueMode.WAIT
+            return _Got.SERVED if waits and self._take_back(claim, able) else _Got.LATER
         if spec.size and self._kept and any(self._fit_inside(claim, state) for state in able):
             return _Got.SERVED
         if spec.queue is not QueueMode.WAIT:
             return _Got.NOTHING
-        if self._pays and spec.size and self._take_back(claim, able):
-            return _Got.SERVED
-        if spec.size and self._make_room(claim, able):
+        if spec.size and enough_free and self._make_room(claim, able):
             return _Got.SERVED
         return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING
 
@@ -335,13 +353,13 @@ class _Pass:
     def _fit_inside(self, claim: Claim, state: PoolState) -> bool:
         """Grant it a part of what is kept for another, if it ends before that is needed."""
         spec = claim.spec
-        if not self.policy.backfill or spec.time_limit_s is None or not self._usable(state, spec):
+        if not self.policy.backfill or spec.time_limit_s is None:
             return False
         limit = limit_of(claim)
         for kept in self._kept.get(state.pool.name, ()):
             if kept.spare is None and limit <= kept.window_s(self.now):
                 block = kept.find(spec.size)
-                if block is not None and self._may_borrow(claim, state, block):
+                if block is not None and self._usable(state, spec) and self._may_borrow(claim, state, block):
                     kept.take(block)
                     self._accept(claim, state, block, taken=True)
                     return True
@@ -396,7 +414,7 @@ class _Pass:
         for state in able:
             if not self.is_within(claim, state) or not self._usable(state, claim.spec):
                 continue
-            tenants = [one for one in self.scene.tenants() if one.pool == state.pool.name]
+            tenants = list(self._seen[state.pool.name].values())
             found = cheapest(
                 self._estates[state.pool.name],
                 self._cells(claim, state.pool.name),
@@ -428,15 +446,14 @@ class _Pass:
         name = state.pool.name
         reservation = Reservation(claim.id, name, block, until)
         self.promised.append(reservation)
-        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name], self.policy.making_s))
+        # Nobody may use it meanwhile: who came in would run for a time before it is asked, and so would the next.
+        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name], ENDLESS))
         self.ends[name].put(block, NEVER)
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
         mode = self.policy.defragment
         if mode is Defragment.OFF or (mode is Defragment.ON and self._moves_left < 1):
-            return False
-        if not any(state.free.free >= claim.spec.size for state in able):
             return False
         best: tuple[float, Room, PoolState] | None = None
         for state in able:
@@ -472,7 +489,7 @@ class _Pass:
             return None  # told for the first that waits
         if not self._fits_numbers(claim, name, take=False) or not self._may_borrow_any(claim, state):
             return None
-        soonest = state.ends.soonest(spec.size)
+        soonest = self.ends[name].read().soonest(spec.size)
         wait_s = DAY_S if soonest is None or soonest[1] >= NEVER else max(0, soonest[1] - self.now) / SECOND
         guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
         tenants = [
@@ -505,7 +522,7 @@ class _Pass:
             if not size:
                 found: tuple[Block, Instant, int] | None = (_NOTHING, NEVER, 0)
             else:
-                found = state.ends.soonest(size)
+                found = self.ends[state.pool.name].read().soonest(size)
             if found is None or found[1] >= OUT_OF_SERVICE:
                 self._hopeless.add((state.pool.name, size))
                 continue
@@ -531,7 +548,7 @@ class _Pass:
         self, state: PoolState, size: int, block: Block, until: Instant
     ) -> tuple[Block, Instant, int | None]:
         """The same as a number of devices, if enough are free sooner than a block: then claims will be moved."""
-        freed = state.ends.freed_by(size)
+        freed = self.ends[state.pool.name].read().freed_by(size)
         if freed is None or freed[0] >= until or freed[0] <= self.now:
             return block, until, None
         return _NOTHING, freed[0], freed[1] - size

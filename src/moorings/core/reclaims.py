@@ -9,7 +9,7 @@ not the count of claims: four claims of one device that have just saved lose les
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,6 @@ from moorings.core.instants import Instant, after
 from moorings.core.plans import Tenant
 from moorings.core.policy import Policy
 from moorings.core.topology import Block
-
 
 MAKING_S_MIN: Final = 1.0  # nobody is asked before there is something to give back
 
@@ -128,16 +127,18 @@ def _counted(
     best: Wanted | None = None
     held = {tenant.claim: tenant for tenant in tenants}
     for place in estate.places(open_cells, size, over):
-        own = [one for one in estate.within(place.owner, over) if one.claim in held] if over is not None else []
+        used = estate.within(open_cells, over) if over is not None else []
+        worth = {one.claim: count for one, count in used if one.claim in held}
+        own = [held[ident] for ident in worth]
         own.sort(key=lambda one: (not one.leaving, one.priority, price[one.claim]))
-        first = _enough(own, size - estate.left(place.owner))
+        first = _enough(own, size - estate.left(open_cells), worth)
         if first is None:
             continue
         free = state.free.free
         gained = sum(len(one.block) for one in first)
         others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible)]
         others.sort(key=lambda one: (not one.leaving, *price[one.claim], one.claim))
-        more = _enough(others, size - free - gained)
+        more = _enough(others, size - free - gained, {one.claim: len(one.block) for one in others})
         if more is None:
             continue
         victims = [*first, *more]
@@ -154,19 +155,19 @@ def _all(state: PoolState) -> Block:
     return Block(range(state.pool.topology.n_devices))
 
 
-def _enough(tenants: Sequence[Tenant], needed: int) -> list[Tenant] | None:
-    """The first of them that together hold enough, without those that are not needed; None: all are too few."""
+def _enough(tenants: Sequence[Tenant], needed: int, worth: Mapping[ClaimId, int]) -> list[Tenant] | None:
+    """The first of them that together are worth enough, without those that are not needed; None: all are too few."""
     chosen: list[Tenant] = []
     have = 0
     for tenant in tenants:
         if have >= needed:
             break
         chosen.append(tenant)
-        have += len(tenant.block)
+        have += worth[tenant.claim]
     if have < needed:
         return None
-    for tenant in sorted(chosen, key=lambda one: -len(one.block)):
-        if not tenant.leaving and have - len(tenant.block) >= needed:
+    for tenant in sorted(chosen, key=lambda one: -worth[one.claim]):
+        if not tenant.leaving and have - worth[tenant.claim] >= needed:
             chosen.remove(tenant)
-            have -= len(tenant.block)
+            have -= worth[tenant.claim]
     return chosen

@@ -68,30 +68,31 @@ def _candidates(
 ) -> list[tuple[float, Block, list[Tenant]]]:
     """Blocks whose tenants could all be moved, the cheapest first."""
     topology = state.pool.topology
+    at: dict[int, list[int]] = {}  # numbers of blocks in a catalogue, by device
     if isinstance(topology, Catalogue):
         blocks = [block for block in topology.blocks if len(block) == size]
-        at: dict[int, list[int]] = {}
         for number, block in enumerate(blocks):
             for index in block:
                 at.setdefault(index, []).append(number)
-        touched = [sorted({number for index in tenant.block for number in at.get(index, ())}) for tenant, _ in costs]
     else:
         blocks = [Block(range(start, start + size)) for start in range(0, topology.n_devices // size * size, size)]
-        touched = [
-            list(range(tenant.block.start // size, (tenant.block.start + len(tenant.block) - 1) // size + 1))
-            for tenant, _ in costs
-        ]
-    total = [0.0] * len(blocks)
-    held = [0] * len(blocks)
+    n_blocks = len(blocks)
+    total = [0.0] * n_blocks
+    held = [0] * n_blocks
     inside: list[list[Tenant]] = [[] for _ in blocks]
-    for (tenant, cost), numbers in zip(costs, touched, strict=True):
-        for number in numbers:
-            if number >= len(blocks):
-                continue
-            movable = tenant.movable and len(tenant.block) < size
-            total[number] += cost if movable else float("inf")
+    for tenant, cost in costs:
+        block = tenant.block
+        start, n_devices = block.start, len(block)
+        touched: Iterable[int]
+        if isinstance(topology, Catalogue):
+            touched = sorted({number for index in block for number in at.get(index, ())})
+        else:
+            touched = range(start // size, min((start + n_devices - 1) // size + 1, n_blocks))
+        loss = cost if tenant.movable and n_devices < size else float("inf")
+        for number in touched:
+            total[number] += loss
             inside[number].append(tenant)
-            held[number] += len(tenant.block)
+            held[number] += n_devices
     able = [number for number, cost in enumerate(total) if cost < float("inf") and inside[number]]
     able.sort(key=lambda number: (total[number], blocks[number].start))
     found: list[tuple[float, Block, list[Tenant]]] = []

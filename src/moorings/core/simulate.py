@@ -17,7 +17,7 @@ from moorings.core.devices import PoolName
 from moorings.core.ends import FREE, ends_of
 from moorings.core.fleet import PoolState, add_amounts
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import ENDLESS, FIRST, Line, LineKey, Order, limit_of, line_of
+from moorings.core.lines import ENDLESS, Line, LineKey, Order, limit_of, line_of
 from moorings.core.placement import NEVER, free_map_of
 from moorings.core.plans import Reclaim, Scene, Tenant
 from moorings.core.policy import Defragment, Policy
@@ -132,7 +132,8 @@ class _Queued:
 
     def first(self) -> Claim | None:
         """Who comes first."""
-        return self.next(FIRST)
+        order = self.line.first()
+        return self.claims[order[2]] if order is not None else None
 
     def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
         """The first behind ``after`` whose time limit is at most that."""
@@ -161,6 +162,7 @@ class Simulation:
         self._usage: dict[str, Usage] = {}
         self._able: dict[tuple[object, ...], list[PoolState]] = {}
         self._busy = self._waiting = 0
+        self._arrival = Instant(0)  # of the last that arrived
         self._levels: list[Level] = []
         self._all = frozenset(
             name for name, state in self.pools.items() if not isinstance(state.pool.topology, AnySubset)
@@ -224,7 +226,7 @@ class Simulation:
             while self._ends and self._ends[0][0] <= now:
                 self._end(heappop(self._ends))
             while at < len(ordered) and self._instant(ordered[at][1].arrives_s) <= now:
-                self._arrive(ordered[at][1], ordered[at][0])
+                self._arrive(ordered[at][1])
                 at += 1
             self._turn()
             self._note()
@@ -240,7 +242,7 @@ class Simulation:
         sinces = (one.began + min_run for one in self._running.values() if one.tenant.preemptible)
         return Instant(min((at for at in sinces if at > self.now), default=NEVER))
 
-    def _arrive(self, job: SimulatedJob, number: int) -> None:
+    def _arrive(self, job: SimulatedJob) -> None:
         ident = ClaimId(job.name)
         course = self.courses[ident] = Course(job)
         sizes = (state.pool.topology.sizes for state in self.pools.values() if state.pool.kind == job.kind)
@@ -257,7 +259,8 @@ class Simulation:
             preemptible=job.preemptible,
             checkpoint=_RESUMABLE if job.resumable else CheckpointContract(),
         )
-        arrival = Instant(self._instant(job.arrives_s) * 16 + number % 16)  # equals stay in the order of the trace
+        # Those who arrive at one time stay in the order of the trace.
+        arrival = self._arrival = Instant(max(self._instant(job.arrives_s), self._arrival + 1))
         self._left[ident] = round(job.runs_s * SECOND)
         self._queue(
             Claim(
@@ -293,6 +296,8 @@ class Simulation:
             if not self._lines:
                 return
             self.turns += 1
+            if not self._may_serve():
+                return
             decided = plan(self._scene(), self.policy, self.now)
             for ident, cell in decided.adopted:
                 running = self._running[ident]
@@ -304,8 +309,13 @@ class Simulation:
                 return
             self._make_way(decided.reclaims)
 
+    def _may_serve(self) -> bool:
+        """Whether a plan may do anything: without guarantees it cannot where no pool has devices enough free."""
+        least = min(size for (_, _, size, _, _), _, _ in self._lines)
+        return bool(self.projects) or any(state.free.free >= least for state in self.pools.values())
+
     def _scene(self) -> Scene:
-        moving = self.policy.defragment is not Defragment.OFF
+        moving = self.policy.defragment is Defragment.ON
         moves_left = 0
         if moving:
             self._moved = [at for at in self._moved if self.now - at < HOUR]

@@ -224,6 +224,7 @@ class Waits:
     mean_s: float | None
     median_s: float | None
     p95_s: float | None
+    longest_s: float | None
 
     @property
     def sizes(self) -> str:
@@ -238,6 +239,7 @@ class Report:
     Attributes:
         waits: by size, ascending.
         every: of all sizes together.
+        guaranteed: of those that first started within a guarantee.
         projects: by project; empty if there is one only.
         jobs: of the trace.
         refused: jobs of a size that no pool has.
@@ -252,6 +254,7 @@ class Report:
 
     waits: tuple[Waits, ...]
     every: Waits
+    guaranteed: Waits
     projects: Mapping[str, Waits]
     jobs: int
     refused: int
@@ -281,6 +284,7 @@ def report(simulated: Simulated) -> Report:
     return Report(
         waits=tuple(_waits(*one, mine) for one, mine in by_class.items()),
         every=_all_waits(able),
+        guaranteed=_all_waits([course for course in able if course.guaranteed]),
         projects={name: _all_waits(mine) for name, mine in by_project.items()} if len(by_project) > 1 else {},
         jobs=len(courses),
         refused=len(courses) - len(able),
@@ -313,8 +317,8 @@ def _all_waits(courses: Sequence[Course]) -> Waits:
 def _waits(least: int, most: int, courses: Iterable[Course]) -> Waits:
     waits = sorted(course.wait_s for course in courses if course.wait_s is not None)
     if not waits:
-        return Waits(least, most, 0, None, None, None)
-    return Waits(least, most, len(waits), sum(waits) / len(waits), _rank(waits, 0.5), _rank(waits, 0.95))
+        return Waits(least, most, 0, None, None, None, None)
+    return Waits(least, most, len(waits), sum(waits) / len(waits), _rank(waits, 0.5), _rank(waits, 0.95), waits[-1])
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

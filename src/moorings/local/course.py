@@ -1,6 +1,8 @@
 """What a supervisor does next: a pure function of what it knows, so that every order of events can be tested at once.
 
-A run stops for the first of these reasons and keeps it: a task failed, somebody asked, its time is over.
+A run stops for the first of these reasons and keeps it: a task failed, somebody asked, its time is over, its devices
+are needed elsewhere. For the last it is warned first, and a task that then leaves does not stop the others: they may
+still be writing their checkpoint.
 """
 
 from __future__ import annotations
@@ -39,6 +41,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The run is to make room: seconds as those of ``Limits``.
+
+    Attributes:
+        reason: why, as a sentence.
+        since_s: when that was heard.
+        by_s: when nothing of it may run any more.
+        warned: the warning was sent.
+    """
+
+    reason: str
+    since_s: float
+    by_s: float
+    warned: bool = False
+
+    def stop_at_s(self, grace_s: float) -> float:
+        """When TERM is sent: the grace period before the end, but at least half of the time is for the warning."""
+        return self.by_s - min(grace_s, max(self.by_s - self.since_s, 0.0) / 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What a supervisor knows.
 
@@ -48,6 +71,7 @@ class Situation:
         childless: no process of the run is left at all.
         failure: a sentence about the first task that failed, if one did.
         cancel: the reason somebody gave for stopping the run, if one did.
+        asked: to make room, if it was.
         warned: the warning was sent.
         stopping_since_s: when TERM was sent, or None.
     """
@@ -57,6 +81,7 @@ class Situation:
     childless: bool
     failure: str | None = None
     cancel: str | None = None
+    asked: Asked | None = None
     warned: bool = False
     stopping_since_s: float | None = None
 
@@ -83,20 +108,35 @@ def choose(now: Situation, limits: Limits) -> Move:
     if now.childless:
         return Move(Act.FINISH)
     if now.stopping_since_s is not None:
-        left_s = now.stopping_since_s + limits.grace_s - now.elapsed_s
+        kill_at_s = now.stopping_since_s + limits.grace_s
+        if now.asked is not None:
+            kill_at_s = min(kill_at_s, now.asked.by_s)
+        left_s = kill_at_s - now.elapsed_s
         return Move(Act.KILL) if left_s <= 0 else Move(Act.WAIT, left_s)
     if now.tasks_left == 0:
         return Move(Act.KILL)  # every task has ended: what it left in the background had its time
-    if now.failure is not None:
+    if now.failure is not None and now.asked is None:
         return Move(Act.STOP, ending=Ending.EXITED, detail=now.failure)
     if now.cancel is not None:
         return Move(Act.STOP, ending=Ending.CANCELLED, detail=now.cancel)
-    if limits.time_limit_s is None:
-        return Move(Act.WAIT)
-    if now.elapsed_s >= limits.time_limit_s:
+    if limits.time_limit_s is not None and now.elapsed_s >= limits.time_limit_s:
         detail = f"stopped at its time limit of {duration_text(limits.time_limit_s)}"
         return Move(Act.STOP, ending=Ending.TIMED_OUT, detail=detail)
+    if now.asked is not None:
+        return _make_room(now, now.asked, limits)
+    if limits.time_limit_s is None:
+        return Move(Act.WAIT)
     if limits.warn_at_s is not None and not now.warned:
         left_s = limits.warn_at_s - now.elapsed_s
         return Move(Act.WARN) if left_s <= 0 else Move(Act.WAIT, left_s)
     return Move(Act.WAIT, limits.time_limit_s - now.elapsed_s)
+
+
+def _make_room(now: Situation, asked: Asked, limits: Limits) -> Move:
+    if not asked.warned:
+        return Move(Act.WARN)
+    stop_at_s = asked.stop_at_s(limits.grace_s)
+    if now.elapsed_s >= stop_at_s:
+        return Move(Act.STOP, ending=Ending.YIELDED, detail=asked.reason)
+    until_s = stop_at_s if limits.time_limit_s is None else min(stop_at_s, limits.time_limit_s)
+    return Move(Act.WAIT, until_s - now.elapsed_s)

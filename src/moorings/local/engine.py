@@ -21,17 +21,20 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, seconds_between
 from moorings.engines.looks import wait_for_news
 from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.local.processes import boot_id, everyone, open_pidfd, send
-from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError
+from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, YieldOrder
 from moorings.local.rundir import Extent, RunFolder, Stamps, Survey
 from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
@@ -50,6 +53,8 @@ CHANGED_S = 1.0
 STARTING_S = 0.1
 SETTLE_AGAIN_S = 0.1
 CACHED_RUNS_MAX = 10_000
+YIELD_S_MIN = 2.0  # whoever is told late to make room has at least this long: half of it for the warning
+YIELD_OVER_S = 10.0  # so long after its time a run that has not made room is cancelled: its supervisor is an older one
 
 # A supervisor gets what Python needs to start and to read file names as we do, and none of the controller's secrets.
 _INHERITED = (
@@ -177,6 +182,20 @@ class LocalEngine:
                 "engine.unavailable", f"run {run} could not be cancelled: {error}", retryable=True
             ) from error
 
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        folder = RunFolder.of(self._folder, run)
+        if folder is None:
+            return
+        self._see(run)
+        watch = self._watches.get(run)
+        memory = Memory(watch.extent, watch.status) if watch is not None else Memory()
+        left_s = max(seconds_between(self._clock.now(), by), YIELD_S_MIN)
+        order = YieldOrder(attempt, reason, time.monotonic() + left_s)
+        try:
+            await asyncio.to_thread(_ask_to_yield, folder, order, memory)
+        except (OSError, UnreadableError) as error:
+            raise unavailable(f"run {run} could not be asked to make room: {error}") from error
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         signum = parse_signal(signal_name, RELAY_MAX).value
         self._see(run)
@@ -191,7 +210,7 @@ class LocalEngine:
             raise unavailable(f"run {run}: {error}") from error
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
+        """The output of a run, attempt by attempt; nothing, at once, of a run that was never submitted.
 
         Raises:
             MooringsError: ``run.unknown`` (its folder is gone), ``engine.rejected``, ``engine.unavailable``.
@@ -204,8 +223,11 @@ class LocalEngine:
             raise unavailable(f"run {run} cannot be looked at now")
         watch = self._watches[run]
         attempt, tasks = watch.extent.attempt, watch.extent.tasks
-        files = choose_logs(run, tasks, task, lambda rank: watch.folder.log(attempt, rank))
-        logs = [TaskLog(path, prefix) for path, prefix in files]
+        logs = [
+            TaskLog(path, prefix, complete=of < attempt)
+            for of in (*watch.folder.earlier(attempt), attempt)
+            for path, prefix in choose_logs(run, tasks, task, partial(watch.folder.log, of))
+        ]
 
         async def ended() -> bool:
             phase = self._see(run).phase
@@ -383,16 +405,17 @@ class LocalEngine:
             self._told.pop(run, None)
         if watch.end is not None:
             self._let_go(watch)
-            return RunSighting(run, Phase.ENDED, watch.end.record.started_at, watch.end.record)
+            end = watch.end.record
+            return RunSighting(run, Phase.ENDED, end.started_at, end, attempt=watch.extent.attempt)
         if watch.status is None:
             if watch.never_started:
                 return RunSighting(run, Phase.ABSENT)
             self._settle_soon(run, watch)
-            return RunSighting(run, Phase.STARTING)
+            return RunSighting(run, Phase.STARTING, attempt=watch.extent.attempt)
         self._attach(run, watch, watch.status)
         if watch.gone:
             self._settle_soon(run, watch)
-        return RunSighting(run, watch.status.phase, watch.status.started_at)
+        return RunSighting(run, watch.status.phase, watch.status.started_at, attempt=watch.extent.attempt)
 
     def _attach(self, run: RunId, watch: _Watch, status: Status) -> None:
         """Have the event loop tell us when the supervisor ends."""
@@ -515,6 +538,27 @@ def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
         return
     for supervisor in supervisors(folder.path, everyone(), found.status or memory.status):
         send(supervisor, signal.SIGTERM)
+
+
+def _ask_to_yield(folder: RunFolder, order: YieldOrder, memory: Memory) -> None:
+    """Leave the wish that a run makes room, keeping the first, and tell the supervisor.
+
+    Raises:
+        OSError, UnreadableError: it could not be left.
+    """
+    found = folder.survey(remembered=memory.extent)
+    if found is None or found.end is not None or found.extent.attempt != order.attempt:
+        return
+    known: YieldOrder | None = None
+    with contextlib.suppress(UnreadableError):
+        known = folder.read_yield(order.attempt)
+    if known is None:
+        folder.save_yield(order)
+    elif time.monotonic() > known.by_s + YIELD_OVER_S:
+        _cancel(folder, order.reason, memory)
+        return
+    if found.status is not None:
+        _signal(found.status, NUDGE)
 
 
 def _signal(status: Status, signum: int) -> bool:

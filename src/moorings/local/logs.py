@@ -22,9 +22,11 @@ class TaskLog:
     Args:
         path: the file; one that is missing is empty.
         prefix: put before each line; then only whole lines are given, and one longer than ``CHUNK_BYTES`` is broken.
+        complete: nothing will be added to it.
     """
 
-    def __init__(self, path: Path, prefix: bytes = b"") -> None:
+    def __init__(self, path: Path, prefix: bytes = b"", *, complete: bool = False) -> None:
+        self.complete = complete
         self._path = path
         self._prefix = prefix
         self._offset = 0
@@ -103,7 +105,7 @@ async def read_logs(
         for log in logs:
             if log.unread():
                 until = log.size()  # not further in this turn: one chatty task must not silence the others
-                while chunk := await asyncio.to_thread(log.read, until, final=final):
+                while chunk := await asyncio.to_thread(log.read, until, final=final or log.complete):
                     yield chunk
         if final:
             return

@@ -74,6 +74,20 @@ class CancelOrder:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class YieldOrder:
+    """One attempt is to make room.
+
+    Attributes:
+        reason: why, as a sentence.
+        by_s: when nothing of it may run any more, in seconds of ``time.monotonic``, which is one for all processes.
+    """
+
+    attempt: int
+    reason: str
+    by_s: float
+
+
 def to_json(record: object) -> str:
     """A record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
     return json.dumps(plain(record))

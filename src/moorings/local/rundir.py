@@ -8,6 +8,7 @@
         order.json          what to run, and which attempt it is
         status.json         the supervisor's identity and phase; on disk before the first task starts
         cancel.json         somebody wants that attempt to stop
+        yield.json          its devices are needed elsewhere: that attempt is to make room until then
         end.json            how that attempt ended
         ipuof/              files of the binding, while the run lives
         logs/<attempt>/<rank>.log
@@ -35,7 +36,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.local.records import CancelOrder, DamagedError, End, RecordT, Status, UnreadableError, from_json, to_json
+from moorings.local.records import (
+    CancelOrder,
+    DamagedError,
+    End,
+    RecordT,
+    Status,
+    UnreadableError,
+    YieldOrder,
+    from_json,
+    to_json,
+)
 from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import RunId
 
@@ -43,7 +54,7 @@ RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environme
 LOCK_POLL_S = 0.01
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DRAFT = re.compile(r"\.(order|status|cancel|end)\.json\.\d+-\d+")
+_DRAFT = re.compile(r"\.(order|status|cancel|yield|end)\.json\.\d+-\d+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 Stamp = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
@@ -87,6 +98,7 @@ class RunFolder:
         self.order = path / "order.json"
         self.status = path / "status.json"
         self.cancel = path / "cancel.json"
+        self.yielding = path / "yield.json"
         self.end = path / "end.json"
         self.bindings = path / "ipuof"
         self.complaints = path / "supervisor.log"
@@ -99,6 +111,10 @@ class RunFolder:
     def log(self, attempt: int, rank: int) -> Path:
         """Where a task's output goes."""
         return self.path / "logs" / str(attempt) / f"{rank}.log"
+
+    def earlier(self, attempt: int) -> list[int]:
+        """The attempts before that one which have output, the oldest first."""
+        return sorted(extent.attempt for extent in _logged(self.path / "logs") if extent.attempt < attempt)
 
     def make(self) -> None:
         """Make the folder, durably."""
@@ -161,6 +177,11 @@ class RunFolder:
         cancel = _read(self.cancel, CancelOrder)
         return cancel if cancel is not None and cancel.attempt == attempt else None
 
+    def read_yield(self, attempt: int) -> YieldOrder | None:
+        """The wish that that attempt makes room."""
+        order = _read(self.yielding, YieldOrder)
+        return order if order is not None and order.attempt == attempt else None
+
     def read_end(self, attempt: int) -> End | None:
         """The recorded end of that attempt."""
         end = _read(self.end, End)
@@ -177,6 +198,10 @@ class RunFolder:
     def save_cancel(self, cancel: CancelOrder) -> None:
         """Save the wish that a run stops, durably."""
         write_whole(self.cancel, to_json(cancel).encode(), durable=True)
+
+    def save_yield(self, order: YieldOrder) -> None:
+        """Save the wish that a run makes room, durably."""
+        write_whole(self.yielding, to_json(order).encode(), durable=True)
 
     def save_end(self, end: End) -> None:
         """Save an end, durably. What others who were killed left half-written goes before it."""

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.instants import Instant
-from moorings.local.course import Act, Limits, Move, Situation, choose
+from moorings.local.course import Act, Asked, Limits, Move, Situation, choose
 from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
 from moorings.local.records import End, Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
@@ -30,13 +30,11 @@ from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environm
 from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import Ending, EndRecord, Phase, exit_code
 
-LOOK_S = (
-    1.0  # how often the cancel file is looked at even if nobody nudges: a nudge needs a process id, a file does not
-)
+LOOK_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
 KILL_AGAIN_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
 SAVE_AGAIN_S = 1.0
 
-NUDGE = signal.SIGRTMIN  # "look at the cancel file"
+NUDGE = signal.SIGRTMIN  # "look at the files with orders"
 RELAY_MAX = signal.SIGRTMAX - signal.SIGRTMIN  # SIGRTMIN + N asks to pass signal N on; real-time signals queue up
 
 
@@ -78,20 +76,24 @@ class Supervisor:
         self._warned = False
         self._stopping_since_s: float | None = None
         self._cancel: str | None = None
+        self._asked: Asked | None = None
         self._failure: tuple[int, str] | None = None
         self._ending = Ending.EXITED
         self._detail = ""
 
     def begin(self) -> None:
-        """Say that this supervisor exists, then start the tasks unless somebody cancelled the run already.
+        """Say that this supervisor exists, then start the tasks unless the run is to stop already.
 
         Raises:
             OSError: nothing could be said, so nothing was started.
         """
         self._save_status(Phase.STARTING, durable=True)
-        self._look_for_cancel()
+        self._look_for_orders()
         if self._cancel is not None:
             self._ending, self._detail = Ending.CANCELLED, self._cancel
+            return
+        if self._asked is not None:
+            self._ending, self._detail = Ending.YIELDED, self._asked.reason
             return
         try:
             self._start_tasks()
@@ -125,6 +127,8 @@ class Supervisor:
         """Remove the binding's files and record the end, however long the disk refuses it."""
         codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
+        if self._asked is not None and self._failure is not None and self._stopping_since_s is None:
+            self._ending, self._detail = Ending.YIELDED, self._asked.reason  # it left before it had to
         end = EndRecord(
             ending=self._ending,
             exit_code=exit_code(self._ending, self._failure[0] if self._failure else None),
@@ -184,6 +188,7 @@ class Supervisor:
             childless=self._childless,
             failure=self._failure[1] if self._failure else None,
             cancel=self._cancel,
+            asked=self._asked,
             warned=self._warned,
             stopping_since_s=self._stopping_since_s,
         )
@@ -216,28 +221,36 @@ class Supervisor:
         """Wait for a signal, and do what it asks."""
         news = signal.sigtimedwait(_FETCHED, max(within_s, 0.0))
         if news is not None:
-            self._look_for_cancel()  # first: who says why and then sends TERM is to be quoted
+            self._look_for_orders()  # first: who says why and then sends TERM is to be quoted
             if news.si_signo == signal.SIGTERM and self._cancel is None:
                 self._cancel = "its supervisor was told to stop (SIGTERM)"
             elif news.si_signo > signal.SIGRTMIN:
                 self._pass_on(news.si_signo - signal.SIGRTMIN)
-        self._look_for_cancel()
+        self._look_for_orders()
         if not self._status_saved and self._stopping_since_s is None:
             self._try_save_running()
 
-    def _look_for_cancel(self) -> None:
+    def _look_for_orders(self) -> None:
         if self._cancel is None and self._folder.cancel.exists():
             with contextlib.suppress(UnreadableError):
                 cancel = self._folder.read_cancel(self._order.attempt)
                 self._cancel = cancel.reason if cancel is not None else None
+        if self._asked is None and self._folder.yielding.exists():
+            with contextlib.suppress(UnreadableError):
+                order = self._folder.read_yield(self._order.attempt)
+                if order is not None:
+                    now_s = self._elapsed_s()
+                    self._asked = Asked(order.reason, now_s, now_s + order.by_s - time.monotonic())
 
     def _running(self) -> list[int]:
         """Process ids of the tasks that we have not reaped, so that nobody else can have them."""
         return [task.process.pid for task in self._tasks if task.code is None]
 
     def _warn(self) -> None:
-        """Tell those who listen that the time limit is near. Nobody else: most programs die of a USR1."""
+        """Tell those who listen that they will be stopped. Nobody else: most programs die of a USR1."""
         self._warned = True
+        if self._asked is not None:
+            self._asked = replace(self._asked, warned=True)
         signum = signal.Signals[f"SIG{self._order.job.checkpoint.warn_signal}"]
         table = everyone()
         for pid in self._running():

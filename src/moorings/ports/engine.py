@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moorings.core.bindings import Binding
+from moorings.core.instants import Instant
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunSighting
@@ -77,6 +78,17 @@ class Engine(Protocol):
 
     async def cancel(self, run: RunId, reason: str) -> None:
         """Stop it: TERM, its grace period, KILL. Returns at once; idempotent; unknown or ended runs are no error."""
+        ...
+
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        """Have it make room: the warning of its contract now, TERM its grace period before ``by``, KILL at ``by``.
+
+        Returns at once; idempotent, the first ``by`` stays. Runs that are unknown, have ended or are at another attempt
+        are no error. An engine that schedules is never asked: who yields there is for its scheduler to say.
+
+        Raises:
+            MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected`` (it schedules).
+        """
         ...
 
     async def signal(self, run: RunId, signal_name: str) -> None:

@@ -336,6 +336,7 @@ def _job_text(job: JobSpec) -> str:
         "labels": dict(job.labels) or None,
         "lease_s": job.lease_s,
         "appliance": {"kind": part.kind.value, "workflow": part.workflow} if part is not None else None,
+        "preemptible": job.preemptible or None,
     }
     return _encode(
         {

@@ -42,6 +42,7 @@ _PHASES: Final[Mapping[str, JobPhase]] = {  # by the state of the run, which thi
     "WAITING": JobPhase.QUEUED,
     "STARTING": JobPhase.SCHEDULED,
     "RUNNING": JobPhase.RUNNING,
+    "YIELDING": JobPhase.RUNNING,
     "STOPPING": JobPhase.RUNNING,  # its processes may still be there, and so are its systems
     "SUCCEEDED": JobPhase.SUCCEEDED,
     "FAILED": JobPhase.FAILED,

@@ -9,6 +9,7 @@
     workdir = "."                 # relative to the job file
     project = "default"
     priority = 0
+    preemptible = false           # may be stopped for somebody who was guaranteed its devices, and goes on later
 
     [accelerators]
     kind = "ipu"
@@ -102,6 +103,7 @@ class JobSpec:
         labels: as its owner likes; they may be changed.
         lease_s: whoever started it renews its claim's lease within this time, or it is cancelled; None: no lease.
         appliance: its part in a workflow of an appliance.
+        preemptible: may be asked to yield: it is warned, stopped, and started again later.
     """
 
     name: str
@@ -120,6 +122,7 @@ class JobSpec:
     labels: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
     lease_s: float | None = field(default=None, metadata=LATER)
     appliance: ApplianceJob | None = field(default=None, metadata=LATER)
+    preemptible: bool = field(default=False, metadata=LATER)
 
     @property
     def command_line(self) -> str:
@@ -199,6 +202,7 @@ def claim_of(job: JobSpec) -> ClaimSpec:
             project=job.project,
             priority=job.priority,
             time_limit_s=job.time_limit_s,
+            preemptible=job.preemptible,
             checkpoint=job.checkpoint,
             resources=job.accelerators.resources,
             lease_s=job.lease_s,
@@ -241,6 +245,7 @@ def parse_job(
         checkpoint=contract,
         checkpoint_directory=directory,
         image=image,
+        preemptible=top.boolean("preemptible", default=False),
     )
     top.finish()
     try:

@@ -1,8 +1,9 @@
 """Runs: jobs the ML user started, from the wish to the recorded end.
 
-A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). On an engine
-that schedules (Slurm) a run has no claim of its own: that scheduler's queue decides when it starts, and its agent sees
-to the partition. This file holds the record, its states, and what the engine may report of it.
+A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). One whose claim
+is asked to yield is stopped, gives its partition back once nothing of it runs, and waits for its next attempt. On an
+engine that schedules (Slurm) a run has no claim of its own: that scheduler's queue decides when it starts, and its
+agent sees to the partition. This file holds the record, its states, and what the engine may report of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NewType
 from moorings.core.claims import ClaimId
 from moorings.core.instants import Instant
 from moorings.core.machines import advance, ends
+from moorings.core.records import LATER
 from moorings.workloads.jobs import JobSpec
 
 RunId = NewType("RunId", str)
@@ -26,6 +28,7 @@ class RunState(StrEnum):
     WAITING = "WAITING"  # its claim is not READY, or it waits in another scheduler's queue (again); no process exists
     STARTING = "STARTING"  # the partition is ACTIVE; the engine was, or is about to be, asked to start it
     RUNNING = "RUNNING"  # the engine reports its processes
+    YIELDING = "YIELDING"  # its devices are needed elsewhere: it was warned and is being stopped; they stay its own
     STOPPING = "STOPPING"  # it was asked to stop; processes may still run; the partition stays its own
     SUCCEEDED = "SUCCEEDED"  # ended: every task exited 0
     FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
@@ -39,7 +42,8 @@ class RunEvent(StrEnum):
 
     BERTH = "berth"  # its claim became READY, or another scheduler has given it its partition
     STARTED = "started"
-    REQUEUE = "requeue"  # its engine's scheduler stopped it, and has it in the queue again
+    YIELD = "yield"  # its claim was asked to yield
+    REQUEUE = "requeue"  # nothing of it runs, and it waits again: it has yielded, or its engine's scheduler stopped it
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -64,8 +68,19 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
         RunEvent.CANCEL: RunState.CANCELLED,
         RunEvent.LOSE: RunState.LOST,  # the scheduler that had it has not
     },
-    RunState.STARTING: {RunEvent.STARTED: RunState.RUNNING, RunEvent.STOP: RunState.STOPPING, **_RESULTS},
-    RunState.RUNNING: {RunEvent.STOP: RunState.STOPPING, RunEvent.REQUEUE: RunState.WAITING, **_RESULTS},
+    RunState.STARTING: {
+        RunEvent.STARTED: RunState.RUNNING,
+        RunEvent.YIELD: RunState.YIELDING,
+        RunEvent.STOP: RunState.STOPPING,
+        **_RESULTS,
+    },
+    RunState.RUNNING: {
+        RunEvent.YIELD: RunState.YIELDING,
+        RunEvent.STOP: RunState.STOPPING,
+        RunEvent.REQUEUE: RunState.WAITING,
+        **_RESULTS,
+    },
+    RunState.YIELDING: {RunEvent.REQUEUE: RunState.WAITING, RunEvent.STOP: RunState.STOPPING, **_RESULTS},
     RunState.STOPPING: dict(_RESULTS),
     RunState.SUCCEEDED: {},
     RunState.FAILED: {},
@@ -82,6 +97,7 @@ class Ending(StrEnum):
 
     EXITED = "EXITED"  # every task ended by itself (or was stopped because another failed)
     CANCELLED = "CANCELLED"  # stopped because it was asked to
+    YIELDED = "YIELDED"  # it left with another code than 0, or was stopped, after it was asked to yield
     TIMED_OUT = "TIMED_OUT"  # stopped at its time limit
     NOT_STARTED = "NOT_STARTED"  # the command could not be started
     LOST = "LOST"  # no record: the supervisor died
@@ -115,6 +131,7 @@ CANNOT_START, NOT_FOUND = 126, 127  # what a shell ends with
 _CODE_IF_NO_TASK_FAILED = {
     Ending.EXITED: 0,
     Ending.CANCELLED: TERMINATED,
+    Ending.YIELDED: TERMINATED,
     Ending.TIMED_OUT: TIME_OVER,
     Ending.NOT_STARTED: CANNOT_START,
     Ending.LOST: KILLED,
@@ -148,6 +165,7 @@ class RunSighting:
     Attributes:
         reference: what the engine's own scheduler calls it; None: it has none, or none yet.
         reason: why it does not run yet, in that scheduler's words.
+        attempt: which start of it was seen; what is seen of an earlier one says nothing of the run.
     """
 
     run: RunId
@@ -156,6 +174,7 @@ class RunSighting:
     end: EndRecord | None = None
     reference: str | None = None
     reason: str = ""
+    attempt: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +186,8 @@ class Run:
         within: the claim is somebody else's (a workflow keeps it between its jobs), and stays when the run has ended.
         reference: what its engine's scheduler calls it.
         labels: as they are now.
+        attempt: how often it has yielded, and so which start of it this is.
+        started_at: when its first attempt did.
     """
 
     id: RunId
@@ -227,13 +248,15 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
     """The run after the engine's record of its end."""
     event = {
         Ending.CANCELLED: RunEvent.CANCEL,
+        Ending.YIELDED: RunEvent.CANCEL,  # and it cannot go on: somebody cancelled it since, or its claim is gone
         Ending.TIMED_OUT: RunEvent.TIME_OUT,
         Ending.NOT_STARTED: RunEvent.FAIL,
         Ending.NO_PARTITION: RunEvent.FAIL,
         Ending.LOST: RunEvent.LOSE,
         Ending.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
     }[end.ending]
-    changed = step(run, event, now, end.detail or run.stop_reason)
+    told = (run.stop_reason, end.detail) if end.ending is Ending.YIELDED else (end.detail, run.stop_reason)
+    changed = step(run, event, now, told[0] or told[1])
     return replace(
         changed,
         started_at=run.started_at or end.started_at,
@@ -241,6 +264,11 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
         exit_code=end.exit_code,
         task_codes=end.task_codes,
     )
+
+
+def yielded(run: Run, now: Instant) -> Run:
+    """The run as it waits for its next attempt: nothing of this one is left."""
+    return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
 
 
 def queued(run: Run, reference: str) -> Run:

@@ -1,8 +1,8 @@
 """The runs' part of a turn: what becomes of runs when people, their claims and their engines speak.
 
-A run never touches the fleet: it puts demands (``CreateClaim``, ``ReleaseClaim``) that the same turn hands to core, and
-reads what became of its claim. So run and claim change in one transaction, and core knows nothing of training. A run
-on an engine that schedules has no claim, and follows what that engine sees.
+A run never touches the fleet: it puts demands (``CreateClaim``, ``ReleaseClaim``, ``YieldClaim``) that the same turn
+hands to core, and reads what became of its claim. So run and claim change in one transaction, and core knows nothing of
+training. A run on an engine that schedules has no claim, and follows what that engine sees.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
-from moorings.core.inputs import CreateClaim, ReleaseClaim
+from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
 from moorings.core.instants import Instant
 from moorings.core.reasons import Reason
 from moorings.core.records import LATER
@@ -67,7 +67,9 @@ class StartRefused:
 
 
 RunInput = CreateRun | CancelRun | LabelRun | StartRefused | RunSighting
-Demand = CreateClaim | ReleaseClaim
+Demand = CreateClaim | ReleaseClaim | YieldClaim
+
+_STOPPED = (Ending.YIELDED, Ending.CANCELLED, Ending.LOST)  # of one that was asked to yield: it goes on later
 
 
 class Runs:
@@ -171,6 +173,12 @@ class RunTurn:
         run = self.run(ident) if ident is not None else None
         return run is not None and not run.ended
 
+    def uses(self, claim: ClaimId) -> bool:
+        """Whether processes of a run may be on that claim's partition."""
+        ident = self._claims.get(claim) or self._known.by_claim.get(claim)
+        run = self.run(ident) if ident is not None else None
+        return run is not None and not run.ended and run.state is not RunState.WAITING
+
     def lapse(self, claims: Iterable[Claim]) -> list[Demand]:
         """Stop the runs of claims whose lease has run out; what that demands of core."""
         demands: list[Demand] = []
@@ -184,9 +192,14 @@ class RunTurn:
         waiting = run.state is RunState.WAITING
         if claim.state is ClaimState.READY and waiting:
             self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
+        elif claim.state is ClaimState.RECLAIMING and waiting:
+            if not run.within:  # its partition was ACTIVE for less than a turn
+                return [YieldClaim(claim.id, f"run {run.id} had not started")]
+        elif claim.state is ClaimState.RECLAIMING and run.state in (RunState.STARTING, RunState.RUNNING):
+            self._move(run, RunEvent.YIELD, "run.yielding", {"why": _reason(claim), "until": claim.asked_until})
         elif claim.state is ClaimState.FAILED or (claim.state is ClaimState.LOST and waiting):
             return self._end(run, EndRecord(Ending.NOT_STARTED, 1, detail=_reason(claim)))
-        elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING):
+        elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING):
             self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
         return []
 
@@ -262,19 +275,43 @@ class RunTurn:
         return []
 
     def _sighted(self, run: Run, seen: RunSighting) -> list[Demand]:
+        if seen.attempt < run.attempt:
+            return []
         if run.claim is None:
             run = self._followed(run, seen)
         elif run.state is RunState.WAITING:
             return []
+        elif run.state is RunState.YIELDING:
+            return self._yielding(run, seen)
         if seen.phase is Phase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
         elif seen.phase is Phase.ENDED and seen.end is not None:
             return self._end(run, seen.end)
-        elif seen.phase is Phase.ABSENT and run.state is RunState.STOPPING and run.started_at is None:
+        elif seen.phase is Phase.ABSENT and run.state is RunState.STOPPING and (run.started_at is None or run.attempt):
             return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=run.stop_reason))  # stopped before it began
         elif seen.phase is Phase.ABSENT and (run.state in (RunState.RUNNING, RunState.STOPPING) or _was_there(run)):
             return self._end(run, EndRecord(Ending.LOST, 1, detail="the engine knows nothing of it any more"))
         return []
+
+    def _yielding(self, run: Run, seen: RunSighting) -> list[Demand]:
+        """What an engine sees of a run that was asked to yield: it goes on later, unless it ended on its own."""
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        asked = claim is not None and claim.state is ClaimState.RECLAIMING
+        if seen.phase is Phase.ENDED and seen.end is not None:
+            if not asked or seen.end.ending not in _STOPPED:
+                return self._end(run, seen.end)
+            why = seen.end.detail or "it was stopped"
+        elif seen.phase is Phase.ABSENT:
+            if not asked:
+                return self._end(run, EndRecord(Ending.YIELDED, runs.TERMINATED, detail="nothing of it is left"))
+            why = "nothing of it is left" if run.started_at is not None else "it had not started"
+        else:
+            return []
+        assert claim is not None
+        waiting = runs.yielded(run, self.now)
+        self._save(waiting, run)
+        self._tell("run.requeued", waiting, {"why": why, "attempt": waiting.attempt})
+        return [YieldClaim(claim.id, f"run {run.id} has stopped")]
 
     def _followed(self, run: Run, seen: RunSighting) -> Run:
         """The run after what another scheduler has made of it: it has a name there, and its partition."""
@@ -292,7 +329,7 @@ class RunTurn:
 
     def _end(self, run: Run, end: EndRecord) -> list[Demand]:
         claim = self._claim_of(run.claim) if run.claim is not None else None
-        if end.ending is Ending.CANCELLED and claim is not None and claim.state is ClaimState.LOST:
+        if end.ending in (Ending.CANCELLED, Ending.YIELDED) and claim is not None and claim.state is ClaimState.LOST:
             end = replace(end, ending=Ending.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
         ended = runs.ended_by(run, end, self.now)
         self._save(ended, run)

@@ -39,11 +39,12 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def leave_status(runs: Path, run: str) -> None:
+def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     """What a supervisor leaves that has started a run and was killed with its machine."""
     folder = RunFolder(runs / run)
     folder.make()
-    folder.save_status(Status(0, Phase.RUNNING, "another-boot", Identity(2, 2), after(NOW, -60)), durable=False)
+    left = Status(attempt, Phase.RUNNING, "another-boot", Identity(2, 2), after(NOW, -60))
+    folder.save_status(left, durable=False)
 
 
 def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlStore, runs: Path) -> None:
@@ -97,6 +98,18 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
     assert (started.state, started.started_at) == (RunState.RUNNING, after(NOW, -60))
     assert still.state is RunState.WAITING
     assert [claim.id for claim in store.load().claims] == [waiting[1][0].id], "it needs no second partition"
+
+
+def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(store: SqlStore, runs: Path) -> None:
+    waiting = [(a_claim(number), a_run(number, attempt=1 - number, started_at=NOW)) for number in range(2)]
+    changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
+    store.commit(store.lead("x", NOW), changes)
+    leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
+    leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
+    assert make_ready(store, runs, LAST, NOW) == [waiting[1][1].id]
+    still, started = sorted(store.load().runs, key=lambda run: run.id)
+    assert (still.state, still.attempt) == (RunState.WAITING, 1)
+    assert (started.state, started.attempt) == (RunState.RUNNING, 3)
 
 
 def test_numbers_only_rise(store: SqlStore, runs: Path) -> None:

@@ -11,8 +11,11 @@ from moorings.wire.shapes import (
     KeyBody,
     PartitionBody,
     PoolBody,
+    ProjectBody,
+    QuotaBody,
     ReasonBody,
     RunBody,
+    ShareShape,
     TopologyShape,
 )
 
@@ -145,6 +148,52 @@ RUNS = (
         ended_at="2026-01-31T11:00:00.000000Z",
     ),
 )
+PROJECTS = (
+    ProjectBody(
+        name="lab",
+        shares=(ShareShape(pool="gpu", blocks={"1": 24}), ShareShape(pool="pod64", blocks={"4": 1, "16": 2})),
+        weight=2.0,
+        version=3,
+        devices_max=60,
+        members=("ann", "bert"),
+    ),
+    ProjectBody(
+        name="lab/vision",
+        shares=(ShareShape(pool="pod64", blocks={"16": 1}),),
+        weight=0.5,
+        version=1,
+        user_devices_max=8,
+        aliases=("slurm/alpha/vision",),
+    ),
+    ProjectBody(name="open", shares=(), weight=1.0, version=1),
+)
+QUOTAS = (
+    QuotaBody(
+        project="lab",
+        pool="pod64",
+        guaranteed=36,
+        blocks={"4": 1, "16": 2},
+        held=32,
+        borrowed=8,
+        waiting=2,
+        waiting_devices=20,
+        used_device_hours=1234.567,
+        weight=2.0,
+        devices_max=60,
+    ),
+    QuotaBody(
+        project="open",
+        pool="",
+        guaranteed=0,
+        blocks={},
+        held=0,
+        borrowed=0,
+        waiting=0,
+        waiting_devices=0,
+        used_device_hours=0.0,
+        weight=1.0,
+    ),
+)
 KEYS = (
     KeyBody(id="ojgdisubcw", subject="root", role="admin", owner_prefix="", created_at="2026-01-30T12:00:00Z"),
     KeyBody(
@@ -174,6 +223,8 @@ OF_KIND = {
     "partition": PARTITIONS,
     "claim": CLAIMS,
     "run": RUNS,
+    "project": PROJECTS,
+    "quota": QUOTAS,
     "key": KEYS,
     "event": EVENTS,
 }

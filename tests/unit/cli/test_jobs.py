@@ -72,6 +72,11 @@ def test_flags_win_over_the_file(file):
     assert job.workdir == "/work/sub"
 
 
+def test_a_flag_lets_a_job_be_stopped_for_others(file):
+    assert not built(str(file)).preemptible
+    assert built(str(file), preemptible=True).preemptible
+
+
 def test_a_relative_file_is_found_from_the_folder(file):
     assert built("digits.toml", folder=str(file.parent)).name == "digits"
 

@@ -43,7 +43,7 @@ def test_lists(noun, form):
     check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], Format(form), samples.NOW))
 
 
-@pytest.mark.parametrize("noun", ["pool", "partition", "claim", "run"])
+@pytest.mark.parametrize("noun", ["pool", "partition", "claim", "run", "project"])
 def test_descriptions(noun):
     check_golden(f"{noun}.describe.txt", describe(samples.OF_KIND[noun][-1], samples.NOW))
 
@@ -60,7 +60,7 @@ def test_an_explanation():
     told = ExplanationBody(
         claim="claim-digits", state="PENDING", summary=samples.FULL.message, position=2, reasons=(samples.FULL,)
     )
-    check_golden("explanation.txt", explanation_text(told))
+    check_golden("explanation.txt", explanation_text(told, samples.NOW))
 
 
 def test_json_and_yaml_are_the_same_document():

@@ -330,3 +330,11 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     assert rig.run.state is RunState.STARTING
     rig.clock.forward(RETRY_S_MAX)
     await rig.until(lambda: len(rig.engine.submitted) > submitted)
+    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    await rig.settle()
+    await rig.until(lambda: not rig.running._submitting)
+    await rig.look()
+    assert RUN not in rig.loop.runs.by_id, "of its second attempt there never was anything"
+    stored = rig.store.run(RUN)
+    assert stored is not None
+    assert (stored.state, stored.attempt) == (RunState.CANCELLED, 1)

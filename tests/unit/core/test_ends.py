@@ -160,5 +160,5 @@ def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
     ("until", "known"),
     [(FREE, False), (Instant(0), False), (Instant(1), True), (NEVER, False), (OUT_OF_SERVICE, False)],
 )
-def test_only_an_instant_is_known(until: Instant, known: bool) -> None:  # noqa: FBT001 - a parameter
+def test_only_an_instant_is_known(until: Instant, known: bool) -> None:
     assert is_known(until) is known

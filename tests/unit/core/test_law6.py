@@ -103,7 +103,7 @@ class Ask:
 happenings = st.lists(
     st.one_of(
         st.builds(
-            lambda wanted, preemptible, priority, limit_s: Ask(*wanted, preemptible, priority, limit_s),
+            lambda wanted, preemptible, priority, limit_s: Ask(wanted[0], wanted[1], preemptible, priority, limit_s),
             st.sampled_from([("a", 8), ("b", 4), ("b", 2), ("c", 1), ("c", 2), ("c", 4), ("c", 8), ("c", 16)]),
             st.sampled_from([True, True, False]),
             st.integers(0, 2),
@@ -340,3 +340,17 @@ def test_backfill_never_delays_the_first(
     assert site.claim(first.id).state is not ClaimState.PENDING
     if promised is not None:
         assert site.now <= promised + 4 * SECOND  # a release, a removal and a grant take a turn each
+
+
+def test_nobody_is_asked_before_it_has_run_so_long() -> None:
+    site = Site(POD)
+    site.guarantee(POD, a=((8, 2),), c=())
+    borrowers = [site.create(8, project="c", preemptible=True, owner=f"local/run-{n}") for n in range(2)]
+    site.pass_s(2)
+    ready = site.claim(borrowers[1].id).ready_at
+    for _ in range(2):
+        site.create(8, project="a")
+    while site.claim(borrowers[1].id).state is ClaimState.READY:
+        site.step()
+    assert ready is not None
+    assert QUICK.min_run_s * SECOND <= site.now - ready <= (QUICK.min_run_s + 1) * SECOND

@@ -107,7 +107,7 @@ def claim(number: int, limit_s: float, priority: int = 0, owner: str = "local/ru
 )
 def test_a_view_is_the_line_without_the_gone_and_with_the_added(
     given: list[tuple[float, int, str]],
-    without_line: bool,  # noqa: FBT001 - drawn
+    without_line: bool,
 ) -> None:
     line, held, gone, added, known = Line(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
     for number, (limit_s, priority, fate) in enumerate(given):

@@ -1,10 +1,12 @@
 """What a supervisor does next, in every order of events."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.course import Act, Limits, Situation, choose
+from moorings.local.course import Act, Asked, Limits, Situation, choose
 from moorings.workloads.runs import Ending, exit_code
 
 HOUR = Limits(time_limit_s=3600, warn_s=120, grace_s=30)
@@ -62,6 +64,42 @@ def test_what_is_left_when_every_task_has_ended_is_killed():
     assert choose(at(5, tasks_left=0), HOUR).act is Act.KILL
 
 
+# -- making room
+
+
+def asked(since_s=1000.0, by_s=1120.0, *, warned=True):
+    return Asked("lab needs it", since_s, by_s, warned)
+
+
+def test_who_is_to_make_room_is_warned_at_once_then_stopped_a_grace_period_before_the_end():
+    assert choose(at(1000, asked=asked(warned=False)), ENDLESS).act is Act.WARN
+    assert choose(at(1000, asked=asked()), ENDLESS).within_s == 90
+    move = choose(at(1090, asked=asked()), ENDLESS)
+    assert (move.act, move.ending, move.detail) == (Act.STOP, Ending.YIELDED, "lab needs it")
+    assert choose(at(1100, asked=asked(), stopping_since_s=1090), ENDLESS).within_s == 20
+    assert choose(at(1120, asked=asked(), stopping_since_s=1090), ENDLESS).act is Act.KILL
+
+
+def test_of_a_short_time_half_is_for_the_warning_and_nothing_runs_beyond_it():
+    short = asked(1000, 1010)
+    assert choose(at(1004, asked=short), ENDLESS).within_s == 1
+    assert choose(at(1005, asked=short), ENDLESS).act is Act.STOP
+    assert choose(at(1009, asked=short, stopping_since_s=1005), ENDLESS).within_s == 1
+    assert choose(at(1010, asked=short, stopping_since_s=1005), ENDLESS).act is Act.KILL
+
+
+def test_a_task_that_leaves_because_it_was_asked_does_not_stop_the_others():
+    assert choose(at(1010, asked=asked(), failure="task 1 exited with 85"), ENDLESS).within_s == 80
+
+
+def test_a_cancel_and_the_time_limit_come_before_the_end_of_making_room():
+    assert choose(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is Ending.CANCELLED
+    late = asked(3550, 3670)
+    assert choose(at(3560, asked=late), HOUR).within_s == 40
+    assert choose(at(3600, asked=late), HOUR).ending is Ending.TIMED_OUT
+    assert choose(at(3600, asked=late, stopping_since_s=3590), Limits(None, 0, 600)).within_s == 70, "as for any stop"
+
+
 situations = st.builds(
     Situation,
     elapsed_s=st.floats(0, 1e7),
@@ -69,6 +107,7 @@ situations = st.builds(
     childless=st.booleans(),
     failure=st.none() | st.just("failed"),
     cancel=st.none() | st.just("asked"),
+    asked=st.none() | st.builds(Asked, st.just("lab"), st.floats(0, 1e7), st.floats(0, 1e7), st.booleans()),
     warned=st.booleans(),
     stopping_since_s=st.none() | st.floats(0, 1e7),
 )
@@ -97,3 +136,14 @@ def test_only_a_run_that_exited_by_itself_can_end_with_zero(ending):
     assert exit_code(ending, None) != 0
     assert exit_code(ending, 7) == 7
     assert exit_code(Ending.EXITED, None) == 0
+
+
+@given(situations, limits)
+def test_who_is_to_make_room_has_made_it_in_time(now, limits):
+    if now.asked is None or now.childless:
+        return
+    late = replace(now, elapsed_s=max(now.elapsed_s, now.asked.by_s), asked=replace(now.asked, warned=True))
+    assert choose(late, limits).act in (Act.STOP, Act.KILL)
+    stop_at_s = now.asked.stop_at_s(limits.grace_s)
+    assert stop_at_s <= now.asked.by_s
+    assert stop_at_s >= min(now.asked.since_s, now.asked.by_s)

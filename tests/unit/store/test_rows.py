@@ -131,6 +131,7 @@ jobs = st.builds(
     labels=st.dictionaries(words, told, max_size=3),
     lease_s=maybe(seconds),
     appliance=maybe(st.builds(ApplianceJob, st.sampled_from(ApplianceKind), words)),
+    preemptible=st.booleans(),
 )
 runs = st.builds(
     Run,

@@ -92,6 +92,7 @@ def test_labels_are_set_and_taken_away() -> None:
         (RunState.WAITING, True, JobPhase.SCHEDULED),
         (RunState.STARTING, True, JobPhase.SCHEDULED),
         (RunState.RUNNING, True, JobPhase.RUNNING),
+        (RunState.YIELDING, True, JobPhase.RUNNING),
         (RunState.STOPPING, True, JobPhase.RUNNING),
         (RunState.SUCCEEDED, True, JobPhase.SUCCEEDED),
         (RunState.FAILED, False, JobPhase.FAILED),

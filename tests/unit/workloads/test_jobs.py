@@ -75,6 +75,7 @@ def test_everything_that_may_be_written():
     workdir = "src"
     project = "vision"
     priority = -5
+    preemptible = true
     [accelerators]
     kind = "gpu"
     size = 8
@@ -110,6 +111,7 @@ def test_everything_that_may_be_written():
         checkpoint=CheckpointContract(resumable=True, warn_signal="USR2", warn_s=120.0, grace_s=45.0),
         checkpoint_directory="/home/ann/digits/checkpoints",
         image="registry.example/digits:1",
+        preemptible=True,
     )
 
 
@@ -349,8 +351,10 @@ def test_a_claim_asks_what_the_job_says():
             priority=3,
             time_limit_s=60,
             checkpoint=contract,
+            preemptible=True,
         )
     )
+    assert asked.preemptible
     assert (asked.kind, asked.pool, asked.project, asked.priority) == ("gpu", "hgx", "p", 3)
     assert (asked.time_limit_s, asked.checkpoint) == (60, contract)
 

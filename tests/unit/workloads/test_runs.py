@@ -7,7 +7,7 @@ import pytest
 from moorings.core.errors import IllegalMoveError
 from moorings.core.instants import SECOND, Instant
 from moorings.testing.records import NOW, a_run
-from moorings.workloads.runs import ENDED, Ending, EndRecord, RunEvent, RunState, ended_by, started, step
+from moorings.workloads.runs import ENDED, Ending, EndRecord, RunEvent, RunState, ended_by, started, step, yielded
 
 LATER = Instant(NOW + SECOND)
 MUCH_LATER = Instant(NOW + 60 * SECOND)
@@ -20,13 +20,14 @@ MUCH_LATER = Instant(NOW + 60 * SECOND)
         (EndRecord(Ending.EXITED, 3, (0, 3)), RunState.FAILED),
         (EndRecord(Ending.EXITED, 137, (None, 137)), RunState.FAILED),
         (EndRecord(Ending.CANCELLED, 143), RunState.CANCELLED),
+        (EndRecord(Ending.YIELDED, 143), RunState.CANCELLED),
         (EndRecord(Ending.TIMED_OUT, 143), RunState.TIMED_OUT),
         (EndRecord(Ending.NOT_STARTED, 126), RunState.FAILED),
         (EndRecord(Ending.LOST, 1), RunState.LOST),
     ],
     ids=lambda part: str(getattr(part, "ending", part)),
 )
-@pytest.mark.parametrize("before", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
+@pytest.mark.parametrize("before", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
 def test_a_run_ends_as_the_engine_says(before, end, state):
     ended = ended_by(a_run(state=before), end, LATER)
     assert (ended.state, ended.exit_code, ended.task_codes) == (state, end.exit_code, end.task_codes)
@@ -83,3 +84,14 @@ def test_a_detail_stays_until_there_is_a_newer_one():
     run = step(a_run(detail="first"), RunEvent.BERTH, LATER)
     assert run.detail == "first"
     assert step(run, RunEvent.FAIL, LATER, "second").detail == "second"
+
+
+def test_a_run_that_has_yielded_waits_for_its_next_attempt():
+    run = yielded(a_run(state=RunState.YIELDING, attempt=2, version=7, started_at=NOW), LATER)
+    assert (run.state, run.attempt, run.version, run.started_at) == (RunState.WAITING, 3, 8, NOW)
+    assert run.ended_at is None
+
+
+def test_why_it_was_cancelled_comes_before_why_it_was_to_yield():
+    stopping = step(a_run(state=RunState.YIELDING), RunEvent.STOP, LATER, "ann asked for it")
+    assert ended_by(stopping, EndRecord(Ending.YIELDED, 85, detail="lab needs it"), LATER).detail == "ann asked for it"

@@ -11,7 +11,7 @@ import pytest
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim, ReleaseClaim
+from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
 from moorings.core.instants import SECOND, Instant
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, a_claim, a_run
@@ -392,3 +392,125 @@ def test_a_job_of_an_appliance_has_its_claim_there():
     (demand,) = turn().take(replace(CREATE, job=replace(JOB, appliance=part, labels={"k": "v"})))
     assert isinstance(demand, CreateClaim)
     assert demand.owner == "appliance/run-new"
+
+
+# -- making room ---------------------------------------------------------------------------------------------------
+
+ASKED = claim(ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "lab needs it"), asked_until=LATER)
+YIELDED = RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.YIELDED, 85, (85, 85), detail="lab needs it"))
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
+def test_a_run_whose_claim_is_asked_to_yield_yields_and_keeps_its_partition_meanwhile(state: RunState):
+    now = in_state(state)
+    assert now.follow([ASKED]) == []
+    assert the_run(now).state is RunState.YIELDING
+    assert (told(now), json.loads(now.events[0].data)) == (["run.yielding"], {"why": "lab needs it", "until": LATER})
+    assert now.follow([ASKED]) == []
+    assert told(now) == ["run.yielding"], "once"
+
+
+@pytest.mark.parametrize("ending", [Ending.YIELDED, Ending.CANCELLED, Ending.LOST])
+def test_a_run_that_was_stopped_for_others_waits_for_its_next_attempt(ending: Ending):
+    now = in_state(RunState.YIELDING, [ASKED], started_at=NOW)
+    end = EndRecord(ending, 143, (143, 143), detail="lab needs it")
+    assert now.take(replace(YIELDED, end=end)) == [YieldClaim(CLAIM, f"run {RUN} has stopped")]
+    run = the_run(now)
+    assert (run.state, run.attempt, run.started_at, run.ended_at) == (RunState.WAITING, 1, NOW, None)
+    assert json.loads(now.events[-1].data) == {"why": "lab needs it", "attempt": 1}
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (EndRecord(Ending.EXITED, 0, (0, 0)), RunState.SUCCEEDED),
+        (EndRecord(Ending.EXITED, 1, (1, 143)), RunState.FAILED),
+        (EndRecord(Ending.TIMED_OUT, 143), RunState.TIMED_OUT),
+        (EndRecord(Ending.NOT_STARTED, 127), RunState.FAILED),
+    ],
+    ids=lambda part: str(getattr(part, "ending", part)),
+)
+def test_a_run_that_ends_on_its_own_while_it_is_to_yield_has_ended(end: EndRecord, state: RunState):
+    now = in_state(RunState.YIELDING, [ASKED])
+    assert now.take(replace(YIELDED, end=end)) == [ReleaseClaim(CLAIM, f"run {RUN} {state}")]
+    assert the_run(now).state is state
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.UNKNOWN])
+def test_nothing_is_given_back_while_processes_may_be_there(phase: Phase):
+    now = in_state(RunState.YIELDING, [ASKED])
+    assert now.take(RunSighting(RUN, phase)) == []
+    assert now.changed == {}
+
+
+def test_a_run_of_which_nothing_is_there_has_made_room():
+    now = in_state(RunState.YIELDING, [ASKED])
+    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [YieldClaim(CLAIM, f"run {RUN} has stopped")]
+    assert json.loads(now.events[-1].data)["why"] == "it had not started"
+
+
+def test_a_run_that_had_not_been_started_gives_back_at_once():
+    """Its partition became ACTIVE and was asked for in one turn."""
+    now = in_state(RunState.WAITING, [ASKED])
+    assert now.follow([ASKED]) == [YieldClaim(CLAIM, f"run {RUN} had not started")]
+    assert (now.changed, now.events) == ({}, [])
+
+
+def test_a_claim_of_somebody_else_is_not_given_back_for_a_run_that_waits_in_it():
+    now = in_state(RunState.WAITING, [ASKED], within=True)
+    assert now.follow([ASKED]) == []
+    assert now.holds(CLAIM)
+    assert not now.uses(CLAIM)
+
+
+def test_a_run_uses_its_partition_until_nothing_of_it_runs():
+    now = in_state(RunState.YIELDING, [ASKED])
+    assert now.uses(CLAIM)
+    now.take(YIELDED)
+    assert not now.uses(CLAIM)
+
+
+def test_a_cancel_while_it_yields_and_while_it_waits_again():
+    now = in_state(RunState.YIELDING, [ASKED], started_at=NOW)
+    assert now.take(CancelRun(RUN, "ann asked")) == []
+    assert the_run(now).state is RunState.STOPPING
+    assert now.take(YIELDED) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+    assert (the_run(now).state, the_run(now).detail) == (RunState.CANCELLED, "ann asked")
+    now = in_state(RunState.WAITING, [claim(ClaimState.YIELDING)], attempt=1, started_at=NOW)
+    assert now.take(CancelRun(RUN, "ann asked")) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+
+
+def test_a_cancel_before_the_next_attempt_has_started():
+    now = in_state(RunState.STOPPING, attempt=1, started_at=NOW, stop_reason="ann asked")
+    assert now.take(RunSighting(RUN, Phase.ABSENT, attempt=1)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
+@pytest.mark.parametrize("phase", Phase)
+def test_what_is_seen_of_an_earlier_attempt_says_nothing(state: RunState, phase: Phase):
+    now = in_state(state, [ASKED], attempt=2, started_at=NOW)
+    assert now.take(replace(YIELDED, phase=phase, attempt=1)) == []
+    assert now.changed == {}
+
+
+def test_the_next_attempt_starts_when_its_claim_is_ready_again():
+    now = in_state(RunState.WAITING, attempt=1, started_at=NOW)
+    now.follow([claim(ClaimState.READY, attempt=1, partition="part-0001")])
+    assert (the_run(now).state, the_run(now).attempt) == (RunState.STARTING, 1)
+    now.take(RunSighting(RUN, Phase.RUNNING, attempt=1))
+    assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
+
+
+def test_a_run_whose_partition_vanishes_while_it_yields_cannot_go_on():
+    lost = claim(ClaimState.LOST, reason=Reason("claim.lost", "it vanished"))
+    now = in_state(RunState.YIELDING, [lost], started_at=NOW)
+    now.follow([lost])
+    assert the_run(now).state is RunState.STOPPING
+    assert now.take(YIELDED) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
+    assert the_run(now).detail == "it vanished"
+
+
+def test_a_job_that_may_be_stopped_says_so_in_its_claim():
+    (demand,) = turn().take(replace(CREATE, job=replace(JOB, preemptible=True)))
+    assert isinstance(demand, CreateClaim)
+    assert demand.spec.preemptible

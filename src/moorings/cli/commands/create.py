@@ -1,4 +1,4 @@
-"""``moor create``: partitions, claims, access keys."""
+"""``moor create``: partitions, claims, projects, access keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from moorings.cli.commands.projects import create_project
 from moorings.cli.errors import Ended
 from moorings.cli.following import await_claim, patience_of
 from moorings.cli.grammar import MoorCommand, NounGroup, examples, live, options
@@ -37,14 +38,18 @@ _timeout = click.option(
 
 create = NounGroup(
     name="create",
-    help="Make a partition, a claim or an access key.",
+    help="Make a partition, a claim, a project or an access key.",
     epilog=examples(
         "moor create partition p64 --size 64",
         "moor create claim --size 16 --gcds 4 --time 2h --wait",
+        "moor create project lab --guarantee pod64=16x2,4x1 --member ann",
         "moor create key alice --role user",
     ),
     no_args_is_help=True,
 )
+
+
+create.add_command(create_project)
 
 
 @create.command("partition", cls=MoorCommand)

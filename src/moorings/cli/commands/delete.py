@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from moorings.cli.asking import confirm, yes_option
+from moorings.cli.commands.projects import delete_project
 from moorings.cli.following import REASON_FRESH_S, patience_of
 from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
 from moorings.cli.limits import Limit
@@ -25,10 +26,13 @@ _waiting = options(
 
 delete = NounGroup(
     name="delete",
-    help="Remove partitions, release claims, revoke keys.",
+    help="Remove partitions and projects, release claims, revoke keys.",
     epilog=examples("moor delete partition p64", "moor delete claim p64 -y", "moor delete key key-3hq2"),
     no_args_is_help=True,
 )
+
+
+delete.add_command(delete_project)
 
 
 @delete.command("partition", cls=MoorCommand)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from moorings.cli.grammar import NounGroup, bare_names, examples, name_argument
-from moorings.cli.kinds import EVENTS, KINDS
+from moorings.cli.kinds import EVENTS, KINDS, QUOTAS, estimate_text
 from moorings.cli.output import Format, render_data, render_list
 from moorings.cli.output import describe as described
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.cli.text import plain
 from moorings.client.requests import EventFilter
+from moorings.core.instants import Instant
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, ReasonBody, RunBody
 
@@ -33,6 +34,8 @@ def _describe(session: Session, noun: str, name: str, output: str | None) -> Non
     elif noun == "claim":
         body = claim = client.claim(ident)
         where = EventFilter(claim=claim.id)
+    elif noun == "project":
+        body = client.project(ident)
     else:
         body = run = client.run(ident)
         where = EventFilter(run=run.id)
@@ -41,8 +44,17 @@ def _describe(session: Session, noun: str, name: str, output: str | None) -> Non
         shown.show_one(kind, body)
         return
     session.console.data(described(body, session.now(), shown.look))
+    if noun == "project":
+        _show_quotas(session, ident)
     if where is not None:
         _show_events(session, where)
+
+
+def _show_quotas(session: Session, project: str) -> None:
+    quotas = [quota for quota in session.client.quotas() if quota.project == project and quota.pool]
+    if quotas:
+        table = render_list(QUOTAS, quotas, Format("wide"), session.now(), look_of(session))
+        session.console.data("\nQuotas:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
 
 
 def _show_events(session: Session, where: EventFilter) -> None:
@@ -68,11 +80,11 @@ describe = NounGroup(
     epilog=examples("moor describe run digits", "moor describe pool pod64", "moor describe partition/p64"),
     no_args_is_help=True,
 )
-for _noun in ("pool", "device", "partition", "claim", "run"):
+for _noun in ("pool", "device", "partition", "claim", "run", "project"):
     describe.add_command(_describe_command(_noun), _noun)
 
 
-def explanation_text(told: ExplanationBody, noun: str = "claim") -> str:
+def explanation_text(told: ExplanationBody, now: Instant, noun: str = "claim") -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
     sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}"
@@ -81,6 +93,9 @@ def explanation_text(told: ExplanationBody, noun: str = "claim") -> str:
     lines = [plain(sentence)]
     for reason in told.reasons:
         lines += _reason_lines(reason)
+    if told.estimate is not None:
+        lines.append(f"when: {estimate_text(told.estimate, now)}")
+    lines += [f"to start now: {plain(option)}" for option in told.options]
     return "\n".join(lines)
 
 
@@ -111,9 +126,10 @@ def _explain_queued(run: RunBody) -> ExplanationBody:
 
 def _explain_command(noun: str) -> click.Command:
     @name_argument(noun)
+    @click.option("--when", is_flag=True, help="Also when it starts, and what would let it start now.")
     @output_option
     @click.pass_obj
-    def callback(session: Session, name: str, output: str | None) -> None:
+    def callback(session: Session, name: str, *, when: bool, output: str | None) -> None:
         shown = showing(session, output, usual="table")
         ident = bare_names(noun, [name])[0]
         run = session.client.run(ident) if noun == "run" else None
@@ -121,12 +137,13 @@ def _explain_command(noun: str) -> click.Command:
             told = _explain_queued(run)
         else:
             claim = run.claim if run is not None else None
-            told = session.client.explain_claim(claim or _claim_of(session, noun, ident))
+            told = session.client.explain_claim(claim or _claim_of(session, noun, ident), when=when)
         if shown.form.name in ("json", "yaml"):
             document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
             session.console.data(render_data(document, shown.form, shown.look))
         else:
-            session.console.data(explanation_text(told, "claim" if run is None or run.claim else "run"))
+            about = "claim" if run is None or run.claim else "run"
+            session.console.data(explanation_text(told, session.now(), about))
 
     text = f"Say why a {noun} is where it is, and what would change that."
     return click.command(noun, cls=NounGroup.command_class, help=text)(callback)
@@ -135,7 +152,7 @@ def _explain_command(noun: str) -> click.Command:
 explain = NounGroup(
     name="explain",
     help="Say why something waits, and what would change that.",
-    epilog=examples("moor explain run digits", "moor explain claim p64"),
+    epilog=examples("moor explain run digits", "moor explain claim p64 --when"),
     no_args_is_help=True,
 )
 for _noun in ("claim", "run", "partition"):

@@ -9,7 +9,7 @@ import click
 
 from moorings.cli.commands.events import events
 from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, live, names_argument, options
-from moorings.cli.kinds import KINDS, Kind
+from moorings.cli.kinds import KINDS, QUOTAS, Kind
 from moorings.cli.session import Session
 from moorings.cli.showing import Showing, output_options, showing
 from moorings.client.requests import ClaimFilter, RunFilter
@@ -61,6 +61,8 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
         (_pool, _state, click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."), _all),
     ),
     "run": (_load_runs, (_pool, _state, _all)),
+    "project": (lambda session, _filters: session.client.projects(), ()),
+    "quota": (lambda session, f: _matching(session.client.quotas(), pool=f["pool"]), (_pool,)),
     "key": (_load_keys, (click.option("-A", "--all", is_flag=True, help="Also revoked ones."),)),
 }
 
@@ -75,6 +77,7 @@ def _one(session: Session, noun: str, name: str) -> object:
         "partition": client.partition,
         "claim": client.claim,
         "run": client.run,
+        "project": client.project,
     }[noun](name)
     return found
 
@@ -94,9 +97,11 @@ def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filt
         kind=kind,
     )
     watch = filters.pop("watch", False)
-    chosen = bare_names(kind.noun, names)
+    chosen = bare_names("project" if kind is QUOTAS else kind.noun, names)  # quotas are called as their projects are
     if watch:
         _watch_list(shown, kind, chosen, filters)
+    elif kind is QUOTAS and chosen:
+        _show_quotas(shown, chosen, filters)
     elif len(chosen) == 1:
         shown.show_one(kind, _one(session, kind.noun, chosen[0]))
     elif chosen:
@@ -104,6 +109,15 @@ def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filt
     else:
         where = f" in pool {filters['pool']}" if filters.get("pool") else ""
         shown.show_list(kind, _LOADS[kind.noun][0](session, filters), where=where)
+
+
+def _show_quotas(shown: Showing, projects: Sequence[str], filters: Filters) -> None:
+    """Show what some projects have; one that is not defined may hold something all the same."""
+    found = [quota for quota in _LOADS["quota"][0](shown.session, filters) if quota.project in projects]
+    missing = [name for name in projects if all(quota.project != name for quota in found)]
+    for name in missing:
+        shown.session.client.project(name)
+    shown.show_list(QUOTAS, found)
 
 
 def _show_named(shown: Showing, kind: Kind[Any], names: Sequence[str]) -> None:
@@ -129,9 +143,13 @@ def _watch_list(shown: Showing, kind: Kind[Any], names: Sequence[str], filters: 
 
     def current() -> Sequence[Any]:
         items = load(shown.session, filters)
-        return [item for item in items if not names or kind.ident(item) in names or getattr(item, "id", "") in names]
+        return [item for item in items if not names or not {*names}.isdisjoint(_called(kind, item))]
 
     watch_items(shown, kind, current, lambda ident: _last(shown.session, kind.noun, ident))
+
+
+def _called(kind: Kind[Any], item: Any) -> set[str]:  # noqa: ANN401 - any kind of item
+    return {kind.ident(item), item.project if kind is QUOTAS else getattr(item, "id", "")}
 
 
 def _last(session: Session, noun: str, ident: str) -> object:

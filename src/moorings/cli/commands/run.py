@@ -61,6 +61,7 @@ class RunCommand(MoorCommand):
 @click.option("--name", metavar="NAME", help="Name of the job (the program's).")
 @click.option("--priority", type=int, metavar="N", help="Higher is first (0).")
 @click.option("--project", metavar="NAME", help="Who pays (default).")
+@click.option("--preemptible", is_flag=True, help="It may be stopped for others, and goes on later.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
@@ -87,6 +88,7 @@ def run(
     name: str | None,
     priority: int | None,
     project: str | None,
+    preemptible: bool,
     env: tuple[str, ...],
     chdir: str | None,
     engine: str,
@@ -108,6 +110,7 @@ def run(
         name=name,
         priority=priority,
         project=project,
+        preemptible=preemptible,
         environment=env,
         workdir=chdir,
         image=image,

@@ -385,6 +385,9 @@ class KubernetesEngine:
             await self._stop(run, attempt, facts, Stop(ASKED, " ".join(reason.split()), self._clock.now()))
         self._news.set()
 
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+        raise rejected(f"run {run} yields when Kubernetes says so")
+
     async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, stop: Stop) -> None:
         """Delete its IPUJob and, should the operator be away, its Pods: TERM, the grace period, KILL."""
         await asyncio.to_thread(attempt.save_stop, stop)

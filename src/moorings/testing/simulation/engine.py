@@ -83,7 +83,8 @@ class SimulatedCluster:
         known = self.processes.get(order.run)
         if known is None or (not known.alive and known.order.attempt < order.attempt):
             self._on_start(order)
-            self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING)
+            starts = known.starts + 1 if known is not None else 0
+            self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING, starts=starts)
             self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
             self._tell()
         return f"{order.run}/{order.attempt}"
@@ -114,7 +115,7 @@ class SimulatedCluster:
             process.asked = True
             left_s = max(seconds_between(self._clock.now(), by), 0.0)
             within_s = self._odds.chance.uniform(0, left_s)
-            self._loop.call_later(within_s, self._end_of_attempt, run, attempt, Ending.YIELDED, 143, reason)
+            self._loop.call_later(within_s, self._end_of, run, process.starts, Ending.YIELDED, 143, reason)
 
     async def changed(self) -> None:
         """Returns when something has changed, or after a second."""
@@ -161,10 +162,6 @@ class SimulatedCluster:
     def _end_of(self, run: RunId, start: int, ending: Ending, exit_code: int, detail: str) -> None:
         """The end of this start; one that was stopped before has none."""
         if run in self.live and self.live[run].starts == start:
-            self.end(run, ending, exit_code, detail)
-
-    def _end_of_attempt(self, run: RunId, attempt: int, ending: Ending, exit_code: int, detail: str) -> None:
-        if run in self.live and self.live[run].order.attempt == attempt:
             self.end(run, ending, exit_code, detail)
 
     def end(self, run: RunId, ending: Ending, exit_code: int, detail: str) -> None:

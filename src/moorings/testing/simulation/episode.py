@@ -30,11 +30,13 @@ from moorings.ports.store import Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.guarantees import Guarantees
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.life import Threads, adopting
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.people import ROOT, Crowd, LostError, UseCase, crowd_of
 from moorings.testing.simulation.scheduler import SimulatedScheduler
+from moorings.testing.simulation.sharing import drawn_sharing
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.story import Broken, Story
 from moorings.testing.simulation.trouble import Trouble
@@ -172,10 +174,13 @@ class Episode:
         pools = tuple(sorted(odds.chance.sample(POOLS, odds.chance.choice((1, 2, 3))), key=POOLS.index))
         drivers = {pool.name: SimulatedDriver(pool, _settings(odds), folder / pool.name, steady) for pool in pools}
         ledger = Ledger(self.story)
-        self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION)
+        sharing, wall = drawn_sharing(odds.chance), WallClock(loop)
+        guarantees = Guarantees(self.story, ledger, pools, sharing.policy, steady, wall)
+        self.story.on_fault = guarantees.disturbed
+        self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION, guarantees)
         cluster = SimulatedCluster(loop, odds, steady, witness.starts)
         scheduler = SimulatedScheduler(loop, odds, steady, witness.queues)
-        witness.alive = lambda run: run in cluster.live or run in scheduler.live
+        guarantees.alive = witness.alive = lambda run: run in cluster.live or run in scheduler.live
         witness.rows = lambda: ledger.compare(self._store.load())
         self._enough = asyncio.Event()
         self.story.look = self._look
@@ -189,10 +194,12 @@ class Episode:
             drivers=drivers,
             cluster=cluster,
             scheduler=scheduler,
-            wall=WallClock(loop),
+            wall=wall,
             steady=steady,
             ids=SeededIds(odds.chance),
             installation=INSTALLATION,
+            sharing=sharing,
+            given_back=guarantees.given_back,
         )
         self._numbers = itertools.count(1)
         self._leader: World | None = None
@@ -386,11 +393,15 @@ class Episode:
                     await self._ask(f"release {claim}", _releasing(claim))
             await self._heal()
             await asyncio.sleep(40.0)
+        for project in sorted(ledger.projects, reverse=True):  # the parts of a project before itself
+            await self._ask(f"delete project {project}", _deleting(project))
         await asyncio.sleep(QUIET_S)
 
     def _nothing_left(self) -> None:
         """Nothing leaks, and the free maps are whole."""
         ledger, now = self._stage.ledger, self._stage.steady.now()
+        if ledger.projects:
+            self.story.breaks(2, f"projects that nobody uses cannot be deleted: {sorted(ledger.projects)}")
         if ledger.claims or ledger.runs or ledger.partitions:
             told = f"{sorted(ledger.claims)} {sorted(ledger.runs)} {left_over(ledger.partitions)}"
             self.story.breaks(2, f"not at rest long after everything was released: {told}")
@@ -442,6 +453,10 @@ def _cancelling(run: str) -> UseCase[object]:
 
 def _releasing(claim: str) -> UseCase[object]:
     return lambda controller: controller.release_claim(ROOT, claim)
+
+
+def _deleting(project: str) -> UseCase[object]:
+    return lambda controller: controller.projects.delete(ROOT, project)
 
 
 def _new_store(folder: Path) -> SqlStore:

@@ -184,6 +184,8 @@ def _told(changes: Changes) -> str:
         *(f"-{ident}" for ident, _ in changes.removed),
         *(f"{device.id}={device.state}" for device in changes.devices),
         *(f"{run.id}={run.state}" for run, _ in changes.runs),
+        *(f"{project.name}=v{project.version}" for project, _ in changes.projects),
+        *(f"-{name}" for name, _ in changes.projects_removed),
         *(f"key:{use.subject}/{use.key}" for use in changes.keys),
     ]
     return " ".join(told) or ",".join(event.name for event in changes.events)
@@ -411,7 +413,9 @@ class EngineGate:
         await self._ask(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
-        await self._ask(f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost")
+        await self._ask(
+            f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
+        )
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         await self._ask(f"signal {run}", lambda: self._cluster.signal(run))

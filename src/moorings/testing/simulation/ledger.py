@@ -9,6 +9,7 @@ from __future__ import annotations
 from moorings.core.claims import Claim, ClaimId, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.partitions import Partition
+from moorings.core.projects import Project, Usage
 from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq
 from moorings.testing.simulation.story import Story
 from moorings.workloads.runs import Run, RunId
@@ -25,6 +26,8 @@ class Ledger:
         self.partitions: dict[PartitionId, Partition] = {}
         self.devices: dict[tuple[PoolName, int], Device] = {}
         self.runs: dict[RunId, Run] = {}
+        self.projects: dict[str, Project] = {}
+        self.usage: dict[str, Usage] = {}
         self.ended_claims: dict[ClaimId, Claim] = {}
         self.ended_runs: dict[RunId, Run] = {}
         self.keys: dict[tuple[str, str], KeyUse] = {}
@@ -56,6 +59,14 @@ class Ledger:
                 self.devices[device.pool, device.index] = device
         for run, save in changes.runs:
             self._run(run, save.expected)
+        for project, save in changes.projects:
+            self._project(project.name, project, save.expected)
+        for name, expected in changes.projects_removed:
+            self._project(name, None, expected)
+        for usage in changes.usage:
+            self.usage[usage.project] = usage
+        for name, _ in changes.projects_removed:
+            self.usage.pop(name, None)
         for use in changes.keys:
             if (use.subject, use.key) in self.keys:
                 self._story.breaks(5, f"key {use.key} of {use.subject} was used twice")
@@ -94,6 +105,13 @@ class Ledger:
         self.runs.pop(run.id, None)
         (self.ended_runs if run.ended else self.runs)[run.id] = run
 
+    def _project(self, name: str, project: Project | None, expected: int | None) -> None:
+        before = self.projects.pop(name, None)
+        if (before.version if before is not None else None) != expected:
+            self._story.breaks(2, f"project {name} was saved as {project} over {before}")
+        if project is not None:
+            self.projects[name] = project
+
     def _reach(self, changes: Changes) -> None:
         for claim, _ in changes.claims:
             self._story.reach(f"claim {claim.state}")
@@ -113,6 +131,8 @@ class Ledger:
             ("partitions", {partition.id: partition for partition in saved.partitions}, self.partitions),
             ("runs", {run.id: run for run in saved.runs}, self.runs),
             ("devices", {(device.pool, device.index): device for device in saved.devices}, self.devices),
+            ("projects", {project.name: project for project in saved.projects}, self.projects),
+            ("usage", {usage.project: usage for usage in saved.usage}, self.usage),
         )
         for what, rows, told in pairs:
             if rows != told:

@@ -61,6 +61,8 @@ HAPPENINGS_S = {
 }
 KINDS = (*CALLS, *HAPPENINGS_S)
 SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
+QUIET_OF = 0.2  # of all episodes: so few that what must happen in time can be seen to
+QUIET_MAX = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class Odds:
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
         self.chance = random.Random(seed)
-        share = self.chance.uniform(SHARE_MIN, SHARE_MAX)
+        quiet = self.chance.random() < QUIET_OF
+        share = self.chance.uniform(0, QUIET_MAX) if quiet else self.chance.uniform(SHARE_MIN, SHARE_MAX)
         drawn = [kind for kind in KINDS if self.chance.random() < share]
         self.kinds = frozenset(drawn if only is None else only)
         self.calm = False

@@ -17,14 +17,16 @@ from moorings.controller.service import UNTIL, Controller
 from moorings.controller.views import ClaimView, RunView
 from moorings.core.access import Caller, Role
 from moorings.core.announced import INSTANCE_CHARS, AnnouncedJob
-from moorings.core.claims import ENDED, Claim, ClaimSpec, ClaimState, QueueMode
+from moorings.core.claims import ENDED, CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
-from moorings.core.instants import after
+from moorings.core.instants import Instant, after
+from moorings.core.projects import DEFAULT
 from moorings.core.topology import Pool
 from moorings.ports.store import Page, Seq
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
+from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.world import World
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
@@ -51,6 +53,8 @@ NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now
 PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
 LIMITS_S = (None, None, 5.0, 30.0, 600.0)
+PREEMPTIBLE_OF = 0.55  # of claims and runs, where there are projects
+LATE_S_MAX = 6.0  # so much too late a holder yields, at most, if it does
 ALLOWED = frozenset(  # answers that may come to a demand that was well formed
     (
         *("claim.name_taken", "claim.no_room", "claim.no_lease", "claim.not_ready", "claim.held_by_run"),
@@ -58,7 +62,9 @@ ALLOWED = frozenset(  # answers that may come to a demand that was well formed
         *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
         *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
-        *("claim.ended", "claim.other_shape"),
+        *("claim.ended", "claim.other_shape", "claim.not_asked", "project.unknown", "project.not_member"),
+        *("project.limit", "project.exists", "project.changed", "project.has_children", "project.in_use"),
+        *("project.not_feasible", "project.invalid"),
     )
 )
 
@@ -92,6 +98,7 @@ class Crowd:
         self.serving = serving
         self.told: dict[tuple[str, str], Told] = {}
         self.keys = 0
+        self.tempers: dict[tuple[ClaimId, int], Instant | None] = {}  # when who was asked yields; None: never
 
     async def ask(self, who: str, what: str, use_case: UseCase[T]) -> T:
         """The answer to a request.
@@ -187,6 +194,7 @@ class Client:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / self._think_s))
             try:
+                await self._heed()
                 await self._choose()()
             except (LostError, MooringsError):
                 continue  # told and judged where it was met; people go on
@@ -202,6 +210,9 @@ class Client:
             *((1, self._label), (2, self._prioritise)),
         )
         ruling: Choices = ((3, self._drain), (5, self._resume), (1, self._release))
+        if self._stage.sharing.projects:
+            ruling = (*ruling, (4, self._set_project), (1, self._delete_project))
+            mine = (*mine, (1, self._save))
         choices: Choices
         if self._caller.role is Role.ADMIN:
             choices = (*looking, *ruling)
@@ -283,7 +294,22 @@ class Client:
             time_limit_s=self._chance.choice(LIMITS_S),
             lease_s=self._chance.choice(LEASES_S),
             queue=QueueMode.NEVER if self._chance.random() < 0.15 else QueueMode.WAIT,
+            project=self._project(),
+            preemptible=self._is_preemptible(),
+            checkpoint=CheckpointContract(resumable=self._chance.random() < 0.5),
         )
+
+    def _project(self) -> str:
+        """In whose name one asks: an agent names an account, now and then somebody what nobody has."""
+        known = sorted(self._stage.ledger.projects)
+        if not known or self._chance.random() < 0.15:
+            return DEFAULT
+        if self._caller.role is Role.AGENT and self._chance.random() < 0.7:
+            return self._chance.choice(ACCOUNTS)
+        return NOBODYS if self._chance.random() < 0.03 else self._chance.choice(known)
+
+    def _is_preemptible(self) -> bool:
+        return self._stage.sharing.projects and self._chance.random() < PREEMPTIBLE_OF
 
     def _size(self, pool: Pool) -> int:
         sizes = list(pool.topology.sizes)
@@ -375,6 +401,32 @@ class Client:
             name = claim.partition
             await self._crowd.ask(self._who, f"reset {name}", lambda c: c.reset_partition(self._caller, name))
 
+    async def _save(self) -> None:
+        """Tell that one's job has saved its state."""
+        ident = self._own(self._claims)
+        if ident is not None:
+            view = await self._crowd.ask(self._who, f"saved {ident}", lambda c: c.checkpoint(self._caller, ident))
+            self._crowd.shown(view.claim)
+
+    async def _heed(self) -> None:
+        """Yield what one was asked for: most at once, some late, some never."""
+        ledger, now = self._stage.ledger, self._stage.wall.now()
+        held = {run.claim for run in ledger.runs.values()}
+        for claim in list(ledger.claims.values()):
+            mine = claim.subject == self._caller.subject and claim.state is ClaimState.RECLAIMING
+            if not mine or claim.id in held or claim.asked_until is None:
+                continue
+            drawn = self._chance.random()
+            when = after(claim.asked_until, self._chance.uniform(0, LATE_S_MAX)) if drawn < 0.15 else now
+            when = self._crowd.tempers.setdefault((claim.id, claim.attempt), when if drawn < 0.9 else None)
+            if when is not None and when <= now:
+                await self._yield(claim.id)
+
+    async def _yield(self, ident: ClaimId) -> None:
+        self._stage.given_back.add(ident)
+        view = await self._crowd.ask(self._who, f"yield {ident}", lambda c: c.yield_claim(self._caller, ident, "saved"))
+        self._crowd.shown(view.claim)
+
     def _own(self, idents: list[str]) -> str | None:
         del idents[:-20]
         return self._chance.choice(idents) if idents else None
@@ -392,6 +444,9 @@ class Client:
             accelerators=Accelerators(pool.kind, size),
             priority=self._chance.choice(PRIORITIES),
             time_limit_s=self._chance.choice(LIMITS_S),
+            project=self._project(),
+            preemptible=self._is_preemptible(),
+            checkpoint=CheckpointContract(resumable=self._chance.random() < 0.5),
         )
         engine = SCHEDULER if self._chance.random() < QUEUED_OF else LOCAL
         within: str | None = None
@@ -485,7 +540,9 @@ class Client:
         now, jobs = self._stage.wall.now(), []
         for number in numbers:
             size = self._size(pool)
-            spec = ClaimSpec(kind=pool.kind, size=size, gcds=self._gcds(pool, size))
+            project, preemptible = self._project(), self._is_preemptible()
+            gcds = self._gcds(pool, size)
+            spec = ClaimSpec(kind=pool.kind, size=size, gcds=gcds, project=project, preemptible=preemptible)
             jobs.append(AnnouncedJob(f"slurm/alpha/{number}", spec, after(now, -self._chance.uniform(0, 100))))
         believed_s = self._chance.choice((5.0, 30.0, 120.0))
         instance = self._chance.choice((None, self._instance, self._instance))  # an agent of an older release has none
@@ -500,7 +557,7 @@ class Client:
     # -- admins and onlookers ----------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        what = self._chance.randrange(5)
+        what = self._chance.randrange(6 if self._stage.sharing.projects else 5)
         if what == 0:
             await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(Page(20)))
         elif what == 1:
@@ -512,6 +569,8 @@ class Client:
                 self._stage.story.breaks(9, f"events after {after} are {[row.seq for row in rows]}")
         elif what == 3:
             await self._crowd.ask(self._who, "list devices", _list_devices)
+        elif what == 4:
+            await self._crowd.ask(self._who, "list quotas", _list_quotas)
         else:
             await self._crowd.ask(self._who, "list pools", _list_pools)
 
@@ -522,11 +581,37 @@ class Client:
         ident = f"{pool.name}:{self._chance.randrange(pool.topology.n_devices)}"
         await self._crowd.ask(self._who, f"drain {ident}", lambda c: c.drain_device(self._caller, ident, "to look at"))
 
+    async def _set_project(self) -> None:
+        """Make a project, or change one; sometimes one that was changed meanwhile."""
+        known = self._stage.ledger.projects
+        name = drawn_name(self._chance, known)
+        if name in known and self._chance.random() < 0.7:
+            return  # what is promised stands for a while
+        project = drawn_project(self._chance, name, self._stage.pools, known)
+        before = known.get(name)
+        version = before.version if before is not None else None
+        if self._chance.random() < 0.05:
+            version = self._chance.choice((None, 1))
+        said = f"set project {name} v{version} {' '.join(f'{s.pool}:{s.blocks}' for s in project.shares)}"
+        saved = await self._crowd.ask(self._who, said, lambda c: c.projects.set(self._caller, project, version))
+        if replace(saved, version=1) != project:
+            self._stage.story.breaks(2, f"project {project} was asked for, and {saved} was made")
+
+    async def _delete_project(self) -> None:
+        known = sorted(self._stage.ledger.projects)
+        if known:
+            name = self._chance.choice(known)
+            await self._crowd.ask(self._who, f"delete project {name}", lambda c: c.projects.delete(self._caller, name))
+
     async def _resume(self) -> None:
         out = [one.id for one in self._stage.ledger.devices.values() if one.state is not DeviceState.IN_SERVICE]
         if out:
             ident = self._chance.choice(sorted(out))
             await self._crowd.ask(self._who, f"resume {ident}", lambda c: c.resume_device(self._caller, ident))
+
+
+async def _list_quotas(controller: Controller) -> object:
+    return [*controller.projects.all(), *controller.projects.quotas()]
 
 
 async def _list_devices(controller: Controller) -> object:

@@ -17,7 +17,7 @@ from moorings.testing.simulation.odds import KINDS
 from moorings.workloads.runs import RunState
 
 COLUMNS = 3
-_NO_CODE_YET = {ClaimState.ANNOUNCED, ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.MIGRATING}
+_NO_CODE_YET = {ClaimState.ANNOUNCED, ClaimState.MIGRATING}
 _NEVER_SAVED = {PartitionState.REMOVED}
 _NOT_HERE = {"key.created", "key.revoked", "controller.led"}  # access keys are not simulated; leading is not a turn's
 

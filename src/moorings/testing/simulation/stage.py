@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -16,6 +17,7 @@ from moorings.testing.simulation.engine import SimulatedCluster
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.scheduler import SimulatedScheduler
+from moorings.testing.simulation.sharing import Sharing
 from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
 
@@ -31,6 +33,8 @@ class Stage:
         cluster: the machines that run processes on partitions of ours.
         scheduler: those that have a queue of their own.
         engine_away: whether the engines answer nobody now.
+        sharing: its policy, and whether it has projects.
+        given_back: claims whose holders have begun to say that they yield.
     """
 
     loop: VirtualLoop
@@ -46,6 +50,8 @@ class Stage:
     steady: SteadyClock
     ids: SeededIds
     installation: str
+    sharing: Sharing
+    given_back: set[ClaimId]
     store_away: bool = False
     engine_away: bool = False
     outside: contextvars.Context = field(default_factory=contextvars.copy_context)

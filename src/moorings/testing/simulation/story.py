@@ -36,6 +36,7 @@ class Story:
         reached: how often each thing worth counting was met (``fault order_late``, ``claim READY``, ...).
         broken: the first law that was broken, or None.
         look: called after every step: the laws' eye.
+        on_fault: called with every fault that strikes, and what it strikes.
         on_end: called once, when a law was broken or ``until`` was reached.
     """
 
@@ -45,6 +46,7 @@ class Story:
         self.broken: Broken | None = None
         self.look: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
+        self.on_fault: Callable[[str, str], None] = lambda _kind, _what: None
         self.over = False
         self._moment_s = moment_s
         self._until = until
@@ -75,6 +77,7 @@ class Story:
     def fault(self, kind: str, what: str = "") -> None:
         """A fault strikes: a step of its own."""
         self.reach(f"fault {kind}")
+        self.on_fault(kind, what)
         self.step("FAULT", f"{kind} {what}".rstrip())
 
     def breaks(self, law: int, message: str) -> None:

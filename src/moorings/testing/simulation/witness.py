@@ -22,6 +22,7 @@ from moorings.core.fleet import Fleet, PoolState, enough
 from moorings.core.hardware import Answer, PartitionOrder, Verdict
 from moorings.core.instants import Instant, after
 from moorings.core.laws import check
+from moorings.core.lines import ENDLESS, limit_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, free_map_of
 from moorings.core.reconcile import mark_of
@@ -32,6 +33,7 @@ from moorings.drivers.simulated.faults import FaultKind
 from moorings.drivers.simulated.partition import VendorState
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Changes
+from moorings.testing.simulation.guarantees import Guarantees
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SteadyClock
@@ -66,6 +68,7 @@ class Witness:
         drivers: the hardware itself.
         clock: a clock that nobody sets.
         installation: part of every mark of ours.
+        guarantees: the judge of law 6.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class Witness:
         drivers: Mapping[PoolName, SimulatedDriver],
         clock: SteadyClock,
         installation: str,
+        guarantees: Guarantees,
     ) -> None:
+        self.guarantees = guarantees
         self._story = story
         self._ledger = ledger
         self._drivers = drivers
@@ -198,6 +203,7 @@ class Witness:
         for run, _ in changes.runs:
             if run.ended and self.alive(run.id):
                 self._story.breaks(3, f"run {run.id} was recorded as {run.state} and its processes are alive")
+        self.guarantees.committed(changes)
         for claim, _ in changes.claims:
             if claim.state is ClaimState.LOST:
                 self._lost(claim)
@@ -239,7 +245,7 @@ class Witness:
         else:
             self._same_changed(fleet, loop.runs, change)
         if not change.reloaded:  # what is kept for whom is decided by the next turn
-            self._not_overtaken(fleet, change)
+            self._not_overtaken(loop, change)
             self._first_has_a_block(fleet)
         self._reasons(fleet, loop.clock.now(), change.reloaded or self._turns % WHOLE_EVERY == 0)
         if self._turns % ROWS_EVERY == 0:
@@ -252,6 +258,8 @@ class Witness:
             ("partitions", fleet.partitions, self._ledger.partitions),
             ("runs", runs.by_id, self._ledger.runs),
             ("devices", devices, self._ledger.devices),
+            ("projects", dict(fleet.projects.by_name), self._ledger.projects),
+            ("usage", fleet.usage, self._ledger.usage),
         )
         for what, held, saved in pairs:
             if held != saved:
@@ -271,8 +279,9 @@ class Witness:
         if counts != saved_counts:
             self._story.breaks(2, f"{counts} claims, partitions and runs in memory, {saved_counts} saved")
 
-    def _not_overtaken(self, fleet: Fleet, change: Change) -> None:
+    def _not_overtaken(self, loop: Loop, change: Change) -> None:
         """No block that is kept for a claim was given to one behind it (law 7)."""
+        fleet, policy = loop.fleet, loop.policy
         made = [one for one in change.partitions if one.state is PartitionState.PROVISIONING and one.version == 1]
         announced = {claim.id: claim for told in fleet.announced.values() for claim in told.claims()} if made else {}
         for partition in made:
@@ -281,15 +290,30 @@ class Witness:
                 keeper = fleet.claims.get(kept.claim) or announced.get(kept.claim)
                 if claim is None or keeper is None or kept.pool != partition.pool:
                     continue
-                limit_s = claim.spec.time_limit_s
-                ends = after(claim.granted_at, limit_s) if limit_s is not None and claim.granted_at else NEVER
-                if ends <= kept.until < NEVER:
+                limit_s = limit_of(claim)
+                ends = after(claim.granted_at, limit_s) if limit_s < ENDLESS and claim.granted_at else NEVER
+                if policy.backfill and after(ends, policy.making_s) <= kept.until < NEVER:
                     continue  # it uses what is kept only as long as that is not needed
-                if claim.order > keeper.order and kept.block.overlaps(partition.block):
+                if self._is_behind(claim, keeper, fleet) and kept.block.overlaps(partition.block):
                     self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
+
+    def _is_behind(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
+        """Whether one that was granted surely stands behind another: of projects that is known only of some."""
+        if claim.id in self.guarantees.moved:
+            return False  # it has its place already
+        if not fleet.projects:
+            return claim.order > keeper.order
+        if claim.cell is not None or ClaimState.ANNOUNCED in (claim.state, keeper.state):
+            return False
+        if claim.spec.priority != keeper.spec.priority:
+            return claim.spec.priority < keeper.spec.priority
+        return claim.spec.project == keeper.spec.project and claim.order > keeper.order
 
     def _first_has_a_block(self, fleet: Fleet) -> None:
         """The first that must wait has a block kept for it, if any pool could ever give one (law 7)."""
+        if fleet.projects:
+            self._all_but_those_behind_have(fleet)
+            return
         first = _first(fleet)
         if first is None or any(kept.claim == first.id for kept in fleet.reservations):
             return
@@ -297,8 +321,42 @@ class Witness:
             if not state.problem and _could_ever(state, first):
                 self._story.breaks(7, f"claim {first.id} is first, waits for {state.pool.name}, and no block is kept")
 
+    def _all_but_those_behind_have(self, fleet: Fleet) -> None:
+        """With projects, too: who waits without a block kept stands behind one that has one there."""
+        having = {kept.claim for kept in fleet.reservations}
+        keepers = {kept.pool: fleet.claims[kept.claim] for kept in fleet.reservations if kept.claim in fleet.claims}
+        announced = {kept.pool for kept in fleet.reservations if kept.claim not in fleet.claims}
+        for claim in fleet.waiting():
+            if claim.spec.queue is not QueueMode.WAIT or claim.id in having or not claim.spec.size:
+                continue
+            if _limited(claim, fleet):
+                continue
+            for state in _able(claim, fleet):
+                name = state.pool.name
+                if state.problem or name in announced or not _could_ever(state, claim):
+                    continue
+                keeper = keepers.get(name)
+                if keeper is None:
+                    self._story.breaks(7, f"claim {claim.id} waits for {name}, and no block is kept there for anybody")
+                elif self._surely_before(claim, keeper, fleet):
+                    self._story.breaks(
+                        7, f"claim {claim.id} waits for {name}; kept is a block for {keeper.id} behind it"
+                    )
+
+    def _surely_before(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
+        """Whether a claim stands before another, of which neither may be within a guarantee."""
+        lineages = [fleet.projects.lineage(one.spec.project) for one in (claim, keeper)]
+        projects = [fleet.projects.get(name) for lineage in lineages for name in lineage]
+        if keeper.kept is not None or not keeper.spec.size or any(one is not None and one.shares for one in projects):
+            return False
+        if claim.spec.priority != keeper.spec.priority:
+            return claim.spec.priority > keeper.spec.priority
+        return claim.spec.project == keeper.spec.project and claim.order < keeper.order
+
     def idled(self, fleet: Fleet, outcome: Outcome) -> None:
         """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
+        if fleet.projects or fleet.moving:
+            return  # who is first is judged by what is kept
         first = _first(fleet)
         if first is None or first.state is ClaimState.ANNOUNCED or first.id in outcome.fleet.claims:
             return
@@ -330,6 +388,8 @@ class Witness:
             sorted(self._ledger.claims.values(), key=lambda claim: claim.id),
             sorted(self._ledger.partitions.values(), key=lambda partition: partition.id),
             self._ledger.devices.values(),
+            self._ledger.projects.values(),
+            self._ledger.usage.values(),
         )
         fleet.apply(loop.fleet.beside_the_records())
         fleet.last_arrival = loop.fleet.last_arrival
@@ -360,6 +420,12 @@ def _first(fleet: Fleet) -> Claim | None:
     waiting = [next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)]
     waiting += [claim for told in fleet.announced.values() for claim in told.claims() if _served_one_day(claim, fleet)]
     return min((claim for claim in waiting if claim is not None), key=lambda claim: claim.order, default=None)
+
+
+def _limited(claim: Claim, fleet: Fleet) -> bool:
+    """Whether a limit of its project may stand against it."""
+    known = (fleet.projects.get(name) for name in fleet.projects.lineage(claim.spec.project))
+    return any(one is not None and (one.devices_max, one.user_devices_max) != (None, None) for one in known)
 
 
 def _served_one_day(claim: Claim, fleet: Fleet) -> bool:

@@ -16,7 +16,6 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.controller.turns import Demanded, Outcome
 from moorings.core.errors import MooringsError
-from moorings.core.policy import Policy
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
@@ -34,7 +33,7 @@ class WatchedLoop(Loop):
     """The real loop, whose decisions are looked at as they are made."""
 
     def __init__(self, stage: Stage, life: Life, witness: Witness, store: StoreGate, epoch: Epoch) -> None:
-        super().__init__(store, stage.pools, Policy(), LifeClock(life, stage.wall), epoch)
+        super().__init__(store, stage.pools, stage.sharing.policy, LifeClock(life, stage.wall), epoch)
         self._stage = stage
         self._life = life
         self._witness = witness
@@ -53,6 +52,7 @@ class WatchedLoop(Loop):
             told = ",".join(type(one.given).__name__ for one in demanded)
             self._stage.story.step("turn", f"{self._life.name} [{told}] {len(outcome.changes.events)} events")
         if self.leads:
+            self._witness.guarantees.decided(self.fleet, outcome)
             if not demanded:
                 self._witness.idled(self.fleet, outcome)
             if outcome.changes and self._turns % AGAIN_EVERY == 0:

@@ -1,0 +1,66 @@
+"""``moor estimate``: when a claim would start that was made now."""
+
+from __future__ import annotations
+
+import click
+
+from moorings.cli.grammar import MoorCommand, examples, live
+from moorings.cli.kinds import estimate_text
+from moorings.cli.output import render_data
+from moorings.cli.session import Session
+from moorings.cli.showing import output_option, showing
+from moorings.core.quantities import parse_duration_s
+from moorings.wire.codec import encode
+from moorings.wire.shapes import API_VERSION, EstimateRequest
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Say when a claim would start that was made now.\n\n"
+    "The latest time, as things stand: all others run to their time limits, and nobody comes first who is not there "
+    "yet. Nothing is asked for, and nothing is kept.",
+    epilog=examples("moor estimate --ipus 16", "moor estimate --ipus 16 --time 2h --project lab --preemptible"),
+)
+@click.option("--ipus", "--size", "size", type=int, required=True, metavar="N", help="Devices.")
+@click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu).")
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
+@click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1).")
+@click.option("--project", metavar="NAME", help="Who pays (default).", shell_complete=live("project"))
+@click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
+@click.option("--time", metavar="DURATION", help="Its time limit, as 30m, 2:00:00; bare: minutes (no limit).")
+@click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
+@output_option
+@click.pass_obj
+def estimate(
+    session: Session,
+    /,
+    size: int,
+    *,
+    kind: str,
+    pool: str | None,
+    gcds: int,
+    project: str | None,
+    priority: int,
+    time: str | None,
+    preemptible: bool,
+    output: str | None,
+) -> None:
+    """Say when a claim would start that was made now."""
+    shown = showing(session, output, usual="table")
+    found = session.client.estimate(
+        EstimateRequest(
+            size=size,
+            kind=kind,
+            pool=pool,
+            gcds=gcds,
+            project=project or session.configuration.text("project"),
+            priority=priority,
+            time_limit_s=None if time is None else parse_duration_s(time),
+            preemptible=preemptible,
+        )
+    )
+    if shown.form.name in ("json", "yaml"):
+        document = {"apiVersion": API_VERSION, "kind": "Estimate", **encode(found)}
+        session.console.data(render_data(document, shown.form, shown.look))
+    else:
+        session.console.data(estimate_text(found, session.now(), would="would start"))

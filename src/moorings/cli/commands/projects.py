@@ -1,0 +1,134 @@
+"""``moor create|set|delete project``: who pays, and what they are guaranteed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from moorings.cli.asking import confirm, yes_option
+from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, name_argument, names_argument, options
+from moorings.cli.kinds import PROJECTS
+from moorings.cli.session import Session
+from moorings.cli.shares import NONE, parse_limit, parse_shares
+from moorings.cli.showing import output_option, showing
+from moorings.core.projects import check_project_name
+from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
+
+CommandT = TypeVar("CommandT", bound=Callable[..., object])
+
+_values = options(
+    click.option(
+        "--guarantee",
+        "guarantees",
+        metavar="POOL=SIZExCOUNT,...",
+        multiple=True,
+        help="Blocks of a pool that are its own at any time, as pod64=16x2,4x1; where devices go in any subset, so "
+        "many devices, as gpu=24. For each pool once.",
+    ),
+    click.option("--weight", type=float, metavar="W", help="With twice the weight it may borrow twice as much (1)."),
+    click.option("--devices-max", metavar="N", help="It holds so many devices at most (no limit)."),
+    click.option("--user-devices-max", metavar="N", help="One subject holds so many of them at most (no limit)."),
+    click.option("--member", "members", metavar="SUBJECT", multiple=True, help="May ask in its name (everybody)."),
+    click.option(
+        "--alias",
+        "aliases",
+        metavar="ALIAS",
+        multiple=True,
+        help="What another scheduler calls it: slurm/CLUSTER/ACCOUNT or kubernetes/CLUSTER/NAMESPACE.",
+    ),
+)
+
+
+@click.command("project", cls=MoorCommand)
+@click.argument("name")
+@_values
+@output_option
+@click.pass_obj
+def create_project(session: Session, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
+    """Make a project, as lab, or as a part of one, as lab/vision.
+
+    What it is guaranteed is taken from what the project above it is guaranteed.
+    """
+    name = bare_names("project", [name])[0]
+    check_project_name(name)
+    made = session.client.set_project(name, _changed(session, ProjectRequest(), values))
+    showing(session, output, usual="table").show_done(PROJECTS, made, f"project/{made.name} created")
+
+
+set = NounGroup(  # noqa: A001 - a command is found by its name
+    name="set",
+    help="Change a project.",
+    epilog=examples(
+        "moor set project lab --weight 2",
+        "moor set project lab --guarantee pod64=none --devices-max none",
+        "moor set project lab/vision --member ann --member bert",
+    ),
+    no_args_is_help=True,
+)
+
+
+@set.command("project", cls=MoorCommand)
+@name_argument("project")
+@_values
+@output_option
+@click.pass_obj
+def set_project(session: Session, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
+    """Change a project; what is not given stays as it is.
+
+    A guarantee changes that of its own pool alone. Members and aliases that are given take the place of those before.
+    Where there is to be no guarantee, limit, member or alias, say none.
+    """
+    if not any(value is not None and value != () for value in values.values()):
+        raise click.UsageError("nothing is to be changed")
+    name = bare_names("project", [name])[0]
+    before = session.client.project(name)
+    saved = session.client.set_project(name, _changed(session, _request(before), values))
+    showing(session, output, usual="table").show_done(PROJECTS, saved, f"project/{saved.name} changed")
+
+
+@click.command("project", cls=MoorCommand)
+@names_argument("project", required=True)
+@yes_option
+@click.pass_obj
+def delete_project(session: Session, names: Sequence[str], *, yes: bool) -> None:
+    """Remove projects that have no parts, and no claims that have not ended."""
+    chosen = bare_names("project", names)
+    question = f"Delete project {', '.join(chosen)}?"
+    confirm(session, question, lambda: [session.client.project(name) for name in chosen], yes=yes)
+    for name in chosen:
+        session.client.delete_project(name)
+        session.console.line(f"project/{name} deleted")
+
+
+def _request(project: ProjectBody) -> ProjectRequest:
+    return ProjectRequest(
+        shares=project.shares,
+        weight=project.weight,
+        devices_max=project.devices_max,
+        user_devices_max=project.user_devices_max,
+        members=project.members,
+        aliases=project.aliases,
+        version=project.version,
+    )
+
+
+def _changed(session: Session, request: ProjectRequest, values: Mapping[str, Any]) -> ProjectRequest:
+    changes: dict[str, Any] = {}
+    if values["guarantees"]:
+        given = parse_shares(values["guarantees"], lambda pool: session.client.pool(pool).topology.type)
+        merged = {share.pool: share.blocks for share in request.shares} | given
+        changes["shares"] = tuple(
+            ShareShape(pool=pool, blocks=blocks) for pool, blocks in sorted(merged.items()) if blocks
+        )
+    if values["weight"] is not None:
+        changes["weight"] = values["weight"]
+    for name in ("devices_max", "user_devices_max"):
+        if values[name] is not None:
+            changes[name] = parse_limit(values[name])
+    for name in ("members", "aliases"):
+        if values[name]:
+            changes[name] = () if values[name] == (NONE,) else values[name]
+    return replace(request, **changes)

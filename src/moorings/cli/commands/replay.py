@@ -1,0 +1,124 @@
+"""``moor replay``: an event log decided again, under its own policy or another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from moorings.cli.configuration import data_folder
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.output import render_data
+from moorings.cli.session import Session
+from moorings.cli.showing import output_option, showing
+from moorings.cli.text import plain
+from moorings.wire.errors import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from moorings.controller.replay import Difference
+    from moorings.core.events import Event
+
+SHOWN_CHARS = 400
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Decide an event log again, or try another policy on it.\n\n"
+    "LOG is what 'moor events --after 0 -o json' writes. Every turn is decided again from the beginning; the same "
+    "inputs must give the same events, byte for byte (exit code 1 if they do not).\n\n"
+    "With --policy the claims of the log that were granted something become a trace of jobs, which is served under "
+    "the log's own policy (A) and under the other one (B), as 'moor simulate' does it.",
+    epilog=examples(
+        "moor events --after 0 -o json > log.json && moor replay log.json",
+        "moor replay log.json --pools pools.toml --policy policy.toml",
+    ),
+)
+@click.argument("log", metavar="LOG", type=click.Path(path_type=Path))
+@click.option(
+    "--pools",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Pools file of the log's time (pools.toml in the data folder).",
+)
+@click.option("--policy", metavar="FILE", type=click.Path(path_type=Path), help="Try this policy file on the log.")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="With --policy: write report.json, jobs.csv and timeline.svg there.",
+)
+@output_option
+@click.pass_obj
+def replay(
+    session: Session,
+    /,
+    log: Path,
+    *,
+    pools: Path | None,
+    policy: Path | None,
+    out: Path | None,
+    output: str | None,
+) -> int:
+    """Decide an event log again, or try another policy on it."""
+    from moorings.cli import simulating
+    from moorings.cli.logs import parse_log, policy_of, trace_of
+    from moorings.controller.replay import Replay
+
+    if out is not None and policy is None:
+        raise click.UsageError("--out is for --policy")
+    shown = showing(session, output, usual="table")
+    known = simulating.read_pools(str(pools or data_folder(session.environment) / "pools.toml"))
+    other = simulating.read_policy(policy)
+    rows = parse_log(simulating.read_file(log, "log.unreadable"), str(log))
+    again = Replay(known)
+    difference = next(iter(again.take(rows)), None)
+    if difference is not None:
+        session.console.data(difference_text(difference, again.turns))
+        return Exit.FAILED
+    same = f"{again.turns} turns, all the same, byte for byte"
+    if policy is None:
+        session.console.line(same)
+        return Exit.OK
+    session.console.note(same)
+    jobs = trace_of(rows)
+    both = (("the log's policy", policy_of(rows)), (str(policy), other))
+    outcomes = [simulating.play(name, known, jobs, one, again.fleet.projects) for name, one in both]
+    if shown.form.name in ("json", "yaml"):
+        session.console.data(render_data(simulating.outcome_data(outcomes), shown.form, shown.look))
+    else:
+        session.console.data(simulating.outcome_text(outcomes, shown.look))
+    if out is not None:
+        written = simulating.write_files(out, f"{log.name}: {len(jobs)} claims", outcomes)
+        session.console.note(f"wrote {', '.join(str(path) for path in written)}")
+    return Exit.OK
+
+
+def difference_text(difference: Difference, turns: int) -> str:
+    """The first turn that was decided otherwise, and its first event that is not the same."""
+    pairs = zip(
+        _padded(difference.logged, difference.decided), _padded(difference.decided, difference.logged), strict=True
+    )
+    logged, decided = next(pair for pair in pairs if pair[0] != pair[1])
+    return "\n".join(
+        (
+            f"turn {turns}, which ends with event {difference.seq}, was decided otherwise",
+            f"- the log: {_told(logged)}",
+            f"- now:     {_told(decided)}",
+        )
+    )
+
+
+def _padded(events: Iterable[Event], others: tuple[Event, ...]) -> list[Event | None]:
+    found: list[Event | None] = list(events)
+    return found + [None] * (len(others) - len(found))
+
+
+def _told(event: Event | None) -> str:
+    if event is None:
+        return "no such event"
+    about = next((one for one in (event.run, event.claim, event.device, event.pool) if one), "")
+    text = plain(f"{event.name} {about} {event.data}")
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

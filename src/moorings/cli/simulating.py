@@ -1,0 +1,294 @@
+"""What ``moor simulate`` and ``moor replay`` share: their files read, and what came of a trace shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from moorings.cli.output import Look, render_table
+from moorings.cli.plots import timeline
+from moorings.cli.shares import parse_shares
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.policy import Policy, parse_policy
+from moorings.core.pools import parse_pools
+from moorings.core.projects import Project, Projects, Share, check_project
+from moorings.core.quantities import age_text
+from moorings.core.simulate import Course, Simulated, SimulatedJob, simulate
+from moorings.core.tables import Table
+from moorings.core.topology import AnySubset, Pool, PowerOfTwo
+from moorings.core.traces import Report, Waits, report
+
+USUAL = "the defaults"
+_SPEC = re.compile(r"(power-of-two:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})|any-subset:([1-9][0-9]{0,6}))")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One simulation: what it is called, and what came of it."""
+
+    name: str
+    simulated: Simulated
+    told: Report
+
+
+def read_file(path: Path, code: str) -> str:
+    """The text of a file.
+
+    Raises:
+        MooringsError: of that code: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise MooringsError(code, f"{path} cannot be read: {why}") from error
+
+
+def read_pools(spec: str) -> tuple[Pool, ...]:
+    """The pools of a pools file, or the one that ``power-of-two:8x64`` or ``any-subset:512`` names.
+
+    Raises:
+        MooringsError: ``pools.invalid``.
+    """
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        if re.match(r"(power-of-two|any-subset):", spec):
+            raise MooringsError(
+                "pools.invalid", f"{spec[:80]!r} is no pool", hint="write power-of-two:8x64, any-subset:512 or a file"
+            )
+        return tuple(entry.pool for entry in parse_pools(read_file(Path(spec), "pools.invalid"), source=spec))
+    if match[4]:
+        return (Pool(PoolName("pool"), "ipu", "simulated", AnySubset(int(match[4]), int(match[4]))),)
+    domains, size = int(match[2]), int(match[3])
+    return (Pool(PoolName("pool"), "ipu", "simulated", PowerOfTwo(domains, size, _largest(domains, size))),)
+
+
+def _largest(domains: int, size: int) -> int:
+    """The largest block: as many whole domains as make a power of two; of no power of two the pool itself refuses."""
+    return size << (domains.bit_length() - 1)
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy of a policy file; without one, the defaults.
+
+    Raises:
+        MooringsError: ``policy.invalid``.
+    """
+    return Policy() if path is None else parse_policy(read_file(path, "policy.invalid"), source=str(path))
+
+
+def read_projects(path: Path | None, pools: Sequence[Pool]) -> Projects:
+    """The projects of a file: ``[[project]]`` with the options of ``moor create project`` as keys.
+
+    Raises:
+        MooringsError: ``project.invalid``, and others of a project; file and line are named.
+    """
+    projects = Projects((), pools)
+    if path is None:
+        return projects
+    top = Table.parse(read_file(path, "project.invalid"), source=str(path), code="project.invalid")
+    tables = top.tables("project")
+    top.finish()
+    by_name = {pool.name: pool for pool in pools}
+    for table in sorted(tables, key=lambda one: one.text("name").count("/")):  # parents before their parts
+        project = _project(table, by_name)
+        if projects.get(project.name) is not None:
+            table.complain("name", f"project {project.name!r} is defined twice")
+        try:
+            check_project(project, projects, by_name)
+        except MooringsError as error:
+            raise MooringsError(error.code, f"{table.where('name')}: {error.detail}", hint=error.hint) from error
+        projects = projects.replaced(project)
+    return projects
+
+
+def _project(table: Table, pools: Mapping[PoolName, Pool]) -> Project:
+    def topology_of(name: str) -> str:
+        pool = pools.get(PoolName(name))
+        if pool is None:
+            table.complain("guarantee", f"there is no pool {name[:40]!r}", f"pools: {', '.join(pools)}")
+        return "any-subset" if isinstance(pool.topology, AnySubset) else "blocks"
+
+    try:
+        shares = parse_shares(table.strings("guarantee", ()), topology_of)
+    except MooringsError as error:
+        if error.detail.startswith(table.where("guarantee")):
+            raise
+        table.complain("guarantee", error.detail, error.hint)
+    project = Project(
+        name=table.text("name"),
+        shares=tuple(
+            Share(PoolName(pool), tuple((int(size), count) for size, count in blocks.items()))
+            for pool, blocks in shares.items()
+            if blocks
+        ),
+        weight=table.number("weight", 1.0),
+        devices_max=table.integer("devices_max") if table.has("devices_max") else None,
+        user_devices_max=table.integer("user_devices_max") if table.has("user_devices_max") else None,
+    )
+    table.finish()
+    return project
+
+
+def play(name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects) -> Outcome:
+    """Serve all jobs under a policy."""
+    simulated = simulate(pools, jobs, policy, projects)
+    return Outcome(name, simulated, report(simulated))
+
+
+def rounded_up(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[SimulatedJob, ...]:
+    """The jobs, with each size that no pool of its kind has made the next one that there is."""
+    sizes: dict[str, list[int]] = {}
+    for pool in pools:
+        sizes[pool.kind] = sorted({*sizes.get(pool.kind, ()), *pool.topology.sizes})
+    found = []
+    for job in jobs:
+        size = next((one for one in sizes.get(job.kind, ()) if one >= job.size), job.size)
+        found.append(job if size == job.size else replace(job, size=size))
+    return tuple(found)
+
+
+# -- for people ------------------------------------------------------------------------------------------------------
+
+
+def outcome_text(outcomes: Sequence[Outcome], look: Look) -> str:
+    """One outcome, or two side by side."""
+    marks = ("A", "B") if len(outcomes) > 1 else ("",)
+    headers = ["SIZE", "JOBS"]
+    headers += [
+        f"{title}{'-' if mark else ''}{mark}" for title in ("MEAN", "MEDIAN", "P95", "LONGEST") for mark in marks
+    ]
+    rows = [_row(waits.sizes, outcomes, _sizes_of(outcomes, at)) for at, waits in enumerate(outcomes[0].told.waits)]
+    rows.append(_row("all", outcomes, [outcome.told.every for outcome in outcomes]))
+    rows += [
+        _row(project, outcomes, [outcome.told.projects[project] for outcome in outcomes])
+        for project in outcomes[0].told.projects
+    ]
+    if any(outcome.told.guaranteed.jobs for outcome in outcomes):
+        rows.append(_row("guaranteed", outcomes, [outcome.told.guaranteed for outcome in outcomes]))
+    parts = [render_table(headers, rows, look), "", render_table(_titles(outcomes), _measures(outcomes), look)]
+    return "\n".join(parts)
+
+
+def _sizes_of(outcomes: Sequence[Outcome], at: int) -> list[Waits]:
+    return [outcome.told.waits[at] for outcome in outcomes]
+
+
+def _row(name: str, outcomes: Sequence[Outcome], waits: Sequence[Waits]) -> list[str]:
+    values = [(one.mean_s, one.median_s, one.p95_s, one.longest_s) for one in waits]
+    cells = [_wait_text(value[at]) for at in range(4) for value in values]
+    started = "/".join(dict.fromkeys(str(one.jobs) for one in waits))
+    return [name, started, *cells]
+
+
+def _wait_text(seconds: float | None) -> str:
+    return "" if seconds is None else age_text(seconds)
+
+
+def _titles(outcomes: Sequence[Outcome]) -> list[str]:
+    if len(outcomes) == 1:
+        return ["MEASURE", outcomes[0].name]
+    return ["MEASURE", *(f"{mark}: {outcome.name}" for mark, outcome in zip("AB", outcomes, strict=True))]
+
+
+def _measures(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    reports = [outcome.told for outcome in outcomes]
+    rows = [
+        ["in use until the last job came", *(f"{told.utilisation_arriving:.1%}" for told in reports)],
+        ["in use until the last job ended", *(f"{told.utilisation:.1%}" for told in reports)],
+        ["first arrival to last end", *(age_text(told.span_s) for told in reports)],
+        ["moves per 100 jobs", *(f"{told.moves:.1f}" for told in reports)],
+        ["yields per 100 jobs", *(f"{told.yields:.1f}" for told in reports)],
+    ]
+    if any(told.unstarted for told in reports):
+        rows.append(["jobs that never started", *(str(told.unstarted) for told in reports)])
+    if any(told.refused for told in reports):
+        rows.append(["jobs of a size no pool has", *(str(told.refused) for told in reports)])
+    return rows
+
+
+# -- for programs ----------------------------------------------------------------------------------------------------
+
+
+def outcome_data(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """One outcome, or two, as JSON."""
+    return {"reports": [{"policy": outcome.name, **_report_data(outcome.told)} for outcome in outcomes]}
+
+
+def _report_data(told: Report) -> dict[str, object]:
+    return {
+        "waits": [_waits_data(waits) for waits in told.waits],
+        "all": _waits_data(told.every),
+        "guaranteed": _waits_data(told.guaranteed),
+        "projects": {name: _waits_data(waits) for name, waits in told.projects.items()},
+        "jobs": told.jobs,
+        "refused": told.refused,
+        "unstarted": told.unstarted,
+        "devices": told.n_devices,
+        "utilisation": told.utilisation,
+        "utilisationArriving": told.utilisation_arriving,
+        "movesPer100": told.moves,
+        "yieldsPer100": told.yields,
+        "spanS": told.span_s,
+    }
+
+
+def _waits_data(waits: Waits) -> dict[str, object]:
+    found = asdict(waits)
+    return {
+        "sizes": [found["least"], found["most"]],
+        "jobs": found["jobs"],
+        **{
+            name: found[key]
+            for name, key in (
+                ("meanS", "mean_s"),
+                ("medianS", "median_s"),
+                ("p95S", "p95_s"),
+                ("longestS", "longest_s"),
+            )
+        },
+    }
+
+
+def write_files(folder: Path, title: str, outcomes: Sequence[Outcome]) -> list[Path]:
+    """``report.json``, ``jobs.csv`` and ``timeline.svg`` in a folder, made if it is missing; what was written.
+
+    Raises:
+        MooringsError: ``trace.invalid``: the folder cannot be written.
+    """
+    curves = [(outcome.name, outcome.simulated.levels) for outcome in outcomes]
+    texts = {
+        "report.json": json.dumps(outcome_data(outcomes), indent=2) + "\n",
+        "jobs.csv": _jobs_csv(outcomes),
+        "timeline.svg": timeline(title, curves, outcomes[0].simulated.n_devices),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MooringsError("trace.invalid", f"{folder} cannot be written: {error.strerror}") from error
+    return [folder / name for name in texts]
+
+
+def _jobs_csv(outcomes: Sequence[Outcome]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("policy", "name", "project", "size", "arrives", "waits", "ends", "pool", "moves", "yields", "why"))
+    for outcome in outcomes:
+        writer.writerows((outcome.name, *_course_row(course)) for course in outcome.simulated.courses)
+    return buffer.getvalue()
+
+
+def _course_row(course: Course) -> tuple[object, ...]:
+    job = course.job
+    return (
+        *(job.name, job.project, job.size, job.arrives_s, course.wait_s, course.ended_s, course.pool),
+        *(course.moves, course.yields, course.refused),
+    )

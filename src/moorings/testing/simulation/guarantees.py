@@ -1,0 +1,384 @@
+"""The judge of what projects are guaranteed (law 6): who borrows leaves room for every guarantee, and yields in time.
+
+It reckons anew, from the records and nothing else, what each project's own cells are and where they lie, in the
+plainest way: pools here are small. How the queue decides it does not ask.
+
+The time a claim may wait is counted only while nothing stands in its way that is nobody's crime: every fault near its
+pool, every change of projects and every holder that does not yield begins it anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from moorings.controller.turns import Outcome
+from moorings.core.claims import Claim, ClaimId, ClaimState, QueueMode
+from moorings.core.devices import PoolName
+from moorings.core.events import Event
+from moorings.core.fleet import Fleet, PoolState
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.lines import BY_HAND
+from moorings.core.policy import Policy
+from moorings.core.projects import parent_of, share_of
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, Topology
+from moorings.ports.store import Changes
+from moorings.testing.simulation.ledger import Ledger
+from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.virtual import SteadyClock, WallClock
+from moorings.workloads.runs import RunId
+
+SLACK_S = 30.0  # for hardware that is slow, and a controller that is not at once
+HARMLESS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
+FAULT_S = 30.0  # so long what a fault has done may hold things up
+FAULTS_S = {"answer_never": 90.0, "stall": 60.0, "store_away": 60.0, "engine_away": 60.0, "zombie_paused": 60.0}
+VENDOR_FAULT_S = 120.0
+_LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
+
+
+@dataclass(slots=True)
+class _Estate:
+    """A pool as its guarantees have it.
+
+    Attributes:
+        unbound: cells that nobody uses: how many, by owner and size.
+        firm: devices that a cell which is bound later cannot have.
+        astray: claims in a cell that nobody owes them.
+        sound: whether all unbound cells fit beside what is firm.
+    """
+
+    unbound: Counter[tuple[str, int]]
+    firm: set[int]
+    astray: set[ClaimId]
+    sound: bool
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A pool at the turn before: what its estate depends on beside claims that come and go, and how it was."""
+
+    marks: tuple[object, ...] = ()
+    sound: bool = False
+    astray: set[ClaimId] = field(default_factory=set)
+
+
+class Guarantees:
+    """Looks at every turn and commit.
+
+    Args:
+        story: where broken laws are told.
+        ledger: what the database holds.
+        pools: the pools.
+        policy: how long borrowers run at least, and have to yield.
+        clock: one that nobody sets.
+        wall: the controllers'.
+
+    Attributes:
+        given_back: claims whose holders have begun to say that they yield.
+        alive: whether processes of a run live.
+    """
+
+    def __init__(
+        self,
+        story: Story,
+        ledger: Ledger,
+        pools: Sequence[Pool],
+        policy: Policy,
+        clock: SteadyClock,
+        wall: WallClock,
+    ) -> None:
+        self.given_back: set[ClaimId] = set()
+        self.alive: Callable[[RunId], bool] = lambda _: False
+        self._story = story
+        self._ledger = ledger
+        self._pools = {pool.name: pool for pool in pools}
+        self._policy = policy
+        self._clock = clock
+        self._wall = wall
+        self._seen = {pool.name: _Seen() for pool in pools}
+        self._calm_from = {pool.name: Instant(0) for pool in pools}
+        self._since: dict[tuple[ClaimId, PoolName], Instant] = {}
+        self.moved: set[ClaimId] = set()  # that were ever asked to go on elsewhere
+
+    def disturbed(self, kind: str, what: str) -> None:
+        """A fault strikes: what is late by it is nobody's crime."""
+        if kind in HARMLESS:
+            return
+        vendor = kind.startswith("vendor_")
+        until = after(self._clock.now(), VENDOR_FAULT_S if vendor else FAULTS_S.get(kind, FAULT_S))
+        named = [name for name in self._pools if what.startswith(name)]
+        for name in named or self._pools:
+            self._calm_from[name] = max(self._calm_from[name], until)
+
+    # -- what is saved -----------------------------------------------------------------------------------------------
+
+    def committed(self, changes: Changes) -> None:
+        """Who is asked may be asked; nobody gives anything back before its job has stopped, or its holder says so."""
+        claims = {claim.id: claim for claim, _ in changes.claims}
+        for event in changes.events:
+            claim = claims.get(ClaimId(event.claim or ""))
+            if claim is not None and event.name == "claim.reclaiming":
+                self._asked(event, claim)
+            elif claim is not None and event.name == "claim.yielding":
+                self._gave(event, claim)
+        if changes.projects:
+            self._feasible()
+
+    def _asked(self, event: Event, claim: Claim) -> None:
+        self._story.reach("asked to move" if claim.kept is not None else "asked to yield")
+        if claim.kept is not None:
+            self.moved.add(claim.id)
+            if not claim.spec.checkpoint.resumable or claim.owner.startswith(BY_HAND):
+                self._story.breaks(3, f"claim {claim.id} was asked to move, and cannot go on from a checkpoint")
+            return
+        if not claim.spec.preemptible:
+            self._story.breaks(3, f"claim {claim.id} was asked to yield, and did not agree to that")
+        if claim.ready_at is None or event.at < after(claim.ready_at, self._policy.min_run_s):
+            self._story.breaks(6, f"claim {claim.id} was asked at {event.at}, and was ready at {claim.ready_at}")
+        by = next(
+            (self._ledger.claims.get(ClaimId(one)) for one in (claim.reason.blockers if claim.reason else ())), None
+        )
+        if by is None or claim.pool is None:
+            return
+        if not any(self._own_cells(self._pools[claim.pool]).get(name) for name in self._lineage(by.spec.project)):
+            self._story.breaks(6, f"claim {claim.id} was asked to yield to {by.id}, which is guaranteed nothing there")
+        if claim.cell is not None and not (self._policy.preempt and by.spec.priority > claim.spec.priority):
+            self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
+
+    def _gave(self, event: Event, claim: Claim) -> None:
+        runs = [run for run in self._ledger.runs.values() if run.claim == claim.id]
+        in_time = claim.owner.startswith(BY_HAND) and claim.asked_until is not None and event.at >= claim.asked_until
+        for run in runs:
+            if self.alive(run.id):
+                self._story.breaks(3, f"claim {claim.id} gives back its partition, and run {run.id} is alive on it")
+        if not runs and claim.id not in self.given_back and not in_time:
+            self._story.breaks(3, f"claim {claim.id} was taken its partition; its holder has not yielded")
+        self.given_back.discard(claim.id)
+
+    def _feasible(self) -> None:
+        """What is promised fits: parts into their project, all together into the pool."""
+        for name in self._ledger.projects:
+            if parent_of(name) and parent_of(name) not in self._ledger.projects:
+                self._story.breaks(6, f"project {name} is part of none")
+        for pool in self._pools.values():
+            if self._own_cells(pool) is None or not _fit(pool.topology, set(), self._promised(pool, "")):
+                self._story.breaks(6, f"the guarantees in pool {pool.name} do not fit: {self._ledger.projects}")
+
+    # -- what projects have ------------------------------------------------------------------------------------------
+
+    def _lineage(self, name: str) -> list[str]:
+        found = [name]
+        while parent_of(name):
+            name = parent_of(name)
+            found += [name] if name in self._ledger.projects else []
+        return found
+
+    def _promised(self, pool: Pool, parent: str) -> list[int]:
+        """The blocks of the projects right below one."""
+        shares = [share_of(one, pool.name) for name, one in self._ledger.projects.items() if parent_of(name) == parent]
+        return [size for blocks in shares for size, count in blocks for _ in range(count)]
+
+    def _own_cells(self, pool: Pool) -> dict[str, Counter[int]]:
+        """Of each project what is left of its share without those of its parts; none, where they are more than it."""
+        found: dict[str, Counter[int]] = {}
+        for name, project in self._ledger.projects.items():
+            left = [size for size, count in share_of(project, pool.name) for _ in range(count)]
+            for size in sorted(self._promised(pool, name), reverse=True):
+                able = [one for one in left if one >= size]
+                if not able or (isinstance(pool.topology, Catalogue) and size not in able):
+                    self._story.breaks(6, f"the parts of project {name} are promised more than it is: {size}")
+                    return {}
+                whole = min(able)
+                left.remove(whole)
+                while whole > size:
+                    whole //= 2
+                    left.append(whole)
+            found[name] = Counter(left)
+        return found
+
+    def _estate(self, pool: Pool, state: PoolState, tenants: Sequence[tuple[Claim, Block]]) -> _Estate:
+        own = self._own_cells(pool)
+        unbound = Counter({(name, size): count for name, sizes in own.items() for size, count in sizes.items()})
+        counted = isinstance(pool.topology, AnySubset)
+        firm = _out(state)
+        bound: dict[Block, str] = {}
+        astray: set[ClaimId] = set()
+        for claim, block in tenants:
+            cell = claim.cell
+            if cell is None:
+                if claim.state not in _LEAVING and (not claim.spec.preemptible or claim.state is ClaimState.LOST):
+                    firm.update(block)
+                continue
+            if not set(block) <= set(cell) or not pool.topology.is_block(cell):
+                self._story.breaks(6, f"claim {claim.id} has {block} in {cell} of {pool.name}")
+            if cell in bound:
+                continue
+            size, needed = (1, len(cell)) if counted else (len(cell), 1)
+            owner = next((one for one in self._lineage(claim.spec.project) if unbound[one, size] >= needed), None)
+            if owner is None:
+                astray.add(claim.id)
+                firm.update(block)
+                continue
+            for other in bound:
+                if other.overlaps(cell):
+                    self._story.breaks(6, f"cells {other} and {cell} of {pool.name} have devices in common")
+            bound[cell] = owner
+            unbound[owner, size] -= needed
+            firm.update(cell)
+        sizes = [size for (_, size), count in unbound.items() for _ in range(count)]
+        return _Estate(unbound, firm, astray, _fit(pool.topology, firm, sizes))
+
+    # -- every turn --------------------------------------------------------------------------------------------------
+
+    def decided(self, fleet: Fleet, outcome: Outcome) -> None:
+        """A turn of the leading controller was decided on what the ledger holds."""
+        if not self._ledger.projects:
+            self._since.clear()
+            return
+        for name, pool in self._pools.items():
+            state = fleet.pools[name]
+            held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
+            tenants = sorted(
+                ((c, one.block) for c, one in held if c is not None and one.pool == name and c.partition == one.id),
+                key=lambda pair: pair[0].id,
+            )
+            estate = self._estate(pool, state, tenants)
+            self._keeps_its_word(pool, state, estate, tenants)
+            self._serves(fleet, pool, state, estate, tenants, outcome)
+
+    def _keeps_its_word(
+        self, pool: Pool, state: PoolState, estate: _Estate, tenants: Sequence[tuple[Claim, Block]]
+    ) -> None:
+        """What fitted at the turn before fits now, unless hardware or admins have changed what there is."""
+        marks: tuple[object, ...] = (
+            {name: one.version for name, one in self._ledger.projects.items()},
+            _out(state),
+            {claim.id for claim, _ in tenants if claim.state is ClaimState.LOST},
+            {claim.id for claim in self._ledger.claims.values() if claim.kept is not None},
+        )
+        seen = self._seen[pool.name]
+        if seen.marks == marks and seen.sound:
+            self._story.reach("guarantees hold")
+            if not estate.sound:
+                self._story.breaks(
+                    6, f"the guarantees {+estate.unbound} do not fit beside {sorted(estate.firm)} of {pool.name}"
+                )
+            if estate.astray - seen.astray:
+                self._story.breaks(
+                    6, f"{sorted(estate.astray - seen.astray)} are in cells of {pool.name} that are no more"
+                )
+        self._seen[pool.name] = _Seen(marks, estate.sound, estate.astray)
+
+    def _serves(
+        self,
+        fleet: Fleet,
+        pool: Pool,
+        state: PoolState,
+        estate: _Estate,
+        tenants: Sequence[tuple[Claim, Block]],
+        outcome: Outcome,
+    ) -> None:
+        """Who is within a guarantee has its devices in time."""
+        now = self._clock.now()
+        calm = estate.sound and not _out(state) and not state.problem and not self._held_up(tenants)
+        waiting = [claim for claim in self._ledger.claims.values() if claim.state is ClaimState.PENDING]
+        waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
+        bound_s = self._policy.bound_s + SLACK_S
+        for claim in waiting if calm else ():
+            key = (claim.id, pool.name)
+            after_turn = outcome.fleet.claims.get(claim.id, (claim, None))[0]
+            if after_turn.state is not ClaimState.PENDING or not self._is_due(claim, pool, estate, waiting):
+                self._since.pop(key, None)
+                continue
+            began = self._since.setdefault(key, now)
+            self._story.reach("within its guarantee, waits")
+            waited_s = (now - max(began, self._calm_from[pool.name])) / SECOND
+            if waited_s > 1.0:
+                self._story.reach("within its guarantee, waits in calm")
+            if waited_s > bound_s:
+                told = f"{waited_s:.1f} s, where {bound_s:g} s are the most; {+estate.unbound}, {sorted(estate.firm)}"
+                self._story.breaks(6, f"claim {claim.id} is within its guarantee in {pool.name} and waits for {told}")
+        still = {claim.id for claim in waiting} if calm else set()
+        for key in [key for key in self._since if key[1] == pool.name and key[0] not in still]:
+            del self._since[key]
+
+    def _held_up(self, tenants: Iterable[tuple[Claim, Block]]) -> bool:
+        """Whether a holder keeps what it was asked for, a clock was set, or somebody is on the move."""
+        now = self._wall.now()
+        runs = {run.claim for run in self._ledger.runs.values()}
+        for claim, _ in tenants:
+            asked = claim.asked_until if claim.state is ClaimState.RECLAIMING else None
+            if asked is not None:
+                late = asked < now and claim.id not in runs and not claim.owner.startswith(BY_HAND)
+                if late or asked > after(now, self._policy.yield_s):
+                    return True
+            if claim.ready_at is not None and claim.ready_at > now:
+                return True
+        return any(claim.kept is not None for claim in self._ledger.claims.values())
+
+    def _is_due(self, claim: Claim, pool: Pool, estate: _Estate, waiting: Sequence[Claim]) -> bool:
+        """Whether it is surely within a guarantee: enough unbound cells are left for it and all that may come first."""
+        spec, lineage = claim.spec, self._lineage(claim.spec.project)
+        if claim.owner.startswith("slurm/") and claim.state is not ClaimState.PENDING:
+            return False
+        if spec.kind != pool.kind or spec.pool not in (None, pool.name) or not spec.size or spec.resources:
+            return False
+        if spec.queue is not QueueMode.WAIT or pool.topology.why_not(spec.size, spec.gcds) is not None:
+            return False
+        projects = [self._ledger.projects[name] for name in lineage if name in self._ledger.projects]
+        if any(one.devices_max is not None or one.user_devices_max is not None for one in projects):
+            return False
+        rivals = [
+            other
+            for other in waiting
+            if other.id != claim.id
+            and set(self._lineage(other.spec.project)) & set(lineage)
+            and not _comes_after(other, claim)
+        ]
+        if isinstance(pool.topology, AnySubset):
+            wanted = spec.size + sum(other.spec.size for other in rivals)
+            return any(estate.unbound[name, 1] >= wanted for name in lineage)
+        whole = isinstance(pool.topology, Catalogue)
+        able = sum(
+            count
+            for (owner, size), count in estate.unbound.items()
+            if owner in lineage and (size == spec.size if whole else size >= spec.size)
+        )
+        return able > len(rivals)
+
+
+def _comes_after(other: Claim, claim: Claim) -> bool:
+    """Whether one is surely served later: by priority, or as another of the same project."""
+    if other.spec.priority != claim.spec.priority:
+        return other.spec.priority < claim.spec.priority
+    return other.spec.project == claim.spec.project and other.order > claim.order
+
+
+def _out(state: PoolState) -> set[int]:
+    """Devices that nobody can have."""
+    return {*state.out, *(index for block in state.foreign.values() for index in block)}
+
+
+def _fit(topology: Topology, taken: set[int], sizes: Iterable[int]) -> bool:
+    """Whether disjoint blocks of these sizes are there beside what is taken, by trying."""
+    wanted = sorted(sizes, reverse=True)
+    if isinstance(topology, AnySubset):
+        return topology.n_devices - len(taken) >= sum(wanted)
+    if isinstance(topology, Catalogue):
+        return _found(topology.blocks, frozenset(taken), wanted)
+    used = set(taken)
+    for size in wanted:  # the largest first, each where nothing is taken: sizes divide each other
+        starts = range(0, topology.n_devices // size * size, size)
+        start = next((at for at in starts if used.isdisjoint(range(at, at + size))), None)
+        if start is None:
+            return False
+        used.update(range(start, start + size))
+    return True
+
+
+def _found(blocks: Sequence[Block], taken: frozenset[int], wanted: Sequence[int]) -> bool:
+    if not wanted:
+        return True
+    able = (block for block in blocks if len(block) == wanted[0] and taken.isdisjoint(block))
+    return any(_found(blocks, taken | set(block), wanted[1:]) for block in able)

@@ -1,0 +1,91 @@
+"""What the people of an episode share their pools by: a policy, and projects that admins make, change and delete.
+
+About half of the episodes have projects. Their guarantees are drawn so that most fit beside each other; those that do
+not must be refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.core.policy import Defragment, Policy
+from moorings.core.projects import DEFAULT, Project, Share, parent_of, share_of
+from moorings.core.shares import sizes_promised
+from moorings.core.topology import Pool
+
+PROJECTS_OF = 0.5  # of all episodes
+NAMES = ("lab", "lab/vision", "lab/vision/night", "lab/speech", "ops", "ops/sweeps", DEFAULT)
+NOBODYS = "nobodys"  # a name that no project has
+ACCOUNTS = ("vision", "ops", "guests")  # of another scheduler
+SUBJECTS = ("ann", "bob", "cyd")
+PROJECTS_ENOUGH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How an episode shares: by which policy, and whether its admins make projects."""
+
+    policy: Policy
+    projects: bool
+
+
+def drawn_sharing(chance: random.Random) -> Sharing:
+    """What one episode has: half of those without projects have the policy that nobody wrote."""
+    projects = chance.random() < PROJECTS_OF
+    policy = Policy(
+        backfill=chance.random() < 0.8,
+        making_s=chance.choice((0.0, 1.0, 5.0, 30.0)),
+        fair_share=chance.random() < 0.8,
+        half_life_s=chance.choice((60.0, 3_600.0)),
+        min_run_s=chance.choice((0.0, 1.0, 5.0)),
+        yield_s=chance.choice((1.0, 3.0, 10.0)),
+        preempt=chance.random() < 0.7,
+        defragment=chance.choice((Defragment.OFF, Defragment.OFF, Defragment.SUGGEST, Defragment.ON)),
+        move_s=chance.choice((0.0, 5.0)),
+        moves_per_hour=chance.choice((5, 1_000)),
+    )
+    return Sharing(policy if projects or chance.random() < 0.5 else Policy(), projects)
+
+
+def drawn_name(chance: random.Random, known: Collection[str]) -> str:
+    """Of a project that is made or changed: mostly a new one while there are few."""
+    new = [name for name in NAMES if name not in known and parent_of(name) in ("", *known)]
+    if new and len(known) < PROJECTS_ENOUGH and chance.random() < 0.8:
+        return chance.choice(new)
+    return chance.choice(NAMES)
+
+
+def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known: Mapping[str, Project]) -> Project:
+    """A project as an admin would have it; it need not be feasible."""
+    parent = known.get(parent_of(name))
+    shares = [share for pool in pools if (share := _drawn_share(chance, pool, parent, parent_of(name))) is not None]
+    return Project(
+        name=name,
+        shares=tuple(shares),
+        weight=chance.choice((0.5, 1.0, 1.0, 2.0)),
+        devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.08 else None,
+        user_devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.08 else None,
+        members=tuple(sorted(chance.sample(SUBJECTS, 2))) if chance.random() < 0.15 else (),
+        aliases=(f"slurm/alpha/{chance.choice(ACCOUNTS)}",) if chance.random() < 0.4 else (),
+    )
+
+
+def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, above: str) -> Share | None:
+    sizes, most = sizes_promised(pool.topology), pool.topology.n_devices
+    if above and parent is not None and chance.random() < 0.9:  # else it asks for more than there is, now and then
+        room = share_of(parent, pool.name)
+        if not room:
+            return None
+        sizes = tuple(size for size in sizes if size <= room[-1][0])
+        most = room[-1][0] * room[-1][1]
+    if chance.random() < 0.3:
+        return None
+    if sizes_promised(pool.topology) == (1,):
+        return Share(pool.name, ((1, chance.randint(1, most)),))
+    blocks: dict[int, int] = {}
+    for _ in range(chance.choice((1, 1, 2))):
+        size = chance.choice(sizes)
+        blocks[size] = blocks.get(size, 0) + chance.choice((1, 1, 2))
+    return Share(pool.name, tuple(blocks.items()))

@@ -1,0 +1,441 @@
+"""Cells: after whatever is lent, used and given back, every promise that is not in use can be kept at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorings.core import cells as cells_module
+from moorings.core.cells import Counted, Estate, Place, disjoint, estate_of
+from moorings.core.claims import ClaimId
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.plans import Tenant
+from moorings.core.projects import Project, Projects, Share, check_project, parent_of
+from moorings.core.shares import sizes_promised
+from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+
+RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
+SCATTERED = Catalogue(
+    8,
+    (
+        *(Block(range(i, i + 1)) for i in range(8)),
+        *map(Block, ((0, 2), (1, 3), (0, 5), (4, 6, 7), (0, 1, 7), (3, 5, 6))),
+        *(Block(range(i, i + 2)) for i in (1, 3, 4, 6)),
+    ),
+)
+TOPOLOGIES: tuple[Topology, ...] = (PowerOfTwo(2, 8, 16), PowerOfTwo(3, 4, 8), AnySubset(14, 8), RACK, SCATTERED)
+NAMES = ("lab", "lab/a", "lab/b", "lab/a/x", "other")  # parents first
+
+
+def pool_of(topology: Topology) -> Pool:
+    return Pool(PoolName("pod"), "ipu", "simulated", topology)
+
+
+def blocks_of(topology: Topology, size: int) -> list[Block]:
+    if isinstance(topology, Catalogue):
+        return [block for block in topology.blocks if len(block) == size]
+    return [Block(range(at, at + size)) for at in range(0, topology.n_devices - size + 1, size)]
+
+
+def fits(topology: Topology, sizes: Sequence[int], taken: frozenset[int]) -> bool:
+    """Whether disjoint blocks of these sizes exist beside what is taken, by trying everything."""
+    if isinstance(topology, AnySubset):
+        return sum(sizes) <= topology.n_devices - len(taken)
+    if not sizes:
+        return True
+    for block in blocks_of(topology, sizes[0]):
+        if taken.isdisjoint(block):
+            if fits(topology, sizes[1:], taken.union(block)):
+                return True
+            if isinstance(topology, PowerOfTwo):
+                return False  # largest first never needs a second try: sizes divide each other
+    return False
+
+
+@dataclass(slots=True)
+class Used:
+    """A cell in use: whose it was when it was bound, and by whom it is used."""
+
+    owner: str
+    size: int
+    claims: set[ClaimId]
+
+
+@dataclass
+class Land:
+    """A pool with its tenants; who uses which cell is written down here, not worked out anew."""
+
+    pool: Pool
+    projects: Projects
+    tenants: dict[ClaimId, Tenant] = field(default_factory=dict)
+    used: list[Used] = field(default_factory=list)
+    out: set[int] = field(default_factory=set)
+    n_claims: int = 0
+
+    @property
+    def topology(self) -> Topology:
+        return self.pool.topology
+
+    @cached_property
+    def cells(self) -> dict[str, Sequence[tuple[int, int]]]:
+        return dict(self.projects.cells(self.pool.name))
+
+    def open_cells(self, project: str) -> tuple[tuple[str, int, int], ...]:
+        return self.projects.open_cells(project, self.pool.name)
+
+    def estate(self) -> Estate:
+        """Built anew from what the tenants say, as each turn does."""
+        owners = {tenant.project: self.projects.lineage(tenant.project) for tenant in self.tenants.values()}
+        return estate_of(self.pool, self.cells, self.tenants.values(), self.out, owners)
+
+    @property
+    def taken(self) -> frozenset[int]:
+        return frozenset(index for tenant in self.tenants.values() for index in tenant.block).union(self.out)
+
+    @property
+    def firm(self) -> frozenset[int]:
+        """What nobody can be asked to leave, with the whole cells of those that are within one."""
+        found = set(self.out)
+        for tenant in self.tenants.values():
+            if tenant.cell is not None:
+                found.update(tenant.cell)
+            elif not tenant.preemptible:
+                found.update(tenant.block)
+        return frozenset(found)
+
+    def unused(self) -> dict[tuple[str, int], int]:
+        left = {(owner, size): count for owner, sizes in self.cells.items() for size, count in sizes}
+        for one in self.used:
+            key = (one.owner, 1 if isinstance(self.topology, AnySubset) else one.size)
+            left[key] -= one.size if isinstance(self.topology, AnySubset) else 1
+        return left
+
+    def is_within(self, project: str, size: int) -> bool:
+        """Whether it uses less than it is guaranteed, by so much, as cells were taken."""
+        lineage = self.projects.lineage(project)
+        left = {key: count for key, count in self.unused().items() if key[0] in lineage and count > 0}
+        if isinstance(self.topology, AnySubset):
+            return sum(left.values()) >= size and bool(left)
+        exact = isinstance(self.topology, Catalogue)
+        if any(cell == size if exact else cell >= size for _, cell in left):
+            return True
+        for one in () if exact else self.used:
+            if one.owner in lineage and one.size >= size:
+                cell = next(cell for ident in one.claims if (cell := self.tenants[ident].cell) is not None)
+                inside = {index for ident in one.claims for index in self.tenants[ident].block}
+                parts = (range(at, at + size) for at in range(cell.start, cell.start + len(cell), size))
+                if any(inside.isdisjoint(part) for part in parts):
+                    return True
+        return False
+
+    def arrive(self, project: str, block: Block, *, preemptible: bool, place: Place | None = None) -> None:
+        """A claim takes a block; who is in its way and was lent it goes."""
+        self.n_claims += 1
+        # Names in no order of time: nothing may depend on who was first.
+        ident = ClaimId(f"c{self.n_claims * 7_919 % 1_000:03}-{self.n_claims}")
+        for other in [one for one in self.tenants.values() if one.block.overlaps(block)]:
+            assert other.cell is None
+            assert other.preemptible
+            self.leave(other.claim)
+        tenant = Tenant(ident, self.pool.name, block, project, preemptible=preemptible)
+        self.tenants[ident] = tenant
+        if place is not None:
+            self.bind(tenant, place.owner, place.cell if len(place.cell) else block)
+
+    def bind(self, tenant: Tenant, owner: str, cell: Block) -> None:
+        self.tenants[tenant.claim] = replace(tenant, cell=cell)
+        if not isinstance(self.topology, AnySubset):
+            for one in self.used:
+                if any(self.tenants[ident].cell == cell for ident in one.claims):
+                    one.claims.add(tenant.claim)
+                    return
+        self.used.append(Used(owner, len(cell), {tenant.claim}))
+
+    def leave(self, ident: ClaimId) -> None:
+        del self.tenants[ident]
+        for one in self.used:
+            one.claims.discard(ident)
+        self.used = [one for one in self.used if one.claims]
+
+    def check(self) -> None:
+        """What must be true at any time."""
+        owed = self.unused()
+        assert all(count >= 0 for count in owed.values())
+        sizes = sorted((size for (_, size), count in owed.items() for _ in range(count)), reverse=True)
+        assert fits(self.topology, sizes, self.firm), "a promise cannot be kept"
+        estate = self.estate()
+        assert estate.may_hold(Block(()))
+        for project in NAMES:
+            for size in self.topology.sizes:
+                offered = list(estate.places(self.open_cells(project), size, None))
+                assert bool(offered) == estate.may_use(self.open_cells(project), size, None)
+                if self.is_within(project, size):
+                    assert offered, f"{project} is guaranteed a block of {size} and is offered none"
+                for place in offered:
+                    self.check_place(project, size, place)
+
+    def check_place(self, project: str, size: int, place: Place) -> None:
+        assert place.owner in self.projects.lineage(project)
+        if isinstance(self.topology, AnySubset):
+            return
+        assert self.topology.is_block(place.cell)
+        assert self.topology.is_block(place.block)
+        assert len(place.block) == size
+        assert set(place.block) <= set(place.cell)
+        for tenant in self.tenants.values():
+            if tenant.cell is not None or not tenant.preemptible:
+                assert not tenant.block.overlaps(place.block)
+                assert tenant.cell == place.cell or not tenant.block.overlaps(place.cell)
+
+
+numbers = st.integers(0, 1 << 16)
+steps = st.lists(
+    st.tuples(st.sampled_from(["use", "use", "hold", "lend", "adopt", "end", "end"]), numbers), max_size=30
+)
+
+
+@st.composite
+def lands(draw: st.DrawFn) -> Land:
+    """A pool and projects whose guarantees fit into it."""
+    topology = draw(st.sampled_from(TOPOLOGIES))
+    pool = pool_of(topology)
+    projects = Projects((), [pool])
+    for name in NAMES:
+        sizes = sizes_promised(topology)
+        counts = draw(st.dictionaries(st.sampled_from(sizes), st.integers(1, 6 if sizes == (1,) else 2), max_size=2))
+        for _ in range(4):  # less and less, until there is room for it
+            shares = (Share(pool.name, tuple(counts.items())),) if counts else ()
+            project = Project(name=name, shares=shares)
+            try:
+                check_project(project, projects, {pool.name: pool})
+            except MooringsError as error:
+                assert error.code == "project.not_feasible"  # noqa: PT017 - nothing else may be wrong
+                counts = {size: count // 2 for size, count in counts.items() if count > 1}
+                continue
+            projects = projects.replaced(project)
+            break
+        else:
+            projects = projects.replaced(Project(name=name))
+    # A parent has what is left beside its children: make that more often something.
+    assert all(not parent_of(name) or parent_of(name) in projects.by_name for name in NAMES)
+    return Land(pool, projects)
+
+
+def act(land: Land, what: str, number: int) -> None:
+    """One thing that can happen, if it can."""
+    project = NAMES[number % len(NAMES)]
+    sizes = land.topology.sizes
+    size = sizes[number // 5 % len(sizes)]
+    estate = land.estate()
+    if what == "use":
+        offered = list(estate.places(land.open_cells(project), size, None))
+        if offered:
+            place = offered[number // 100 % len(offered)]
+            block = place.block
+            if not len(block):
+                block = Block.of([i for i in range(land.topology.n_devices) if i not in land.firm][:size])
+            land.arrive(project, block, preemptible=bool(number & 1), place=place)
+    elif what in ("hold", "lend"):
+        block_or_none = free_block(land, size, number // 100)
+        if block_or_none is not None and (what == "lend" or estate.may_hold(block_or_none)):
+            land.arrive(project, block_or_none, preemptible=what == "lend")
+    elif what == "adopt":
+        for tenant in sorted(land.tenants.values(), key=lambda one: one.claim):
+            found = estate.place_of(land.open_cells(tenant.project), tenant.block) if not tenant.is_firm else None
+            if found is not None:
+                estate.bind(found, replace(tenant, cell=found.cell))
+                land.bind(tenant, found.owner, found.cell)
+    elif land.tenants:
+        land.leave(sorted(land.tenants)[number % len(land.tenants)])
+
+
+def free_block(land: Land, size: int, number: int) -> Block | None:
+    taken = land.taken
+    if isinstance(land.topology, AnySubset):
+        free = [index for index in range(land.topology.n_devices) if index not in taken]
+        return Block.of(free[:size]) if len(free) >= size else None
+    able = [block for block in blocks_of(land.topology, size) if taken.isdisjoint(block)]
+    return able[number % len(able)] if able else None
+
+
+@settings(max_examples=300, deadline=None)
+@given(lands(), steps)
+def test_every_promise_can_be_kept_whatever_is_lent_used_and_given_back(
+    land: Land, given: list[tuple[str, int]]
+) -> None:
+    land.check()
+    for what, number in given:
+        act(land, what, number)
+        land.check()
+
+
+@settings(max_examples=200, deadline=None)
+@given(lands(), steps)
+def test_an_estate_that_is_built_anew_says_what_the_one_before_said(land: Land, given: list[tuple[str, int]]) -> None:
+    estate = land.estate()
+    for what, number in given:
+        if what not in ("use", "hold"):
+            continue
+        project, sizes = NAMES[number % len(NAMES)], land.topology.sizes
+        size = sizes[number // 5 % len(sizes)]
+        block: Block | None
+        place = None
+        if what == "use":
+            offered = list(estate.places(land.open_cells(project), size, None))
+            place = offered[number // 100 % len(offered)] if offered else None
+            block = place.block if place is not None else None
+            if place is not None and not place.block:
+                block = Block.of([i for i in range(land.topology.n_devices) if i not in land.firm][:size])
+        else:
+            block = free_block(land, size, number // 100)
+            block = block if block is not None and estate.may_hold(block) else None
+        if block is None:
+            continue
+        before = set(land.tenants)
+        land.arrive(project, block, preemptible=place is not None, place=place)
+        [tenant] = [one for ident, one in land.tenants.items() if ident not in before]
+        if place is None:
+            estate.hold(block)
+        else:
+            assert tenant.cell is not None
+            estate.bind(replace(place, cell=tenant.cell, block=block), tenant)
+        again = land.estate()
+        for name in NAMES:
+            mine = land.open_cells(name)
+            for each in land.topology.sizes:
+                assert again.may_use(mine, each, None) == estate.may_use(mine, each, None)
+        for each in land.topology.sizes:
+            there = free_block(land, each, number)
+            assert there is None or again.may_hold(there) == estate.may_hold(there)
+
+
+# -- cases -----------------------------------------------------------------------------------------------------------
+
+
+def tree(topology: Topology, **shares: tuple[tuple[int, int], ...]) -> Land:
+    """Projects by their names, with ``__`` for a slash."""
+    pool = pool_of(topology)
+    projects = Projects((), [pool])
+    for name, blocks in shares.items():
+        held = (Share(pool.name, blocks),) if blocks else ()
+        project = Project(name=name.replace("__", "/"), shares=held)
+        check_project(project, projects, {pool.name: pool})
+        projects = projects.replaced(project)
+    return Land(pool, projects)
+
+
+@pytest.mark.parametrize("names", [("lab/a", "lab/b"), ("lab/b", "lab/a")])
+def test_a_cell_of_two_children_is_their_parents(names: tuple[str, str]) -> None:
+    """If it were one child's, the other's loan would stand in that one's guarantee."""
+    land = tree(PowerOfTwo(1, 8, 8), lab=((4, 2),), lab__a=((4, 1),), lab__b=())
+    first, second = Block(range(4)), Block(range(4, 8))
+    for at, name in enumerate(names):
+        half = Block(range(2 * at, 2 * at + 2))
+        land.arrive(name, half, preemptible=False, place=Place("lab", first, half))
+    assert not land.estate().may_use(land.open_cells("lab/b"), 4, None)
+    places = list(land.estate().places(land.open_cells("lab/a"), 4, None))
+    assert [(place.owner, place.cell) for place in places] == [("lab/a", second)]
+
+
+@pytest.mark.parametrize("blocks", list(permutations([range(4), range(4, 6), range(6, 9)])))
+def test_devices_of_a_number_are_reckoned_so_that_all_who_fitted_still_fit(blocks: tuple[range, ...]) -> None:
+    """4 and then 2 and 3 fit; reckoned as 2, 3 and then 4 they must fit, too."""
+    land = tree(AnySubset(12, 8), lab=((1, 9),), lab__a=((1, 4),), other=((1, 3),))
+    nobody = Block(())
+    for block in blocks:
+        owner = "lab/a" if len(block) == 4 else "lab"
+        land.arrive("lab/a", Block(block), preemptible=False, place=Place(owner, nobody, nobody))
+    estate = land.estate()
+    assert not estate.may_use(land.open_cells("lab/a"), 1, None)
+    assert estate.may_hold(Block(()))
+    assert estate.may_use(land.open_cells("other"), 3, None)
+
+
+def test_a_scattered_block_is_inside_no_other() -> None:
+    """0 and 2 are a cell: 1 is between them, and not in it."""
+    topology = Catalogue(4, (Block((0, 2)), Block(range(1, 2)), Block(range(3, 4)), Block((1, 3))))
+    land = tree(topology, lab=((1, 1), (2, 1)))
+    cell = Block((0, 2))
+    land.arrive("lab", cell, preemptible=True, place=Place("lab", cell, cell))
+    found = land.estate().place_of(land.open_cells("lab"), Block(range(1, 2)))
+    assert found == Place("lab", Block(range(1, 2)), Block(range(1, 2)))
+
+
+def test_a_cell_of_a_catalogue_holds_only_its_own_size() -> None:
+    land = tree(RACK, lab=((3, 1),))
+    estate = land.estate()
+    assert not estate.may_use(land.open_cells("lab"), 2, None)
+    assert estate.place_of(land.open_cells("lab"), Block(range(2))) is None
+
+
+def test_a_borrower_of_scattered_devices_is_taken_into_a_cell() -> None:
+    land = tree(SCATTERED, lab=((2, 1),))
+    block = Block((0, 2))
+    assert land.estate().place_of(land.open_cells("lab"), block) == Place("lab", block, block)
+
+
+def test_who_lost_its_guarantee_has_borrowed() -> None:
+    """An admin gave what it had to another: it can be asked to yield, so it is not in the way."""
+    land = tree(PowerOfTwo(1, 8, 8), lab=(), other=((8, 1),))
+    block = Block(range(8))
+    land.arrive("lab", block, preemptible=True)
+    [tenant] = land.tenants.values()
+    land.tenants[tenant.claim] = replace(tenant, cell=block)
+    assert land.estate().may_use(land.open_cells("other"), 8, None)
+    land.tenants[tenant.claim] = replace(tenant, cell=block, preemptible=False)
+    assert not land.estate().may_use(land.open_cells("other"), 8, None)
+
+
+def test_devices_out_of_service_are_in_nobodys_cell() -> None:
+    land = tree(PowerOfTwo(2, 8, 16), lab=((8, 1),))
+    land.out = {3}
+    estate = land.estate()
+    assert {place.cell for place in estate.places(land.open_cells("lab"), 4, None)} == {Block(range(8, 16))}
+    assert not estate.may_hold(Block(range(8, 10)))
+    assert estate.may_hold(Block(range(4, 8)))
+
+
+@pytest.mark.parametrize("topology", [PowerOfTwo(1, 8, 8), AnySubset(8, 8)], ids=repr)
+def test_only_lower_priorities_of_the_same_guarantee_make_room(topology: Topology) -> None:
+    land = tree(topology, lab=((8, 1),) if isinstance(topology, PowerOfTwo) else ((1, 8),))
+    whole = Block(range(8))
+    land.arrive("lab", whole, preemptible=True, place=Place("lab", whole, whole))
+    [tenant] = land.tenants.values()
+    mine = land.open_cells("lab")
+    assert not land.estate().may_use(mine, 4, None)
+    assert not land.estate().may_use(mine, 4, tenant.priority)
+    assert land.estate().may_use(mine, 4, tenant.priority + 1)
+    land.tenants[tenant.claim] = replace(tenant, preemptible=False)
+    assert not land.estate().may_use(mine, 4, tenant.priority + 1)
+
+
+def test_a_number_counts_what_is_left_of_it() -> None:
+    land = tree(AnySubset(8, 8), lab=((1, 5),))
+    land.arrive("lab", Block(range(2)), preemptible=True, place=Place("lab", Block(()), Block(())))
+    estate = land.estate()
+    assert isinstance(estate, Counted)
+    assert estate.may_use(land.open_cells("lab"), 3, None)
+    assert not estate.may_use(land.open_cells("lab"), 4, None)
+    assert estate.may_hold(Block(range(2, 5)))
+    assert not estate.may_hold(Block(range(2, 6)))
+    estate.hold(Block(range(2, 5)))
+    assert not estate.may_hold(Block(range(5, 6)))
+
+
+@given(st.lists(st.integers(1, 3), max_size=6))
+def test_a_search_finds_disjoint_blocks_where_there_are_some(sizes: list[int]) -> None:
+    ordered = sorted(sizes, reverse=True)
+    assert disjoint(SCATTERED.blocks, ordered) == fits(SCATTERED, ordered, frozenset())
+
+
+def test_a_search_that_takes_too_long_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "SEARCH_STEPS_MAX", 2)
+    assert not disjoint(RACK.blocks, [1, 1, 1])
+    assert disjoint(RACK.blocks, [6, 6])
