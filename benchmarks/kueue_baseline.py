@@ -193,7 +193,7 @@ class _Users:
     async def measure(self) -> _Measured:
         """Create all, wait until the last has ended."""
         load, meters, cpu_s = self._load, self._loop.meters, time.process_time()
-        turns, commits = (meters.turns.count, meters.turns.sum_s), (meters.commits.count, meters.commits.sum_s)
+        turns, commits = (meters.turns.count, meters.turns.total_s), (meters.commits.count, meters.commits.total_s)
         self._loop.listen(self._hear)
         self._begun = time.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -207,8 +207,8 @@ class _Users:
             evicted=self._evicted,
             used=load.bound_s / wall_s,
             turns=n_turns,
-            turn_ms=(meters.turns.sum_s - turns[1]) / n_turns * 1000,
-            commit_ms=(meters.commits.sum_s - commits[1]) / n_commits * 1000,
+            turn_ms=(meters.turns.total_s - turns[1]) / n_turns * 1000,
+            commit_ms=(meters.commits.total_s - commits[1]) / n_commits * 1000,
             cpu_s=time.process_time() - cpu_s,
         )
 
@@ -229,9 +229,7 @@ class _Users:
     def _create(self, one: _Class, at_s: float, project: str, number: int) -> None:
         ident = ClaimId(f"claim-{one.name[0]}-{project.replace('/', '-')}-{number}")
         self._class[ident], self._due[ident] = one, self._begun + at_s
-        spec = ClaimSpec(
-            kind="ipu", size=one.size, gcds=1, project=project, priority=one.priority, preemptible=True
-        )
+        spec = ClaimSpec(kind="ipu", size=one.size, gcds=1, project=project, priority=one.priority, preemptible=True)
         name = f"{one.name[0]}{len(self._class)}"
         self._loop.tell(CreateClaim(id=ident, name=name, owner=f"user/{name}", subject="kueue", spec=spec))
 

@@ -72,6 +72,7 @@ class _Pass:
         self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
         self._kept: dict[PoolName, list[Kept]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
+        self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
         self._asked: set[ClaimId] = set()
         self._done: set[ClaimId] = set()
         self._moves_left = scene.moves_left
@@ -242,7 +243,7 @@ class _Pass:
         """Grant it a block, or keep one for it; what it got.
 
         Who is within a guarantee (``first``) does not borrow before all others that are have theirs: what yields to one
-        of them would be lent at once to the next.
+        of them would be lent at once to the next, and in a pool that guarantees nothing it would pass those before it.
         """
         spec, enough_free = claim.spec, False
         if self._pays and self._is_barred(claim):
@@ -250,7 +251,7 @@ class _Pass:
         for state in able:
             if self._pays and self._fit_within(claim, state):
                 return _Got.SERVED
-            if first and state.pool.name in self._estates:
+            if first:
                 continue
             if not spec.size or state.free.free >= spec.size:
                 enough_free = True
@@ -414,6 +415,9 @@ class _Pass:
         for state in able:
             if not self.is_within(claim, state) or not self._usable(state, claim.spec):
                 continue
+            asks = (state.pool.name, claim.spec.project, claim.spec.size, self._over(claim))
+            if asks in self._vain:
+                continue
             tenants = list(self._seen[state.pool.name].values())
             found = cheapest(
                 self._estates[state.pool.name],
@@ -426,7 +430,9 @@ class _Pass:
                 self.policy,
                 self.now,
             )
-            if found is not None and (best is None or found.cost < best[0].cost):
+            if found is None:
+                self._vain.add(asks)
+            elif best is None or found.cost < best[0].cost:
                 best = (found, state)
         if best is None:
             return False

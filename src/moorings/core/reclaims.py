@@ -21,6 +21,7 @@ from moorings.core.plans import Tenant
 from moorings.core.policy import Policy
 from moorings.core.topology import Block
 
+CHOICES_MAX: Final = 200_000  # tenants times devices; beyond, those that are cheapest one by one are taken
 MAKING_S_MIN: Final = 1.0  # nobody is asked before there is something to give back
 
 
@@ -138,7 +139,7 @@ def _counted(
         gained = sum(len(one.block) for one in first)
         others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible)]
         others.sort(key=lambda one: (not one.leaving, *price[one.claim], one.claim))
-        more = _enough(others, size - free - gained, {one.claim: len(one.block) for one in others})
+        more = _cheapest(others, size - free - gained, price)
         if more is None:
             continue
         victims = [*first, *more]
@@ -153,6 +154,41 @@ def _counted(
 
 def _all(state: PoolState) -> Block:
     return Block(range(state.pool.topology.n_devices))
+
+
+def _cheapest(
+    tenants: Sequence[Tenant], needed: int, price: Mapping[ClaimId, tuple[Instant, float]]
+) -> list[Tenant] | None:
+    """Those that together hold enough, can be asked soonest, and lose least; None: all are too few.
+
+    Args:
+        tenants: those that leave anyway, then the others by price.
+        needed: devices.
+        price: of each, when it may be asked and what it loses.
+    """
+    worth = {tenant.claim: len(tenant.block) for tenant in tenants}
+    few = _enough(tenants, needed, worth)
+    if not few or few[-1].leaving or len(tenants) * needed > CHOICES_MAX:
+        return few
+    gone = [tenant for tenant in few if tenant.leaving]
+    last = max(price[tenant.claim][0] for tenant in few)
+    able = [one for one in tenants if not one.leaving and price[one.claim][0] <= last]
+    needed -= sum(worth[tenant.claim] for tenant in gone)
+    # For each number of devices, up to what is needed: the least that is lost for them, and by whom (as bits).
+    least: list[tuple[float, int] | None] = [(0.0, 0), *(None for _ in range(needed))]
+    for number, tenant in enumerate(able):
+        for have in range(needed - 1, -1, -1):
+            before = least[have]
+            if before is None:
+                continue
+            then = min(needed, have + worth[tenant.claim])
+            lost = before[0] + price[tenant.claim][1]
+            known = least[then]
+            if known is None or lost < known[0]:
+                least[then] = (lost, before[1] | 1 << number)
+    best = least[needed]
+    assert best is not None, "the first few were enough"
+    return [*gone, *(tenant for number, tenant in enumerate(able) if best[1] >> number & 1)]
 
 
 def _enough(tenants: Sequence[Tenant], needed: int, worth: Mapping[ClaimId, int]) -> list[Tenant] | None:

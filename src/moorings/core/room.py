@@ -92,7 +92,8 @@ def _candidates(
         for number in touched:
             total[number] += loss
             inside[number].append(tenant)
-            held[number] += n_devices
+            # In a catalogue a block may be partly in another.
+            held[number] += sum(index in blocks[number] for index in block) if at else n_devices
     able = [number for number, cost in enumerate(total) if cost < float("inf") and inside[number]]
     able.sort(key=lambda number: (total[number], blocks[number].start))
     found: list[tuple[float, Block, list[Tenant]]] = []

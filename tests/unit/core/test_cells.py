@@ -59,23 +59,13 @@ def fits(topology: Topology, sizes: Sequence[int], taken: frozenset[int]) -> boo
     return False
 
 
-@dataclass(slots=True)
-class Used:
-    """A cell in use: whose it was when it was bound, and by whom it is used."""
-
-    owner: str
-    size: int
-    claims: set[ClaimId]
-
-
 @dataclass
 class Land:
-    """A pool with its tenants; who uses which cell is written down here, not worked out anew."""
+    """A pool with its tenants, and what each project may still have, reckoned from who sits in which cell."""
 
     pool: Pool
     projects: Projects
     tenants: dict[ClaimId, Tenant] = field(default_factory=dict)
-    used: list[Used] = field(default_factory=list)
     out: set[int] = field(default_factory=set)
     n_claims: int = 0
 
@@ -110,26 +100,47 @@ class Land:
                 found.update(tenant.block)
         return frozenset(found)
 
-    def unused(self) -> dict[tuple[str, int], int]:
+    def cells_used(self) -> dict[Block, list[Tenant]]:
+        found: dict[Block, list[Tenant]] = {}
+        for tenant in self.tenants.values():
+            if tenant.cell is not None:
+                found.setdefault(tenant.cell, []).append(tenant)
+        return found
+
+    def unused(self) -> tuple[dict[tuple[str, int], int], dict[Block, str]]:
+        """Cells that nobody uses, by owner and size, and whose the others are: of the nearest that all inside share."""
         left = {(owner, size): count for owner, sizes in self.cells.items() for size, count in sizes}
-        for one in self.used:
-            key = (one.owner, 1 if isinstance(self.topology, AnySubset) else one.size)
-            left[key] -= one.size if isinstance(self.topology, AnySubset) else 1
-        return left
+        owners: dict[Block, str] = {}
+        for cell, within in self.cells_used().items():
+            lineages = [self.projects.lineage(tenant.project) for tenant in within]
+            common = [name for name in lineages[0] if all(name in lineage for lineage in lineages)]
+            needed = len(cell)
+            for name in common:
+                if isinstance(self.topology, AnySubset):
+                    used = min(needed, left.get((name, 1), 0))
+                    if used:
+                        left[name, 1] -= used
+                        needed -= used
+                elif needed and left.get((name, needed), 0) > 0:
+                    left[name, needed] -= 1
+                    owners[cell] = name
+                    needed = 0
+            assert not needed, f"{cell} is nobody's"
+        return left, owners
 
     def is_within(self, project: str, size: int) -> bool:
-        """Whether it uses less than it is guaranteed, by so much, as cells were taken."""
+        """Whether it uses less than it is guaranteed, by so much."""
         lineage = self.projects.lineage(project)
-        left = {key: count for key, count in self.unused().items() if key[0] in lineage and count > 0}
+        unused, owners = self.unused()
+        left = {key: count for key, count in unused.items() if key[0] in lineage and count > 0}
         if isinstance(self.topology, AnySubset):
-            return sum(left.values()) >= size and bool(left)
+            return sum(left.values()) >= size
         exact = isinstance(self.topology, Catalogue)
         if any(cell == size if exact else cell >= size for _, cell in left):
             return True
-        for one in () if exact else self.used:
-            if one.owner in lineage and one.size >= size:
-                cell = next(cell for ident in one.claims if (cell := self.tenants[ident].cell) is not None)
-                inside = {index for ident in one.claims for index in self.tenants[ident].block}
+        for cell, within in () if exact else self.cells_used().items():
+            if owners[cell] in lineage and len(cell) >= size:
+                inside = {index for tenant in within for index in tenant.block}
                 parts = (range(at, at + size) for at in range(cell.start, cell.start + len(cell), size))
                 if any(inside.isdisjoint(part) for part in parts):
                     return True
@@ -147,27 +158,17 @@ class Land:
         tenant = Tenant(ident, self.pool.name, block, project, preemptible=preemptible)
         self.tenants[ident] = tenant
         if place is not None:
-            self.bind(tenant, place.owner, place.cell if len(place.cell) else block)
+            self.bind(tenant, place.cell if len(place.cell) else block)
 
-    def bind(self, tenant: Tenant, owner: str, cell: Block) -> None:
+    def bind(self, tenant: Tenant, cell: Block) -> None:
         self.tenants[tenant.claim] = replace(tenant, cell=cell)
-        if not isinstance(self.topology, AnySubset):
-            for one in self.used:
-                if any(self.tenants[ident].cell == cell for ident in one.claims):
-                    one.claims.add(tenant.claim)
-                    return
-        self.used.append(Used(owner, len(cell), {tenant.claim}))
 
     def leave(self, ident: ClaimId) -> None:
         del self.tenants[ident]
-        for one in self.used:
-            one.claims.discard(ident)
-        self.used = [one for one in self.used if one.claims]
 
     def check(self) -> None:
         """What must be true at any time."""
-        owed = self.unused()
-        assert all(count >= 0 for count in owed.values())
+        owed, _ = self.unused()
         sizes = sorted((size for (_, size), count in owed.items() for _ in range(count)), reverse=True)
         assert fits(self.topology, sizes, self.firm), "a promise cannot be kept"
         estate = self.estate()
@@ -251,7 +252,7 @@ def act(land: Land, what: str, number: int) -> None:
             found = estate.place_of(land.open_cells(tenant.project), tenant.block) if not tenant.is_firm else None
             if found is not None:
                 estate.bind(found, replace(tenant, cell=found.cell))
-                land.bind(tenant, found.owner, found.cell)
+                land.bind(tenant, found.cell)
     elif land.tenants:
         land.leave(sorted(land.tenants)[number % len(land.tenants)])
 

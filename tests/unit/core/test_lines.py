@@ -71,10 +71,9 @@ def test_long_lines_stay_in_order_through_splits_of_chunks(monkeypatch: pytest.M
         line.remove(order)
         del known[order]
     assert list(line) == sorted(known)
-    at: Order | None = FIRST
-    found = []
-    while (at := line.next(at, 1.0)) is not None:
-        found.append(at)
+    found: list[Order] = []
+    while (following := line.next(found[-1] if found else FIRST, 1.0)) is not None:
+        found.append(following)
     assert found == sorted(order for order, limit_s in known.items() if limit_s <= 1.0)
 
 
@@ -129,11 +128,9 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
     known.sort(key=lambda one: one.order)
     assert view.first() == (known[0] if known else None)
     for limit_s in LIMITS:
-        at: Order | None = FIRST
-        found = []
-        while at is not None and (one := view.next(at, limit_s)) is not None:
-            found.append(one)
-            at = one.order
+        found: list[Claim] = []
+        while (following := view.next(found[-1].order if found else FIRST, limit_s)) is not None:
+            found.append(following)
         assert found == [one for one in known if limit_of(one) <= limit_s]
 
 

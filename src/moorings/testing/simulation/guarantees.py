@@ -119,13 +119,13 @@ class Guarantees:
         for event in changes.events:
             claim = claims.get(ClaimId(event.claim or ""))
             if claim is not None and event.name == "claim.reclaiming":
-                self._asked(event, claim)
+                self._asked(event, claim, anew=bool(changes.projects or changes.projects_removed))
             elif claim is not None and event.name == "claim.yielding":
                 self._gave(event, claim)
         if changes.projects:
             self._feasible()
 
-    def _asked(self, event: Event, claim: Claim) -> None:
+    def _asked(self, event: Event, claim: Claim, *, anew: bool) -> None:
         self._story.reach("asked to move" if claim.kept is not None else "asked to yield")
         if claim.kept is not None:
             self.moved.add(claim.id)
@@ -139,11 +139,16 @@ class Guarantees:
         by = next(
             (self._ledger.claims.get(ClaimId(one)) for one in (claim.reason.blockers if claim.reason else ())), None
         )
-        if by is None or claim.pool is None:
+        if by is None or claim.pool is None or anew:
             return
         if not any(self._own_cells(self._pools[claim.pool]).get(name) for name in self._lineage(by.spec.project)):
             self._story.breaks(6, f"claim {claim.id} was asked to yield to {by.id}, which is guaranteed nothing there")
-        if claim.cell is not None and not (self._policy.preempt and by.spec.priority > claim.spec.priority):
+        astray = claim.id in self._seen[claim.pool].astray
+        if (
+            claim.cell is not None
+            and not astray
+            and not (self._policy.preempt and by.spec.priority > claim.spec.priority)
+        ):
             self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
 
     def _gave(self, event: Event, claim: Claim) -> None:
@@ -200,34 +205,50 @@ class Guarantees:
     def _estate(self, pool: Pool, state: PoolState, tenants: Sequence[tuple[Claim, Block]]) -> _Estate:
         own = self._own_cells(pool)
         unbound = Counter({(name, size): count for name, sizes in own.items() for size, count in sizes.items()})
-        counted = isinstance(pool.topology, AnySubset)
-        firm = _out(state)
-        bound: dict[Block, str] = {}
-        astray: set[ClaimId] = set()
+        firm, astray = _out(state), set[ClaimId]()
+        within: dict[Block, list[Claim]] = {}
         for claim, block in tenants:
-            cell = claim.cell
-            if cell is None:
-                if claim.state not in _LEAVING and (not claim.spec.preemptible or claim.state is ClaimState.LOST):
-                    firm.update(block)
-                continue
-            if not set(block) <= set(cell) or not pool.topology.is_block(cell):
-                self._story.breaks(6, f"claim {claim.id} has {block} in {cell} of {pool.name}")
-            if cell in bound:
-                continue
-            size, needed = (1, len(cell)) if counted else (len(cell), 1)
-            owner = next((one for one in self._lineage(claim.spec.project) if unbound[one, size] >= needed), None)
-            if owner is None:
-                astray.add(claim.id)
+            if claim.cell is not None:
+                within.setdefault(claim.cell, []).append(claim)
+                if not set(block) <= set(claim.cell) or not pool.topology.is_block(claim.cell):
+                    self._story.breaks(6, f"claim {claim.id} has {block} in {claim.cell} of {pool.name}")
+        bound: list[Block] = []
+        for cell, claims in within.items():
+            if isinstance(pool.topology, AnySubset):
+                owed = self._count_out(unbound, claims[0], len(cell))
+            else:
+                owed = not any(cell.overlaps(other) for other in bound) and self._take_out(unbound, claims, len(cell))
+            if owed:
+                bound.append(cell)
+                firm.update(cell)
+            else:
+                astray.update(claim.id for claim in claims)
+        for claim, block in tenants:
+            lent = claim.spec.preemptible and claim.state is not ClaimState.LOST
+            if (claim.cell is None or claim.id in astray) and claim.state not in _LEAVING and not lent:
                 firm.update(block)
-                continue
-            for other in bound:
-                if other.overlaps(cell):
-                    self._story.breaks(6, f"cells {other} and {cell} of {pool.name} have devices in common")
-            bound[cell] = owner
-            unbound[owner, size] -= needed
-            firm.update(cell)
         sizes = [size for (_, size), count in unbound.items() for _ in range(count)]
         return _Estate(unbound, firm, astray, _fit(pool.topology, firm, sizes))
+
+    def _count_out(self, unbound: Counter[tuple[str, int]], claim: Claim, size: int) -> bool:
+        """Where any devices do: a claim stands on its own project's number, then on those above; whether it can."""
+        lineage = self._lineage(claim.spec.project)
+        if sum(unbound[name, 1] for name in lineage) < size:
+            return False
+        for name in lineage:
+            used = min(size, unbound[name, 1])
+            unbound[name, 1] -= used
+            size -= used
+        return True
+
+    def _take_out(self, unbound: Counter[tuple[str, int]], claims: Sequence[Claim], size: int) -> bool:
+        """A cell is one of the nearest project that all in it are part of; whether one has it."""
+        first, *others = (self._lineage(claim.spec.project) for claim in claims)
+        common = (name for name in first if all(name in other for other in others))
+        owner = next((name for name in common if unbound[name, size] > 0), None)
+        if owner is not None:
+            unbound[owner, size] -= 1
+        return owner is not None
 
     # -- every turn --------------------------------------------------------------------------------------------------
 
@@ -268,7 +289,9 @@ class Guarantees:
                 self._story.breaks(
                     6, f"{sorted(estate.astray - seen.astray)} are in cells of {pool.name} that are no more"
                 )
-        self._seen[pool.name] = _Seen(marks, estate.sound, estate.astray)
+        # A cell that is given back with a broken device inside is owed again, and that device is gone.
+        whole = not any(claim.cell is not None and not _out(state).isdisjoint(claim.cell) for claim, _ in tenants)
+        self._seen[pool.name] = _Seen(marks, estate.sound and whole, estate.astray)
 
     def _serves(
         self,
@@ -338,7 +361,7 @@ class Guarantees:
         ]
         if isinstance(pool.topology, AnySubset):
             wanted = spec.size + sum(other.spec.size for other in rivals)
-            return any(estate.unbound[name, 1] >= wanted for name in lineage)
+            return sum(estate.unbound[name, 1] for name in lineage) >= wanted
         whole = isinstance(pool.topology, Catalogue)
         able = sum(
             count

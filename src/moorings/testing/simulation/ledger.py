@@ -59,14 +59,7 @@ class Ledger:
                 self.devices[device.pool, device.index] = device
         for run, save in changes.runs:
             self._run(run, save.expected)
-        for project, save in changes.projects:
-            self._project(project.name, project, save.expected)
-        for name, expected in changes.projects_removed:
-            self._project(name, None, expected)
-        for usage in changes.usage:
-            self.usage[usage.project] = usage
-        for name, _ in changes.projects_removed:
-            self.usage.pop(name, None)
+        self._pays(changes)
         for use in changes.keys:
             if (use.subject, use.key) in self.keys:
                 self._story.breaks(5, f"key {use.key} of {use.subject} was used twice")
@@ -104,6 +97,16 @@ class Ledger:
             self._story.breaks(3, f"run {run.id} version {run.version} was saved over {before}")
         self.runs.pop(run.id, None)
         (self.ended_runs if run.ended else self.runs)[run.id] = run
+
+    def _pays(self, changes: Changes) -> None:
+        for project, save in changes.projects:
+            self._project(project.name, project, save.expected)
+        for name, expected in changes.projects_removed:
+            self._project(name, None, expected)
+        for usage in changes.usage:
+            self.usage[usage.project] = usage
+        for name, _ in changes.projects_removed:
+            self.usage.pop(name, None)
 
     def _project(self, name: str, project: Project | None, expected: int | None) -> None:
         before = self.projects.pop(name, None)

@@ -61,7 +61,7 @@ HAPPENINGS_S = {
 }
 KINDS = (*CALLS, *HAPPENINGS_S)
 SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
-QUIET_OF = 0.2  # of all episodes: so few that what must happen in time can be seen to
+QUIET_OF = 0.3  # of all episodes: so few that what must happen in time can be seen to
 QUIET_MAX = 0.1
 
 

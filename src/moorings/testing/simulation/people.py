@@ -53,7 +53,7 @@ NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now
 PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
 LIMITS_S = (None, None, 5.0, 30.0, 600.0)
-PREEMPTIBLE_OF = 0.55  # of claims and runs, where there are projects
+PREEMPTIBLE_OF = 0.75  # of claims and runs, where there are projects
 LATE_S_MAX = 6.0  # so much too late a holder yields, at most, if it does
 ALLOWED = frozenset(  # answers that may come to a demand that was well formed
     (
@@ -210,8 +210,8 @@ class Client:
             *((1, self._label), (2, self._prioritise)),
         )
         ruling: Choices = ((3, self._drain), (5, self._resume), (1, self._release))
-        if self._stage.sharing.projects:
-            ruling = (*ruling, (4, self._set_project), (1, self._delete_project))
+        if self._stage.sharing.projects:  # what is out of service can be promised to nobody
+            ruling = ((1, self._drain), *ruling[1:], (4, self._set_project), (1, self._delete_project))
             mine = (*mine, (1, self._save))
         choices: Choices
         if self._caller.role is Role.ADMIN:

@@ -65,8 +65,8 @@ def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known
         name=name,
         shares=tuple(shares),
         weight=chance.choice((0.5, 1.0, 1.0, 2.0)),
-        devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.08 else None,
-        user_devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.08 else None,
+        devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.04 else None,
+        user_devices_max=chance.choice((1, 4, 8)) if chance.random() < 0.04 else None,
         members=tuple(sorted(chance.sample(SUBJECTS, 2))) if chance.random() < 0.15 else (),
         aliases=(f"slurm/alpha/{chance.choice(ACCOUNTS)}",) if chance.random() < 0.4 else (),
     )
@@ -80,7 +80,7 @@ def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, abov
             return None
         sizes = tuple(size for size in sizes if size <= room[-1][0])
         most = room[-1][0] * room[-1][1]
-    if chance.random() < 0.3:
+    if chance.random() < 0.2:
         return None
     if sizes_promised(pool.topology) == (1,):
         return Share(pool.name, ((1, chance.randint(1, most)),))
