@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moorings.core.access import LOCAL_OWNER
 from moorings.core.announced import Announced, Offer
 from moorings.core.claims import Claim, ClaimId, ClaimState, Spot
 from moorings.core.devices import PoolName
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
-from moorings.core.lines import BY_HAND, LineKey, Waiting
+from moorings.core.lines import LineKey, Waiting
 from moorings.core.projects import Projects
 from moorings.core.topology import Block
 
@@ -129,7 +130,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),
-        movable=runs and spec.checkpoint.resumable and not claim.owner.startswith(BY_HAND),
+        movable=runs and spec.checkpoint.resumable and claim.owner.startswith(LOCAL_OWNER),  # its engine can do it
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,

@@ -126,6 +126,7 @@ def test_states_in_the_words_of_appliances() -> None:
     assert {str(state): told_state(job(state=state)) for state in RunState} == {
         "WAITING": "QUEUED",
         "STARTING": "SCHEDULED",
+        "YIELDING": "RUNNING",
         "RUNNING": "RUNNING",
         "STOPPING": "STOPPING",
         "SUCCEEDED": "SUCCEEDED",

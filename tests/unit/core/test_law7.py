@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ class Site(World):
         self.sizes = tuple(topology.sizes)
         self.promised: dict[ClaimId, Instant] = {}
 
-    def asks_for(self, size: int, limit_s: float | None, **more: object) -> CreateClaim:
+    def asks_for(self, size: int, limit_s: float | None, **more: Any) -> CreateClaim:
         owner = f"local/run-{self.n_created}"
         gcds = size  # enough for any domains
         return self.asks(size, gcds=gcds, time_limit_s=limit_s, owner=owner, **more)
@@ -54,10 +55,11 @@ class Site(World):
                 order = "create" if creates else "remove"
                 said.append(DriverAnswered(partition.id, partition.version, order, answer))
         for claim in self.fleet.claims.values():
-            limit_s = claim.spec.time_limit_s
-            if claim.state is ClaimState.READY and claim.ready_at is not None and limit_s is not None:
-                if after(claim.ready_at, limit_s) <= self.now + SECOND:
-                    said.append(ReleaseClaim(claim.id, "its time is over"))
+            limit_s, since = claim.spec.time_limit_s, claim.ready_at
+            if claim.state is not ClaimState.READY or since is None or limit_s is None:
+                continue
+            if after(since, limit_s) <= self.now + SECOND:
+                said.append(ReleaseClaim(claim.id, "its time is over"))
         return said
 
     def second(self, *inputs: Input) -> None:

@@ -1,4 +1,4 @@
-"""Simulations: jobs run as long as they say, no device is used twice, and with moves power-of-two pools are fungible."""
+"""Simulations: jobs run as long as they say, no device is used twice, and with moves power-of-two is fungible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim
+from moorings.core.claims import Claim, ClaimId
 from moorings.core.devices import PoolName
 from moorings.core.instants import Instant
 from moorings.core.policy import Defragment, Policy
@@ -52,8 +52,8 @@ class Watched(Simulation):
         super()._turn()
         self.look()
 
-    def _end(self, ended: tuple[Instant, object]) -> None:  # type: ignore[override]
-        super()._end(ended)  # type: ignore[arg-type]
+    def _end(self, ended: tuple[Instant, ClaimId]) -> None:
+        super()._end(ended)
         self.look()
 
     def look(self) -> None:
