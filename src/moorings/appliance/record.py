@@ -100,4 +100,5 @@ def told_state(run: RunBody) -> str:
     """A job's state in the words of users of appliances: what did not go well and was not cancelled has FAILED."""
     if run.state in ENDED and run.state not in (RunState.SUCCEEDED, RunState.CANCELLED):
         return "FAILED"
-    return {RunState.WAITING: "QUEUED", RunState.STARTING: "SCHEDULED"}.get(RunState(run.state), str(run.state))
+    words = {RunState.WAITING: "QUEUED", RunState.STARTING: "SCHEDULED", RunState.YIELDING: "RUNNING"}
+    return words.get(RunState(run.state), str(run.state))
