@@ -1,7 +1,7 @@
 """Why a claim waits, and a turn, where projects are guaranteed shares: 10,000 claims wait and 4,096 devices are busy.
 
-64 domains of 64 devices. Four labs with three projects each are guaranteed half of the pool, with limits for all and for
-users; what they do not use is lent. ``explain`` is asked of claims all along the queue. A turn is ``decide`` and
+64 domains of 64 devices. Four labs with three projects each are guaranteed half of the pool, with limits for all and
+for users; what they do not use is lent. ``explain`` is asked of claims all along the queue. A turn is ``decide`` and
 ``apply`` for the driver's word that a partition is gone, which frees its block and grants it anew, without its commit
 (``queue_turn`` measures that one, and explain over HTTP).
 """
@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.report import Report
 from moorings.controller.record import AnyInput, Occasion
 from moorings.controller.turns import Demanded, decide
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
@@ -61,7 +61,7 @@ def run() -> Report:
         figures={"explain_ms_p50": statistics.median(explain_ms), "turn_ms_p50": statistics.median(turns_ms)},
         anchors={"explain_ms_p50": 100, "turn_ms_p50": 50},
         notes=(
-            f"{WAITING:,} waiting, {DOMAINS * DOMAIN_SIZE:,} devices busy, {len(crowd.fleet.projects.by_name)} projects",
+            f"{WAITING:,} waiting, {DOMAINS * DOMAIN_SIZE:,} devices busy, {LABS * (1 + GROUPS)} projects",
             f"explain: p99 {_p99(explain_ms):.2f} ms; {', '.join(f'{code} {n}' for code, n in told.most_common())}",
             f"turn: p99 {_p99(turns_ms):.1f} ms; {granted} claims were granted in {ROUNDS}",
         ),
@@ -82,7 +82,9 @@ def _projects() -> list[Project]:
         for group in range(GROUPS):
             shares = (Share(POOL, ((DOMAIN_SIZE, domains // (GROUPS + 1)),)),)
             most = 8 * DOMAIN_SIZE if group == 0 else None
-            found.append(Project(name=f"{name}/group-{group}", shares=shares, weight=1.0 + group, user_devices_max=most))
+            found.append(
+                Project(name=f"{name}/group-{group}", shares=shares, weight=1.0 + group, user_devices_max=most)
+            )
     return found
 
 

@@ -1,10 +1,10 @@
-"""``kueue_baseline``: the workload of Kueue's own scheduler performance test, in real time, through the real controller.
+"""``kueue_baseline``: the workload of Kueue's own performance test, in real time, through the real controller.
 
 15,000 workloads of three classes in 30 queues in 5 cohorts, created at the intervals of the file. A cohort is a project
 that is guaranteed its queues' devices and limited to them; a queue is its child with a guarantee of its own, so it
-borrows from its cohort as far as Kueue's borrowing limit goes. A claim runs from when its partition is ready; one that is asked
-to yield does so at once and begins anew, as evicted work does in Kueue. Loop, hardware loop and store (SQLite) are the
-real ones; the hardware answers at once. Bound of ``wall_s``: all work of a cohort on all its devices without a gap.
+borrows from its cohort as far as Kueue's borrowing limit goes. A claim runs from when its partition is ready; one that
+is asked to yield does so at once and begins anew, as evicted work does in Kueue. Loop, hardware loop and store (SQLite)
+are the real ones; the hardware answers at once. Bound of ``wall_s``: all work of a cohort on its devices without a gap.
 ``MOORINGS_BENCH_DATA`` names the folder with ``kueue-baseline-generator.yaml`` (Kueue, Apache-2.0).
 """
 
@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -93,17 +93,21 @@ def run() -> Report:
         bounds={"wall_s": load.bound_s},
         anchors={"wall_s": KUEUE_WALL_S}
         | {f"admission_s_mean_{name}": KUEUE_ADMISSION_S[name] for name in waits if name in KUEUE_ADMISSION_S},
-        notes=(
-            f"{load.count:,} workloads, {load.cohorts * load.queues} queues, {load.cohorts} cohorts of "
-            f"{load.cohort_devices} devices; anchor: what Kueue publishes; promised: {PROMISE_WALL_S} s wall",
-            f"evictions: {sum(measured.evicted.values())} "
-            f"({', '.join(f'{measured.evicted[name]} {name}' for name in waits)}); used: {measured.used:.1%}",
-            f"turns: {measured.turns}, {measured.turn_ms:.1f} ms each, {measured.commit_ms:.1f} ms a commit; "
-            f"CPU {measured.cpu_s:.0f} s, generator and stand-in included",
-            "waits from when a workload was due until its grant was durable, the longest: "
-            + ", ".join(f"{max(each):.1f} s {name}" for name, each in waits.items()),
-        ),
+        notes=tuple(_notes(load, measured)),
     )
+
+
+def _notes(load: _Load, measured: _Measured) -> Iterator[str]:
+    names = [one.name for one in load.classes]
+    evicted = ", ".join(f"{measured.evicted[name]} {name}" for name in names)
+    longest = ", ".join(f"{max(measured.waits_s[name]):.1f} s {name}" for name in names)
+    queues = load.cohorts * load.queues
+    yield f"{load.count:,} workloads, {queues} queues, {load.cohorts} cohorts of {load.cohort_devices} devices"
+    yield f"anchors: what Kueue publishes; promised: {PROMISE_WALL_S} s wall"
+    yield f"evictions: {measured.evicted.total()} ({evicted}); used: {measured.used:.1%}"
+    yield f"{measured.turns} turns of {measured.turn_ms:.1f} ms, {measured.commit_ms:.1f} ms a commit"
+    yield f"CPU: {measured.cpu_s:.0f} s, generator and stand-in included"
+    yield f"admission: from when a workload was due until its grant was durable; the longest: {longest}"
 
 
 def _read() -> _Load:
