@@ -112,29 +112,45 @@ GUARDS = (
         (("controller/loop.py", "if key is not None and key.digest != use.digest:", "if False:"),),
     ),
     Guard(
+        "what is lent for good leaves room for every guarantee",
+        (6,),
+        (
+            (
+                "core/queue.py",
+                "return estate is None or claim.spec.preemptible or estate.may_hold(block)",
+                "return True",
+            ),
+        ),
+    ),
+    Guard(
+        "who borrowed has some time before it is asked to yield",
+        (6,),
+        (("core/reclaims.py", "when = max(now, after(tenant.since, policy.min_run_s))", "when = now"),),
+    ),
+    Guard(
         "a block is kept for the first that must wait",
         (7,),
         (
             (
                 "core/queue.py",
-                "return self.policy.reserve and claim.spec.queue is QueueMode.WAIT and self._reserve(claim, able)",
-                "return False",
+                "return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING",
+                "return _Got.NOTHING",
             ),
         ),
     ),
     Guard(
         "every wait is explained",
         (8,),
-        (("core/queue.py", "    return Wait(position, tuple(reasons))", "    return Wait(position, ())"),),
+        (("core/explain.py", "    return Wait(position, tuple(reasons))", "    return Wait(position, ())"),),
     ),
     Guard(
-        "what is remembered of placements is forgotten when something else is held",
+        "until when devices are held is brought up to date with claims",
         (9,),
         (
             (
                 "core/fleet.py",
-                "state.holds[ident] = hold\n                    state.soonest.clear()",
-                "state.holds[ident] = hold",
+                "for ident in touched(changes):",
+                "for ident in changes.partitions:",
             ),
         ),
     ),

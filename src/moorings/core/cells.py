@@ -75,6 +75,10 @@ class Estate(ABC):
         """
 
     @abstractmethod
+    def could_hold(self, block: Block) -> bool:
+        """Whether such a borrower may have a block once all that are in it have left, and nobody else has."""
+
+    @abstractmethod
     def hold(self, block: Block) -> None:
         """Such a borrower has it."""
 
@@ -120,16 +124,18 @@ class Counted(Estate):
         super().__init__(cells)
         self._parts: dict[ClaimId, dict[str, int]] = {}
         self._tenants: dict[ClaimId, Tenant] = {}
+        self._held: list[Block] = []  # by borrowers that nobody can ask to yield
         taken = set(out)
         for tenant in tenants:
             if tenant.cell is not None and self._left_of(_line(tenant.project)) >= len(tenant.block):
                 self._settle(tenant)
             elif tenant.cell is not None:
                 self.strays.add(tenant.claim)
-                if _stays(tenant):
-                    taken.update(tenant.block)
-            if tenant.is_firm and tenant.claim not in self.strays:
+            within = tenant.claim in self._parts
+            if within or _stays(tenant):
                 taken.update(tenant.block)
+            if not within and _stays(tenant):
+                self._held.append(tenant.block)
         self._room = topology.n_devices - len(taken)
 
     def _settle(self, tenant: Tenant) -> None:
@@ -186,7 +192,12 @@ class Counted(Estate):
     def may_hold(self, block: Block) -> bool:
         return self._room - len(block) >= self._owed
 
+    def could_hold(self, block: Block) -> bool:
+        freed = sum(len(other) for other in self._held if other.overlaps(block))  # what is in cells is owed again then
+        return self._room + freed - len(block) >= self._owed
+
     def hold(self, block: Block) -> None:
+        self._held.append(block)
         self._room -= len(block)
 
 
@@ -217,6 +228,7 @@ class _Blocks(Estate):
         self._topology = topology
         self._firm = free_map_of(topology)
         self._bound: dict[Block, _Bound] = {}
+        self._sorted: list[_Bound] | None = None  # the same, smallest first
         for index in sorted(out):
             self._take(Block(range(index, index + 1)))
         used: dict[Block, list[Tenant]] = {}
@@ -257,17 +269,28 @@ class _Blocks(Estate):
     def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
         able = ((cell, owner) for owner, cell, _ in open_cells if self._holds(cell, size))
         mine = {owner for owner, _, _ in open_cells}
-        for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
+        for bound in self._smallest_first():
             if bound.owner in mine and self._holds(len(bound.cell), size):
-                firm = [one for one in bound.within if priority is None or not _gives_way(one, priority)]
-                for block in self._inside(bound.cell, size):
-                    if not any(one.block.overlaps(block) for one in firm):
-                        yield Place(bound.owner, bound.cell, block)
+                cell, whole = bound.cell, (1 << size) - 1
+                firm = [one.block for one in bound.within if priority is None or not _gives_way(one, priority)]
+                if len(cell) == size:
+                    if not any(block.overlaps(cell) for block in firm):
+                        yield Place(bound.owner, cell, cell)
+                    continue
+                covered = _covered(cell, firm)
+                for offset in range(0, len(cell), size):
+                    if not covered >> offset & whole:
+                        yield Place(bound.owner, cell, Block(range(cell.start + offset, cell.start + offset + size)))
         for cell_size, owner in sorted(able, key=_size_first):
             if self._left.get((owner, cell_size), 0) > 0:
                 for cell in self._free_cells(owner, cell_size):
                     for block in self._inside(cell, size):
                         yield Place(owner, cell, block)
+
+    def _smallest_first(self) -> list[_Bound]:
+        if self._sorted is None:
+            self._sorted = sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start))
+        return self._sorted
 
     def _holds(self, cell: int, size: int) -> bool:
         return cell == size if isinstance(self._topology, Catalogue) else cell >= size
@@ -285,9 +308,11 @@ class _Blocks(Estate):
             if self._firm.is_free(block) and self._fits_beside(block, (owner, size)):
                 yield block
 
-    def _fits_beside(self, block: Block, without: tuple[str, int] | None) -> bool:
-        """Whether all unbound cells (but one of ``without``) fit once ``block`` is taken, too."""
+    def _fits_beside(self, block: Block, without: tuple[str, int] | None, more: Iterable[int] = ()) -> bool:
+        """Whether all unbound cells (but one of ``without``) and ``more`` fit once ``block`` is taken, too."""
         owed: dict[int, int] = {}
+        for size in more:
+            owed[size] = owed.get(size, 0) + 1
         for (owner, size), count in self._left.items():
             left = count - ((owner, size) == without)
             if left > 0:
@@ -320,7 +345,7 @@ class _Blocks(Estate):
 
     def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
         mine = {owner for owner, _, _ in open_cells}
-        for bound in sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start)):
+        for bound in self._smallest_first():
             if bound.owner in mine and self._holds(len(bound.cell), len(block)) and _is_inside(block, bound.cell):
                 return Place(bound.owner, bound.cell, block)
         for size, owner in sorted(((size, owner) for owner, size, _ in open_cells), key=_size_first):
@@ -335,6 +360,7 @@ class _Blocks(Estate):
         if place.cell not in self._bound:
             self._left[place.owner, len(place.cell)] -= 1
             self._bound[place.cell] = _Bound(place.owner, place.cell)
+            self._sorted = None
             self._take(place.cell)
         self._bound[place.cell].within.append(tenant)
 
@@ -343,6 +369,10 @@ class _Blocks(Estate):
             return False  # in a bound cell, say
         return self._fits_beside(block, None)
 
+    def could_hold(self, block: Block) -> bool:
+        emptied = [len(cell) for cell in self._bound if cell.overlaps(block)]  # owed again by then
+        return self._fits_beside(block, None, emptied)
+
     def hold(self, block: Block) -> None:
         self._take(block)
 
@@ -350,6 +380,19 @@ class _Blocks(Estate):
 def _size_first(one: tuple[int, str]) -> int:
     """Of one size the nearest owner's stay first: what is the parents' is for all their children."""
     return one[0]
+
+
+def _covered(cell: Block, blocks: Iterable[Block]) -> int:
+    """Which devices of a cell, a range, are in these blocks: as bits, the cell's first device is the lowest."""
+    covered, end = 0, cell.start + len(cell)
+    for block in blocks:
+        members = block.members
+        if isinstance(members, range):
+            first, last = max(members.start, cell.start), min(members.stop, end)
+            covered |= ((1 << max(0, last - first)) - 1) << (first - cell.start)
+        else:
+            covered |= sum(1 << (index - cell.start) for index in members if index in cell)
+    return covered
 
 
 def _is_inside(block: Block, cell: Block) -> bool:

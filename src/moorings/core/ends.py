@@ -82,6 +82,11 @@ class LateEnds(EndsTrial):
         self._late.clear()
         return self.ends
 
+    def undo(self) -> None:
+        """As ``EndsTrial.undo``; what nobody has read is forgotten."""
+        self._late.clear()
+        super().undo()
+
 
 def ends_of(topology: Topology) -> Ends:
     """The ends of a pool in which every device is free."""

@@ -34,7 +34,7 @@ from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
-from moorings.core.reclaims import Wanted, cheapest
+from moorings.core.reclaims import Wanted, cheapest, holders_of
 from moorings.core.room import Room, room_for
 from moorings.core.serving import pools_for
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
@@ -72,7 +72,9 @@ class _Pass:
         self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
         self._kept: dict[PoolName, list[Kept]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
+        self._holders: dict[PoolName, dict[int, Tenant]] = {}  # of each device; who was asked does not count
         self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
+        self._filled: set[tuple[PoolName, str, int]] = set()  # who found no free place within its guarantee
         self._asked: set[ClaimId] = set()
         self._done: set[ClaimId] = set()
         self._moves_left = scene.moves_left
@@ -311,12 +313,16 @@ class _Pass:
             return False
         if state.free.free < spec.size:
             return False
+        asks = (state.pool.name, spec.project, spec.size)
+        if asks in self._filled:
+            return False
         estate = self._estates[state.pool.name]
         for place in estate.places(self._cells(claim, state.pool.name), spec.size, None):
             block = place.block if len(place.block) else state.free.find(spec.size)
             if block is not None and state.free.is_free(block):
                 self._accept(claim, state, block, place)
                 return True
+        self._filled.add(asks)
         return False
 
     def _fit(self, claim: Claim, state: PoolState) -> bool:
@@ -395,12 +401,16 @@ class _Pass:
         if place is None:
             if not claim.spec.preemptible:
                 estate.hold(block)
-                self._within.clear()
+                self._tighten()
             return None
         cell = place.cell if len(place.cell) else block
         estate.bind(Place(place.owner, cell, block), replace(tenant_of(claim, state.pool.name, block), cell=cell))
-        self._within.clear()
+        self._tighten()
         return cell
+
+    def _tighten(self) -> None:
+        """Something of the guarantees is used: who was not within one is not now either, the others are asked again."""
+        self._within = {key: known for key, known in self._within.items() if not known}
 
     def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
         for name, amount in spec.resources.items():
@@ -418,17 +428,20 @@ class _Pass:
             asks = (state.pool.name, claim.spec.project, claim.spec.size, self._over(claim))
             if asks in self._vain:
                 continue
-            tenants = list(self._seen[state.pool.name].values())
+            tenants = self._seen[state.pool.name].values()
+            if state.pool.name not in self._holders:
+                self._holders[state.pool.name] = holders_of(tenants, self._asked)
             found = cheapest(
                 self._estates[state.pool.name],
                 self._cells(claim, state.pool.name),
                 state,
                 claim.spec.size,
                 self._over(claim),
-                tenants,
+                list(tenants),
                 self._asked,
                 self.policy,
                 self.now,
+                self._holders[state.pool.name],
             )
             if found is None:
                 self._vain.add(asks)
@@ -442,6 +455,8 @@ class _Pass:
                 if not tenant.leaving:
                     self.reclaims.append(Reclaim(tenant.claim, claim.id))
         self._asked.update(tenant.claim for tenant in wanted.victims)
+        if wanted.victims:
+            del self._holders[state.pool.name]
         until = after(max(wanted.when, self.now), self.policy.yield_s)
         self._keep(claim, state, wanted.place.block, until)
         self._tie(claim, state, wanted.place.block, wanted.place)
@@ -479,6 +494,7 @@ class _Pass:
         self._moves_left -= len(moves)
         for tenant, block in room.moves:
             self._asked.add(tenant.claim)
+            self._holders.pop(name, None)
             for part in state.free.free_within(block):
                 self.trials[name].take(part)
         self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))
@@ -533,6 +549,9 @@ class _Pass:
                 self._hopeless.add((state.pool.name, size))
                 continue
             block, until, held = found
+            estate = self._estates.get(state.pool.name)
+            if size and estate is not None and not (claim.spec.preemptible or estate.could_hold(block)):
+                continue  # a guarantee would stand against it when the block is empty: nobody else could use it
             spare = None
             if size and state.pool.name in self.scene.movable and isinstance(state.pool.topology, PowerOfTwo):
                 block, until, spare = self._as_number(state, size, block, until)

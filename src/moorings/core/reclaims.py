@@ -50,6 +50,7 @@ def cheapest(
     asked: Collection[ClaimId],
     policy: Policy,
     now: Instant,
+    holders: Mapping[int, Tenant] | None = None,
 ) -> Wanted | None:
     """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
 
@@ -63,13 +64,14 @@ def cheapest(
         asked: those that yield for somebody else already.
         policy: how long borrowers run at least, and what it costs to start anew.
         now: the turn's time.
+        holders: ``holders_of`` the same, if it is known.
     """
-    known = [tenant for tenant in tenants if tenant.claim not in asked]
-    price = {tenant.claim: _price(tenant, policy, now) for tenant in known}
     if isinstance(estate, Counted):
+        known = [tenant for tenant in tenants if tenant.claim not in asked]
+        price = {tenant.claim: _price(tenant, policy, now) for tenant in known}
         return _counted(estate, open_cells, state, size, over, known, price, now)
     best: Wanted | None = None
-    holder = {index: tenant for tenant in known for index in tenant.block}
+    holder = holders if holders is not None else holders_of(tenants, asked)
     for place in estate.places(open_cells, size, over):
         inside_it = {one.claim: one for index in place.block if (one := holder.get(index)) is not None}
         victims = list(inside_it.values())
@@ -79,10 +81,19 @@ def cheapest(
         free = sum(len(part) for part in state.free.free_within(place.block))
         if free + inside < size:
             continue  # something in it is kept for others, or out of service
-        found = _wanted(place, victims, price, now)
+        found = _wanted(place, victims, {one.claim: _price(one, policy, now) for one in victims}, now)
         if best is None or found.cost < best.cost:
             best = found
     return best
+
+
+def holders_of(tenants: Iterable[Tenant], asked: Collection[ClaimId]) -> dict[int, Tenant]:
+    """Who holds each device of a pool, but those that were asked already."""
+    found: dict[int, Tenant] = {}
+    for tenant in tenants:
+        if tenant.claim not in asked:
+            found.update(dict.fromkeys(tenant.block.members, tenant))
+    return found
 
 
 def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float]:

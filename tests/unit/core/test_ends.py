@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, SubsetEnds, ends_of, is_known
+from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, LateEnds, SubsetEnds, ends_of, is_known
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
@@ -162,3 +162,16 @@ def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
 )
 def test_only_an_instant_is_known(until: Instant, known: bool) -> None:
     assert is_known(until) is known
+
+
+def test_late_ends_are_written_when_they_are_read_and_undone():
+    ends = BuddyEnds(PowerOfTwo(1, 8, 8))
+    late = LateEnds(ends)
+    late.put(Block(range(4)), Instant(5))
+    assert ends.until(0) == FREE
+    assert late.read().until(0) == Instant(5)
+    late.put(Block(range(1)), Instant(9))
+    assert [late.read().until(index) for index in (0, 1)] == [Instant(9), Instant(5)]
+    late.put(Block(range(4, 8)), Instant(7))  # nobody reads it
+    late.undo()
+    assert [ends.until(index) for index in range(8)] == [FREE] * 8

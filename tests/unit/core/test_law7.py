@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,10 +40,10 @@ class Site(World):
         self.sizes = tuple(topology.sizes)
         self.promised: dict[ClaimId, Instant] = {}
 
-    def asks_for(self, size: int, limit_s: float | None, **more: Any) -> CreateClaim:
+    def asks_for(self, size: int, limit_s: float | None, priority: int = 0) -> CreateClaim:
         owner = f"local/run-{self.n_created}"
         gcds = size  # enough for any domains
-        return self.asks(size, gcds=gcds, time_limit_s=limit_s, owner=owner, **more)
+        return self.asks(size, gcds=gcds, time_limit_s=limit_s, owner=owner, priority=priority)
 
     def go_on(self) -> list[Input]:
         said: list[Input] = []
@@ -55,10 +54,10 @@ class Site(World):
                 order = "create" if creates else "remove"
                 said.append(DriverAnswered(partition.id, partition.version, order, answer))
         for claim in self.fleet.claims.values():
-            limit_s, since = claim.spec.time_limit_s, claim.ready_at
-            if claim.state is not ClaimState.READY or since is None or limit_s is None:
+            limit_s = claim.spec.time_limit_s
+            if claim.state is not ClaimState.READY or claim.ready_at is None or limit_s is None:
                 continue
-            if after(since, limit_s) <= self.now + SECOND:
+            if after(claim.ready_at, limit_s) <= self.now + SECOND:
                 said.append(ReleaseClaim(claim.id, "its time is over"))
         return said
 

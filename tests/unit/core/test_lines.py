@@ -33,6 +33,7 @@ def same(line: Line, known: dict[Order, float], asked: Order) -> None:
     assert list(line) == sorted(known)
     assert len(line) == len(known)
     assert bool(line) is bool(known)
+    assert line.first() == min(known, default=None)
     for limit_s in LIMITS:
         for after in (FIRST, asked, *known):
             assert line.next(after, limit_s) == next_of(known, after, limit_s)

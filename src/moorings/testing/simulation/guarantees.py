@@ -29,9 +29,9 @@ from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SteadyClock, WallClock
 from moorings.workloads.runs import RunId
 
-SLACK_S = 30.0  # for hardware that is slow, and a controller that is not at once
+SLACK_S = 15.0  # for hardware that is slow, and a controller that is not at once
 HARMLESS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
-FAULT_S = 30.0  # so long what a fault has done may hold things up
+FAULT_S = 20.0  # so long what a fault has done may hold things up
 FAULTS_S = {"answer_never": 90.0, "stall": 60.0, "store_away": 60.0, "engine_away": 60.0, "zombie_paused": 60.0}
 VENDOR_FAULT_S = 120.0
 _LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
@@ -152,7 +152,8 @@ class Guarantees:
             self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
 
     def _gave(self, event: Event, claim: Claim) -> None:
-        runs = [run for run in self._ledger.runs.values() if run.claim == claim.id]
+        known = (*self._ledger.runs.values(), *self._ledger.ended_runs.values())
+        runs = [run for run in known if run.claim == claim.id]
         in_time = claim.owner.startswith(BY_HAND) and claim.asked_until is not None and event.at >= claim.asked_until
         for run in runs:
             if self.alive(run.id):

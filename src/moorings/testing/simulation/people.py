@@ -417,8 +417,9 @@ class Client:
             if not mine or claim.id in held or claim.asked_until is None:
                 continue
             drawn = self._chance.random()
-            soon = after(claim.asked_until, self._chance.uniform(0, LATE_S_MAX)) if drawn < 0.15 else now
-            when = self._crowd.tempers.setdefault((claim.id, claim.attempt), soon if drawn < 0.9 else None)
+            late = after(claim.asked_until, self._chance.uniform(0, LATE_S_MAX))
+            temper = None if drawn < 0.1 else late if drawn < 0.25 else now
+            when = self._crowd.tempers.setdefault((claim.id, claim.attempt), temper)
             if when is not None and when <= now:
                 await self._yield(claim.id)
 

@@ -336,9 +336,10 @@ class Witness:
                 if state.problem or name in announced or not _could_ever(state, claim):
                     continue
                 keeper = keepers.get(name)
-                if keeper is None:
+                promised = not claim.spec.preemptible and bool(fleet.projects.cells(name))
+                if keeper is None and not promised:  # else a guarantee may stand against what it would keep
                     self._story.breaks(7, f"claim {claim.id} waits for {name}, and no block is kept there for anybody")
-                elif self._surely_before(claim, keeper, fleet):
+                elif keeper is not None and not promised and self._surely_before(claim, keeper, fleet):
                     self._story.breaks(
                         7, f"claim {claim.id} waits for {name}; kept is a block for {keeper.id} behind it"
                     )
