@@ -32,7 +32,7 @@ EVENTS: dict[str, str] = {
     "claim.reclaiming": "its holder was asked to yield; data tells for whom, by when, and where it would go on",
     "claim.yielding": "its job has stopped, as it was asked; the partition is being removed",
     "claim.requeued": "nothing is left of its partition; it waits again, in its old place",
-    "claim.covered": "its block is within what its project is guaranteed from now on; before, it was borrowed",
+    "claim.covered": "its block is within what its project is guaranteed from now on; no cell: no more, but borrowed",
     "partition.reset": "a reset was asked for",
     "partition.active": "the driver reported it usable",
     "partition.broken": "the driver reported it broken, or it could not be removed",

@@ -63,21 +63,28 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
         if project.user_devices_max is not None and mine + size > project.user_devices_max:
             who = f"{claim.subject} in project {project.name}"
             return _limit(claim, who, mine, project.user_devices_max, own)
-        first = _first_under(fleet, claim, project, held)
-        if first is not None:
-            left = f"what is left of the {project.devices_max} devices of project {project.name}"
-            return Reason("project.limit", f"{left} is kept for {_called(fleet, first)}, which comes first", (first,))
+        for most, taken, subject, whose in (
+            (project.devices_max, held, "", f"project {project.name}"),
+            (project.user_devices_max, mine, claim.subject, f"{claim.subject} in project {project.name}"),
+        ):
+            first = _first_under(fleet, claim, project, most, taken, subject)
+            if first is not None:
+                left = f"what is left of the {most} devices of {whose}"
+                told = f"{left} is kept for {_called(fleet, first)}, which comes first"
+                return Reason("project.limit", told, (first,))
     return None
 
 
-def _first_under(fleet: Fleet, claim: Claim, project: Project, held: int) -> ClaimId | None:
-    """Who waits before a claim for room under a project's limit, and keeps it from it."""
-    most = project.devices_max
+def _first_under(
+    fleet: Fleet, claim: Claim, project: Project, most: int | None, held: int, subject: str
+) -> ClaimId | None:
+    """Who waits for room under a limit of a project (or of a subject in it), and is served before a claim."""
     if most is None:
         return None
     for order in fleet.queue[: bisect_left(fleet.queue, claim.order)]:
         other = fleet.claims[order[2]]
-        if held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):
+        mine = not subject or other.subject == subject
+        if mine and held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):
             return other.id
     return None
 

@@ -73,7 +73,7 @@ class Plan:
     reservations: tuple[Reservation, ...]
     offers: tuple[Offer, ...] = ()
     reclaims: tuple[Reclaim, ...] = ()
-    adopted: tuple[tuple[ClaimId, Block], ...] = ()  # borrowers that are within a guarantee now, and the cells
+    adopted: tuple[tuple[ClaimId, Block | None], ...] = ()  # who is within a guarantee from now on, or (None) no more
     suggested: tuple[Moves, ...] = ()
 
 

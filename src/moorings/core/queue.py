@@ -65,7 +65,7 @@ class _Pass:
         self.grants: list[Grant] = []
         self.reclaims: list[Reclaim] = []
         self.suggested: list[Moves] = []
-        self.adopted: list[tuple[ClaimId, Block]] = []
+        self.adopted: list[tuple[ClaimId, Block | None]] = []
         self.reservations: dict[tuple[PoolName, bool], Reservation] = {}  # one for devices, one for resources alone
         self.promised: list[Reservation] = []  # for those within a guarantee, and for those that are moved
         self.lent: list[Reservation] = []  # free blocks of announced jobs, which their own scheduler may start
@@ -108,6 +108,8 @@ class _Pass:
             estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
             seen = {one.claim: replace(one, cell=None) if one.claim in estate.strays else one for one in tenants}
             self._seen[name] = seen
+            # A cell that is owed no more is nobody's: else who is in it would be taken for one of its next owner's.
+            self.adopted += [(ident, None) for ident in sorted(estate.strays)]
             borrowers = [one for one in seen.values() if one.cell is None and not one.leaving]
             for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
                 place = estate.place_of(projects.open_cells(tenant.project, name), tenant.block)

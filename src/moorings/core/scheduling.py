@@ -237,11 +237,11 @@ class Scheduling(Demands):
                 elsewhere.setdefault(line_of(claim, projects), []).append(claim)
             yield from ((key, View(None, {}, {}, added)) for key, added in elsewhere.items())
 
-    def _cover(self, ident: ClaimId, cell: Block) -> None:
+    def _cover(self, ident: ClaimId, cell: Block | None) -> None:
         claim = self.claim(ident)
         assert claim is not None
         covered = self._save_claim(replace(claim, cell=cell, version=claim.version + 1))
-        self._tell("claim.covered", covered, {"cell": str(cell)})
+        self._tell("claim.covered", covered, {"cell": str(cell) if cell is not None else None})
 
     def _reclaim(self, reclaim: Reclaim) -> None:
         """Ask a claim's holder to yield."""

@@ -39,7 +39,7 @@ def decided_data(decided: Plan) -> dict[str, object]:
         "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
     }
     if decided.adopted:
-        told["adopted"] = [[claim, str(cell)] for claim, cell in decided.adopted]
+        told["adopted"] = [[claim, str(cell) if cell is not None else None] for claim, cell in decided.adopted]
     if decided.reclaims:
         told["reclaims"] = [
             [r.claim, r.by, *([r.to.pool, str(r.to.block)] if r.to is not None else ())] for r in decided.reclaims
