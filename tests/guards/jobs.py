@@ -228,8 +228,8 @@ JOBS = (
         law="3",
         what="a claim that a run holds is not released by hand",
         file="controller/service.py",
-        old='        if run is not None:\n            raise MooringsError(\n                "claim.held_by_run", f"claim',
-        new='        if False:\n            raise MooringsError(\n                "claim.held_by_run", f"claim',
+        old='        if run is not None:\n            raise MooringsError(\n                "claim.held_by_run", f"cl',
+        new='        if False:\n            raise MooringsError(\n                "claim.held_by_run", f"cl',
         tests=(f"{CONTROLLER}test_a_claim_that_a_run_holds_is_not_released_by_hand",),
     ),
     Guard(
