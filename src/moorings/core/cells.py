@@ -68,6 +68,10 @@ class Estate(ABC):
         """It goes there."""
 
     @abstractmethod
+    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+        """How many devices of whose cells somebody uses; of a borrower nothing."""
+
+    @abstractmethod
     def may_hold(self, block: Block) -> bool:
         """Whether a borrower that cannot be asked to yield may have a block: the lending check.
 
@@ -184,6 +188,9 @@ class Counted(Estate):
     def left(self, open_cells: OpenCells) -> int:
         """Devices of these cells that nobody uses."""
         return self._left_of(owner for owner, _, _ in open_cells)
+
+    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+        return self._parts.get(tenant.claim, {})
 
     def bind(self, place: Place, tenant: Tenant) -> None:
         self._settle(tenant)
@@ -355,6 +362,10 @@ class _Blocks(Estate):
                 if self._firm.is_free(cell) and self._fits_beside(cell, (owner, size)):
                     return Place(owner, cell, block)
         return None
+
+    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+        bound = self._bound.get(tenant.cell) if tenant.cell is not None else None
+        return {bound.owner: len(tenant.block)} if bound is not None else {}
 
     def bind(self, place: Place, tenant: Tenant) -> None:
         if place.cell not in self._bound:

@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moorings.core.cells import estate_of
+from moorings.core.cells import Estate, estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
+from moorings.core.limits import Limits
 from moorings.core.placement import NEVER
 from moorings.core.plans import Tenant, tenant_of
 from moorings.core.projects import Project
@@ -39,6 +40,8 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
         return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
     reasons = [_why(fleet, claim, state) for state in able]
     barred = _barred(fleet, claim)
+    if barred is None and mine is None:
+        barred = _beside(fleet, claim)
     if barred is not None:
         reasons.insert(0, barred)
     if mine is not None:
@@ -75,6 +78,30 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
     return None
 
 
+def _beside(fleet: Fleet, claim: Claim) -> Reason | None:
+    """The limit under which what is not guaranteed is held by claims that cannot be asked to yield."""
+    projects, spec = fleet.projects, claim.spec
+    if not projects or not spec.size or spec.preemptible:
+        return None
+    limits = Limits(projects)
+    every = tenants_of(fleet)
+    for state in fleet.pools.values():
+        tenants = [tenant for tenant in every if tenant.pool == state.pool.name]
+        estate = _estate(fleet, state, tenants)
+        for tenant in tenants:
+            if tenant.is_firm:
+                limits.settle(tenant.project, len(tenant.block), estate.owners_of(tenant) if estate else {})
+    limit = limits.against_settling(spec.project, spec.size)
+    if limit is None:
+        return None
+    name, most = limit
+    kept = (
+        f"{projects.guaranteed(name)} of the {most} devices that project {name} may hold at once are guaranteed in it"
+    )
+    said = f"{kept}; the others are only lent to claims that can be asked to yield, or are used"
+    return Reason("project.guaranteed", said, hint="let it be asked to yield (preemptible), or wait")
+
+
 def _first_under(
     fleet: Fleet, claim: Claim, project: Project, most: int | None, held: int, subject: str
 ) -> ClaimId | None:
@@ -108,14 +135,21 @@ def tenants_of(fleet: Fleet) -> list[Tenant]:
 
 def _is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
     """Whether what is free may not be lent to a claim that cannot be asked to yield."""
-    cells = fleet.projects.cells(state.pool.name)
     block = state.free.find(claim.spec.size)
-    if not cells or claim.spec.preemptible or block is None:
+    if claim.spec.preemptible or block is None:
         return False
-    tenants = [tenant for tenant in tenants_of(fleet) if tenant.pool == state.pool.name]
+    estate = _estate(fleet, state, [tenant for tenant in tenants_of(fleet) if tenant.pool == state.pool.name])
+    return estate is not None and not estate.may_hold(block)
+
+
+def _estate(fleet: Fleet, state: PoolState, tenants: Sequence[Tenant]) -> Estate | None:
+    """The cells of a pool as its tenants use them; None: nobody is guaranteed anything there."""
+    cells = fleet.projects.cells(state.pool.name)
+    if not cells:
+        return None
     owners = {tenant.project: fleet.projects.lineage(tenant.project) for tenant in tenants}
     out = {*state.out, *(index for theirs in state.foreign.values() for index in theirs)}
-    return not estate_of(state.pool, cells, tenants, out, owners).may_hold(block)
+    return estate_of(state.pool, cells, tenants, out, owners)
 
 
 def unreachable(state: PoolState) -> Reason:

@@ -245,6 +245,11 @@ class Projects:
             known = self._subjects[name] = frozenset(project.members)
         return known
 
+    def guaranteed(self, name: str) -> int:
+        """Devices that a project and its parts are guaranteed, in all pools together."""
+        project = self._by_name.get(name)
+        return guaranteed_to(project) if project is not None else 0
+
     def limits_users(self, name: str) -> bool:
         """Whether it or one above it limits what one subject holds."""
         known = map(self._by_name.get, self.lineage(name))
@@ -306,6 +311,11 @@ def share_of(project: Project, pool: PoolName) -> Blocks:
     return next((share.blocks for share in project.shares if share.pool == pool), ())
 
 
+def guaranteed_to(project: Project) -> int:
+    """Devices that a project is guaranteed, in all pools together."""
+    return sum(size * count for share in project.shares for size, count in share.blocks)
+
+
 # -- may it stand beside the others? -------------------------------------------------------------------------------
 
 
@@ -331,6 +341,12 @@ def check_project(project: Project, projects: Projects, pools: Mapping[PoolName,
         raise _invalid(f"there are {PROJECTS_MAX} projects, and no more are allowed", "delete one that nobody uses")
     for share in project.shares:
         _check_share(project, share, pools)
+    promised, most = guaranteed_to(project), project.devices_max
+    if most is not None and promised > most:
+        raise _not_feasible(
+            f"project {project.name!r} would be guaranteed {promised} devices, and may hold {most} at once",
+            "guarantee less, or raise its devices_max",
+        )
     _check_room_above(project, projects, pools)
     _check_room_below(project, projects, pools)
 

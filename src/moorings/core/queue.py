@@ -30,11 +30,12 @@ from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation, enough
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.kept import Kept
+from moorings.core.limits import Limits, Owed
 from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
-from moorings.core.reclaims import Wanted, cheapest, holders_of
+from moorings.core.reclaims import Overdraft, Wanted, cheapest, holders_of
 from moorings.core.room import Room, room_for
 from moorings.core.serving import pools_for
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
@@ -83,9 +84,8 @@ class _Pass:
         self._estates: dict[PoolName, Estate] = {}
         self._seen: dict[PoolName, dict[ClaimId, Tenant]] = {}  # where shares are guaranteed: who is in which cell
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
-        self._held: dict[str, int] = {}
-        self._held_by: dict[tuple[str, str], int] = {}
-        self._closed: set[tuple[str, str]] = set()  # limits of projects, and of their subjects
+        self._limits = Limits(scene.projects)
+        self._tenants: list[Tenant] = []
         if self._pays:
             self._survey()
 
@@ -93,63 +93,48 @@ class _Pass:
 
     def _survey(self) -> None:
         """Reckon what projects hold, and where their cells lie; take borrowers into cells that came free."""
-        projects = self.scene.projects
+        projects, limits = self.scene.projects, self._limits
         by_pool: dict[PoolName, list[Tenant]] = {}
+        moving = {claim.id for claim in self.scene.kept}
         for tenant in self.scene.tenants():
             by_pool.setdefault(tenant.pool, []).append(tenant)
-            self._count(tenant.project, tenant.subject, len(tenant.block))
+            limits.hold(tenant.project, tenant.subject, len(tenant.block))
+            if tenant.leaving and tenant.claim not in moving:
+                limits.leave(tenant)
         for name, state in self.pools.items():
-            cells = projects.cells(name)
-            if not cells:
-                continue
-            tenants = by_pool.get(name, [])
-            owners = {tenant.project: projects.lineage(tenant.project) for tenant in tenants}
-            out = {*state.out, *(index for block in state.foreign.values() for index in block)}
-            estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
-            seen = {one.claim: replace(one, cell=None) if one.claim in estate.strays else one for one in tenants}
-            self._seen[name] = seen
-            # A cell that is owed no more is nobody's: else who is in it would be taken for one of its next owner's.
-            self.adopted += [(ident, None) for ident in sorted(estate.strays)]
-            borrowers = [one for one in seen.values() if one.cell is None and not one.leaving]
-            for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
-                place = estate.place_of(projects.open_cells(tenant.project, name), tenant.block)
-                if place is not None and not tenant.is_firm:
-                    seen[tenant.claim] = replace(tenant, cell=place.cell)
-                    estate.bind(place, seen[tenant.claim])
-                    self.adopted.append((tenant.claim, place.cell))
+            tenants, cells = by_pool.get(name, []), projects.cells(name)
+            estate: Estate | None = None
+            if cells:
+                owners = {tenant.project: projects.lineage(tenant.project) for tenant in tenants}
+                out = {*state.out, *(index for block in state.foreign.values() for index in block)}
+                estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
+                tenants = [replace(one, cell=None) if one.claim in estate.strays else one for one in tenants]
+                # A cell that is owed no more is nobody's: else who is in it would be taken for one of its next owner's.
+                self.adopted += [(ident, None) for ident in sorted(estate.strays)]
+            for tenant in tenants:
+                if tenant.is_firm:
+                    limits.settle(tenant.project, len(tenant.block), estate.owners_of(tenant) if estate else {})
+            if estate is not None:
+                self._seen[name] = {one.claim: one for one in tenants}
+                self._adopt(state, estate)
+                tenants = list(self._seen[name].values())
+            self._tenants += tenants
 
-    def _count(self, project: str, subject: str, devices: int) -> None:
-        for each in self.scene.projects.lineage(project):
-            self._held[each] = self._held.get(each, 0) + devices
-            key = (each, subject)
-            self._held_by[key] = self._held_by.get(key, 0) + devices
+    def _adopt(self, state: PoolState, estate: Estate) -> None:
+        """Take borrowers into cells that came free."""
+        name, seen = state.pool.name, self._seen[state.pool.name]
+        borrowers = [one for one in seen.values() if not one.is_firm and not one.leaving]
+        for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
+            place = estate.place_of(self._cells(tenant.project, name, len(tenant.block)), tenant.block)
+            if place is not None:
+                settled = seen[tenant.claim] = replace(tenant, cell=place.cell)
+                estate.bind(place, settled)
+                self._limits.settle(tenant.project, len(tenant.block), estate.owners_of(settled))
+                self.adopted.append((tenant.claim, place.cell))
 
-    def _is_barred(self, claim: Claim) -> bool:
-        """Whether a limit of its project stands against a claim, or what is left under it is kept for one before.
-
-        The first that does not fit under a limit closes it for all behind: else smaller ones would fill it for ever.
-        """
-        projects, size = self.scene.projects, claim.spec.size
-        for name in projects.lineage(claim.spec.project) if size else ():
-            project = projects.get(name)
-            if project is None:
-                continue
-            for most, held, key in (
-                (project.devices_max, self._held.get(name, 0), (name, "")),
-                (project.user_devices_max, self._held_by.get((name, claim.subject), 0), (name, claim.subject)),
-            ):
-                if most is None:
-                    continue
-                if key in self._closed:
-                    return True
-                if held + size > most:
-                    if size <= most and self.policy.reserve and claim.spec.queue is QueueMode.WAIT:
-                        self._closed.add(key)
-                    return True
-        return False
-
-    def _cells(self, claim: Claim, pool: PoolName) -> OpenCells:
-        return self.scene.projects.open_cells(claim.spec.project, pool)
+    def _cells(self, project: str, pool: PoolName, size: int) -> OpenCells:
+        """The cells that a claim of so many devices may use, as far as its project's limits go."""
+        return self._limits.reach(project, size, self.scene.projects.open_cells(project, pool))
 
     def is_within(self, claim: Claim, state: PoolState) -> bool:
         """Whether a claim is within what its project is guaranteed in a pool."""
@@ -160,7 +145,9 @@ class _Pass:
         key = (name, spec.project, spec.size, spec.priority)
         known = self._within.get(key)
         if known is None:
-            known = self._within[key] = estate.may_use(self._cells(claim, name), spec.size, self._over(claim))
+            known = self._within[key] = estate.may_use(
+                self._cells(spec.project, name, spec.size), spec.size, self._over(claim)
+            )
         return known
 
     def _over(self, claim: Claim) -> int | None:
@@ -250,8 +237,10 @@ class _Pass:
         of them would be lent at once to the next, and in a pool that guarantees nothing it would pass those before it.
         """
         spec, enough_free = claim.spec, False
-        if self._pays and self._is_barred(claim):
-            return _Got.BARRED
+        if self._pays and spec.size:
+            barred = self._visit_barred(claim, able, first=first)
+            if barred is not None:
+                return barred
         for state in able:
             if self._pays and self._fit_within(claim, state):
                 return _Got.SERVED
@@ -263,7 +252,7 @@ class _Pass:
                     return _Got.SERVED
         if first:
             waits = spec.queue is QueueMode.WAIT
-            return _Got.SERVED if waits and self._take_back(claim, able) else _Got.LATER
+            return _Got.SERVED if waits and self._take_back(claim, able, ()) else _Got.LATER
         if spec.size and self._kept and any(self._fit_inside(claim, state) for state in able):
             return _Got.SERVED
         if spec.queue is not QueueMode.WAIT:
@@ -271,6 +260,21 @@ class _Pass:
         if spec.size and enough_free and self._make_room(claim, able):
             return _Got.SERVED
         return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING
+
+    def _visit_barred(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _Got | None:
+        """What becomes of a claim that a limit stands against: within a guarantee it has borrowers under that yield.
+
+        None: none stands against it.
+        """
+        spec, waits = claim.spec, claim.spec.queue is QueueMode.WAIT
+        if not self._limits.bars(claim):
+            settles = first or spec.preemptible or self._limits.against_settling(spec.project, spec.size) is None
+            return None if settles else _Got.BARRED
+        if first and (owed := self._limits.owed(claim)) is not None:
+            return _Got.SERVED if waits and self._take_back(claim, able, owed) else _Got.LATER
+        if waits and self.policy.reserve:
+            self._limits.close(claim)
+        return _Got.BARRED
 
     def _may_be_had(self, spec: ClaimSpec) -> bool:
         """Whether who asks for the same devices and other resources may get what this one did not."""
@@ -319,7 +323,7 @@ class _Pass:
         if asks in self._filled:
             return False
         estate = self._estates[state.pool.name]
-        for place in estate.places(self._cells(claim, state.pool.name), spec.size, None):
+        for place in estate.places(self._cells(spec.project, state.pool.name, spec.size), spec.size, None):
             block = place.block if len(place.block) else state.free.find(spec.size)
             if block is not None and state.free.is_free(block):
                 self._accept(claim, state, block, place)
@@ -396,17 +400,20 @@ class _Pass:
         """Reckon a block as its project's; the cell it is in."""
         if not self._pays:
             return None
-        self._count(claim.spec.project, claim.subject, len(block))
+        project, limits = claim.spec.project, self._limits
+        limits.hold(project, claim.subject, len(block))
         estate = self._estates.get(state.pool.name)
-        if estate is None:
-            return None
-        if place is None:
+        if place is None or estate is None:
             if not claim.spec.preemptible:
-                estate.hold(block)
+                limits.settle(project, len(block))
+                if estate is not None:
+                    estate.hold(block)
                 self._tighten()
             return None
         cell = place.cell if len(place.cell) else block
-        estate.bind(Place(place.owner, cell, block), replace(tenant_of(claim, state.pool.name, block), cell=cell))
+        tenant = replace(tenant_of(claim, state.pool.name, block), cell=cell)
+        estate.bind(Place(place.owner, cell, block), tenant)
+        limits.settle(project, len(block), estate.owners_of(tenant))
         self._tighten()
         return cell
 
@@ -421,33 +428,20 @@ class _Pass:
 
     # -- blocks that are not -----------------------------------------------------------------------------------------
 
-    def _take_back(self, claim: Claim, able: Sequence[PoolState]) -> bool:
-        """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have."""
+    def _take_back(self, claim: Claim, able: Sequence[PoolState], owed: Owed) -> bool:
+        """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have.
+
+        Args:
+            claim: which.
+            able: the pools that could serve it.
+            owed: what has to be given back under limits of projects, too.
+        """
         best: tuple[Wanted, PoolState] | None = None
         for state in able:
             if not self.is_within(claim, state) or not self._usable(state, claim.spec):
                 continue
-            asks = (state.pool.name, claim.spec.project, claim.spec.size, self._over(claim))
-            if asks in self._vain:
-                continue
-            tenants = self._seen[state.pool.name].values()
-            if state.pool.name not in self._holders:
-                self._holders[state.pool.name] = holders_of(tenants, self._asked)
-            found = cheapest(
-                self._estates[state.pool.name],
-                self._cells(claim, state.pool.name),
-                state,
-                claim.spec.size,
-                self._over(claim),
-                list(tenants),
-                self._asked,
-                self.policy,
-                self.now,
-                self._holders[state.pool.name],
-            )
-            if found is None:
-                self._vain.add(asks)
-            elif best is None or found.cost < best[0].cost:
+            found = self._cheapest(claim, state, owed)
+            if found is not None and (best is None or found.cost < best[0].cost):
                 best = (found, state)
         if best is None:
             return False
@@ -456,14 +450,41 @@ class _Pass:
             for tenant in wanted.victims:
                 if not tenant.leaving:
                     self.reclaims.append(Reclaim(tenant.claim, claim.id))
-        self._asked.update(tenant.claim for tenant in wanted.victims)
-        if wanted.victims:
-            del self._holders[state.pool.name]
+        for tenant in wanted.victims:
+            self._asked.add(tenant.claim)
+            self._holders.pop(tenant.pool, None)
+            if not tenant.leaving:
+                self._limits.leave(tenant)
         until = after(max(wanted.when, self.now), self.policy.yield_s)
         self._keep(claim, state, wanted.place.block, until)
         self._tie(claim, state, wanted.place.block, wanted.place)
         self._use(claim.spec, state.pool.name)
         return True
+
+    def _cheapest(self, claim: Claim, state: PoolState, owed: Owed) -> Wanted | None:
+        name, spec = state.pool.name, claim.spec
+        asks = (name, spec.project, spec.size, self._over(claim))
+        if asks in self._vain:
+            return None
+        tenants = self._seen[name].values()
+        if name not in self._holders:
+            self._holders[name] = holders_of(tenants, self._asked)
+        found = cheapest(
+            self._estates[name],
+            self._cells(spec.project, name, spec.size),
+            state,
+            spec.size,
+            self._over(claim),
+            list(tenants),
+            self._asked,
+            self.policy,
+            self.now,
+            self._holders[name],
+            Overdraft(owed, self._tenants) if owed else None,
+        )
+        if found is None:
+            self._vain.add(asks)
+        return found
 
     def _keep(self, claim: Claim, state: PoolState, block: Block, until: Instant) -> None:
         name = state.pool.name
@@ -500,7 +521,7 @@ class _Pass:
             for part in state.free.free_within(block):
                 self.trials[name].take(part)
         self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))
-        self._count(claim.spec.project, claim.subject, claim.spec.size)
+        self._limits.hold(claim.spec.project, claim.subject, claim.spec.size)
         self._use(claim.spec, name)
         return True
 

@@ -40,6 +40,19 @@ class Wanted:
         return (self.when, self.lost, len(self.place.cell), self.place.block.start if len(self.place.block) else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Overdraft:
+    """What must be given back under limits of projects before a claim may have its devices, wherever they are.
+
+    Attributes:
+        owed: (project, devices): so many by whomever borrowed in that project, the nearest first.
+        tenants: who holds what, in all pools.
+    """
+
+    owed: tuple[tuple[str, int], ...]
+    tenants: Sequence[Tenant]
+
+
 def cheapest(
     estate: Estate,
     open_cells: OpenCells,
@@ -51,6 +64,7 @@ def cheapest(
     policy: Policy,
     now: Instant,
     holders: Mapping[int, Tenant] | None = None,
+    overdraft: Overdraft | None = None,
 ) -> Wanted | None:
     """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
 
@@ -65,11 +79,13 @@ def cheapest(
         policy: how long borrowers run at least, and what it costs to start anew.
         now: the turn's time.
         holders: ``holders_of`` the same, if it is known.
+        overdraft: what must be given back besides; None: no limit stands against the claim.
     """
+    due = _Due(overdraft, asked, policy, now) if overdraft is not None else None
     if isinstance(estate, Counted):
         known = [tenant for tenant in tenants if tenant.claim not in asked]
         price = {tenant.claim: _price(tenant, policy, now) for tenant in known}
-        return _counted(estate, open_cells, state, size, over, known, price, now)
+        return _counted(estate, open_cells, state, size, over, known, price, now, due)
     best: Wanted | None = None
     holder = holders if holders is not None else holders_of(tenants, asked)
     for place in estate.places(open_cells, size, over):
@@ -81,6 +97,10 @@ def cheapest(
         free = sum(len(part) for part in state.free.free_within(place.block))
         if free + inside < size:
             continue  # something in it is kept for others, or out of service
+        more = due.beside(victims) if due is not None else []
+        if more is None:
+            continue
+        victims += more
         found = _wanted(place, victims, {one.claim: _price(one, policy, now) for one in victims}, now)
         if best is None or found.cost < best.cost:
             best = found
@@ -105,6 +125,38 @@ def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float
     else:
         when = max(now, after(tenant.since, policy.min_run_s))
     return when, tenant.lost(now) + len(tenant.block) * policy.move_s
+
+
+class _Due:
+    """Who else has to yield for the sake of limits."""
+
+    def __init__(self, overdraft: Overdraft, asked: Collection[ClaimId], policy: Policy, now: Instant) -> None:
+        self._owed = overdraft.owed
+        able = [one for one in overdraft.tenants if _may_lend(one) and one.claim not in asked]
+        self.price = {tenant.claim: _price(tenant, policy, now) for tenant in able}
+        self._able = sorted(able, key=lambda one: (*self.price[one.claim], one.claim))
+
+    def beside(self, victims: Iterable[Tenant]) -> list[Tenant] | None:
+        """Those that must yield beside ``victims``, as few and cheap as they are; None: they are not enough."""
+        chosen = {tenant.claim: tenant for tenant in victims}
+        more: list[Tenant] = []
+        for project, devices in self._owed:
+            given = sum(len(one.block) for one in chosen.values() if not one.leaving and _is_part(one.project, project))
+            rest = [one for one in self._able if one.claim not in chosen and _is_part(one.project, project)]
+            found = _cheapest(rest, devices - given, self.price)
+            if found is None:
+                return None
+            more += found
+            chosen.update((one.claim, one) for one in found)
+        return more
+
+
+def _may_lend(tenant: Tenant) -> bool:
+    return tenant.cell is None and tenant.preemptible and not tenant.leaving
+
+
+def _is_part(name: str, project: str) -> bool:
+    return name == project or name.startswith(f"{project}/")
 
 
 def _wanted(
@@ -134,6 +186,7 @@ def _counted(
     tenants: Sequence[Tenant],
     price: dict[ClaimId, tuple[Instant, float]],
     now: Instant,
+    due: _Due | None,
 ) -> Wanted | None:
     """Where any devices do: the cheapest claims that together hold enough."""
     best: Wanted | None = None
@@ -146,18 +199,24 @@ def _counted(
         first = _enough(own, size - estate.left(open_cells), worth)
         if first is None:
             continue
+        forced = due.beside(first) if due is not None else []
+        if forced is None:
+            continue
+        first += forced
         free = state.free.free
-        gained = sum(len(one.block) for one in first)
-        others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible)]
+        gained = sum(len(one.block) for one in first if one.pool == state.pool.name)
+        others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible) and one not in first]
         others.sort(key=lambda one: (not one.leaving, *price[one.claim], one.claim))
         more = _cheapest(others, size - free - gained, price)
         if more is None:
             continue
         victims = [*first, *more]
+        here = [one for one in victims if one.pool == state.pool.name]
         devices = [index for part in state.free.free_within(_all(state)) for index in part][:size]
-        devices += [index for one in victims for index in one.block]
+        devices += [index for one in here for index in one.block]
         block = Block.of(sorted(devices[:size]))
-        found = _wanted(Place(place.owner, block, block), victims, price, now)
+        prices = price if due is None else price | due.price
+        found = _wanted(Place(place.owner, block, block), victims, prices, now)
         if best is None or found.cost < best.cost:
             best = found
     return best

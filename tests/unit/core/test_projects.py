@@ -297,9 +297,16 @@ def test_the_ends_of_the_ranges_are_taken():
     shares = (share("pod", (4, 1), (8, 1)), share("cross", (1, 10)), share("rack", (6, 2)))
     members = tuple(f"{index:0120}" for index in range(MEMBERS_MAX))
     aliases = tuple(f"kubernetes/c-1/ns{index}" for index in range(ALIASES_MAX))
-    one = project("a", *shares, weight=1e6, devices_max=0, user_devices_max=0, members=members, aliases=aliases)
+    one = project("a", *shares, weight=1e6, devices_max=34, user_devices_max=0, members=members, aliases=aliases)
     check_project(one, projects(), POOLS)
     check_project(one, projects(one), POOLS)
+
+
+def test_nobody_is_guaranteed_more_than_its_limit():
+    shares = (share("pod", (4, 1), (8, 1)), share("cross", (1, 10)))
+    error = refusal(project("a", *shares, devices_max=21))
+    assert (error.code, "guaranteed 22 devices, and may hold 21" in error.detail) == ("project.not_feasible", True)
+    check_project(project("a", *shares, devices_max=22), projects(), POOLS)
 
 
 def test_a_parent_must_exist():
