@@ -42,6 +42,20 @@ class _Bound:
     owner: str
     cell: Block
     within: list[Tenant] = field(default_factory=list)
+    _covered: dict[int | None, int] = field(default_factory=dict)
+
+    def add(self, tenant: Tenant) -> None:
+        """Somebody goes in."""
+        self.within.append(tenant)
+        self._covered.clear()
+
+    def covered(self, priority: int | None) -> int:
+        """Which of its devices, a range, are not to be had for that priority: as bits, the first is the lowest."""
+        known = self._covered.get(priority)
+        if known is None:
+            firm = (one.block for one in self.within if priority is None or not _gives_way(one, priority))
+            known = self._covered[priority] = _covered(self.cell, firm)
+        return known
 
 
 class Estate(ABC):
@@ -279,12 +293,11 @@ class _Blocks(Estate):
         for bound in self._smallest_first():
             if bound.owner in mine and self._holds(len(bound.cell), size):
                 cell, whole = bound.cell, (1 << size) - 1
-                firm = [one.block for one in bound.within if priority is None or not _gives_way(one, priority)]
                 if len(cell) == size:
-                    if not any(block.overlaps(cell) for block in firm):
+                    if all(priority is not None and _gives_way(one, priority) for one in bound.within):
                         yield Place(bound.owner, cell, cell)
                     continue
-                covered = _covered(cell, firm)
+                covered = bound.covered(priority)
                 for offset in range(0, len(cell), size):
                     if not covered >> offset & whole:
                         yield Place(bound.owner, cell, Block(range(cell.start + offset, cell.start + offset + size)))
@@ -373,7 +386,7 @@ class _Blocks(Estate):
             self._bound[place.cell] = _Bound(place.owner, place.cell)
             self._sorted = None
             self._take(place.cell)
-        self._bound[place.cell].within.append(tenant)
+        self._bound[place.cell].add(tenant)
 
     def may_hold(self, block: Block) -> bool:
         if len(block) and not self._firm.is_free(block):

@@ -72,6 +72,7 @@ class _Pass:
         self.lent: list[Reservation] = []  # free blocks of announced jobs, which their own scheduler may start
         self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
         self._kept: dict[PoolName, list[Kept]] = {}
+        self._open_windows: dict[tuple[object, ...], list[float]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
         self._holders: dict[PoolName, dict[int, Tenant]] = {}  # of each device; who was asked does not count
         self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
@@ -177,6 +178,7 @@ class _Pass:
                 heads.append((self._rank(claim), number, claim, key, line, self._pools(claim.spec)))
         heapify(heads)
         none_left: set[Devices] = set()  # whatever else is asked for with them
+        in_vain: set[object] = set()  # who got nothing: others of the project that ask for the same get nothing either
         while heads:
             rank, number, claim, key, line, able = heads[0]
             if not rank[0] and (now_rank := self._rank(claim)) != rank:
@@ -184,15 +186,17 @@ class _Pass:
                     heads, (now_rank, number, claim, key, line, able)
                 )  # its project's cells have gone meanwhile
                 continue
-            (devices, _, resources), following = key, None
+            (devices, (project, _, preemptible), resources), following = key, None
             if devices not in none_left:
-                got = _Got.SERVED if claim.id in self._done else self._visit(claim, able, first=not rank[0])
+                like = (devices, project, preemptible, resources) if rank[0] else None
+                got = self._look(claim, able, first=not rank[0], in_vain=like in in_vain)
                 if got is _Got.LATER:
                     heapreplace(heads, ((1, *rank[1:]), number, claim, key, line, able))
                     continue
                 if got is _Got.SERVED:
                     following = line.next(claim.order)
                 elif got is _Got.NOTHING:
+                    in_vain.add(like)
                     following = self._next_shorter(claim, line, able)
                     if resources and following is None and not self._may_be_had(claim.spec):
                         none_left.add(devices)
@@ -201,18 +205,41 @@ class _Pass:
             else:
                 heappop(heads)
 
+    def _look(self, claim: Claim, able: Sequence[PoolState], *, first: bool, in_vain: bool) -> _Got:
+        """``_visit``, in short where that is enough.
+
+        Args:
+            claim: which.
+            able: the pools that could serve it.
+            first: it is within a guarantee.
+            in_vain: another of its project, who asked for the same, got nothing: nor does it, but by ending sooner.
+        """
+        if claim.id in self._done:
+            return _Got.SERVED
+        if in_vain and limit_of(claim) > max(self._windows(claim, able), default=0.0):
+            return self._visit_barred(claim, able, first=False) or _Got.NOTHING
+        return self._visit(claim, able, first=first)
+
     def _next_shorter(self, claim: Claim, line: Waiting, able: Sequence[PoolState]) -> Claim | None:
         """The next in line that ends soon enough to use what is kept for others."""
         spec = claim.spec
         if not self.policy.backfill or not spec.size or not self._kept:
             return None
-        limit, window = limit_of(claim), 0.0
-        for state in able:
-            for kept in self._kept.get(state.pool.name, ()):
-                within = kept.window_s(self.now)
-                if window < within < limit and self._has_inside(kept, state, spec.size):
-                    window = within
+        limit = limit_of(claim)
+        window = max((one for one in self._windows(claim, able) if one < limit), default=0.0)
         return line.next(claim.order, window) if window else None
+
+    def _windows(self, claim: Claim, able: Sequence[PoolState]) -> list[float]:
+        """Within which times one has to end to use what is kept for others, if it is large enough."""
+        size = claim.spec.size
+        key = (size, *(state.pool.name for state in able))
+        known = self._open_windows.get(key)
+        if known is None:
+            every = ((kept, state) for state in able for kept in self._kept.get(state.pool.name, ()))
+            found = ((kept.window_s(self.now), kept, state) for kept, state in every)
+            known = [within for within, kept, state in found if within and self._has_inside(kept, state, size)]
+            self._open_windows[key] = known
+        return known
 
     def _has_inside(self, kept: Kept, state: PoolState, size: int) -> bool:
         return state.free.free >= size if kept.spare is not None else kept.find(size) is not None
@@ -383,6 +410,7 @@ class _Pass:
     ) -> None:
         """It gets the block: granted now, or, if another scheduler has it, lent to that one until it starts it."""
         name, spec = state.pool.name, claim.spec
+        self._open_windows.clear()
         cell = None
         if block is not None:
             if not taken:
@@ -487,6 +515,7 @@ class _Pass:
         return found
 
     def _keep(self, claim: Claim, state: PoolState, block: Block, until: Instant) -> None:
+        self._open_windows.clear()
         name = state.pool.name
         reservation = Reservation(claim.id, name, block, until)
         self.promised.append(reservation)
@@ -588,6 +617,7 @@ class _Pass:
         kept = Reservation(claim.id, name, block, until)
         self.reservations[name, claim.spec.size > 0] = kept
         if claim.spec.size:
+            self._open_windows.clear()
             self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], self.policy.making_s, spare))
         self._use(claim.spec, name)
         return True
