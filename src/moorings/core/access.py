@@ -10,6 +10,7 @@ from moorings.core.errors import MooringsError
 SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
 CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
 # What the owners of runs' claims begin with: of this controller's engines, and of an appliance's jobs.
+OTHERS_OWNERS = ("slurm/", "kubernetes/")  # of jobs of other schedulers, whose agents ask for them
 RUN_OWNERS = (LOCAL_OWNER, APPLIANCE_OWNER) = ("local/", "appliance/")
 SUBJECT_CHARS_MAX = 64
 _SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")

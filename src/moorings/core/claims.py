@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NewType
 
+from moorings.core.access import OTHERS_OWNERS
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
@@ -232,6 +233,11 @@ class Claim:
     def order(self) -> tuple[int, Instant, ClaimId]:
         """Its place in the queue: priority, then arrival; the id breaks ties."""
         return (-self.spec.priority, self.arrival, self.id)
+
+    @property
+    def user(self) -> str:
+        """Who counts for limits of users; empty: a job of another scheduler, of which only its agent is known here."""
+        return "" if self.owner.startswith(OTHERS_OWNERS) else self.subject
 
     @property
     def ended(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core import claims
+from moorings.core.access import OTHERS_OWNERS
 from moorings.core.announced import Announced
 from moorings.core.answers import Answers
 from moorings.core.claims import Claim, ClaimEvent, ClaimState
@@ -36,8 +37,6 @@ from moorings.core.records import plain
 from moorings.core.serving import pools_for
 from moorings.core.told import created_data
 from moorings.core.topology import Block
-
-_OTHERS = ("slurm/", "kubernetes/")
 
 
 class Demands(Answers):
@@ -77,14 +76,16 @@ class Demands(Answers):
         if not projects:
             return given
         name = projects.resolve(given.spec.project, given.owner)
-        elsewhere = given.owner.startswith(_OTHERS)  # that scheduler knows who may use the account; we know its agent
+        elsewhere = given.owner.startswith(
+            OTHERS_OWNERS
+        )  # that scheduler knows who may use the account; we know its agent
         if not elsewhere and not projects.may(name, given.subject):
             raise MooringsError(
                 "project.not_member",
                 f"{given.subject} is not a member of project {name}",
                 hint="name a project of yours ('moor get projects'), or ask its admins",
             )
-        limit = projects.never_fits(name, given.spec.size)
+        limit = projects.never_fits(name, given.spec.size, of_user=not elsewhere)
         if limit is not None:
             project, most = limit
             detail = f"{given.spec.size} devices are more than the {most} that project {project} may hold at once"

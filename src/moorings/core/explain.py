@@ -61,14 +61,14 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
         held = sum(len(tenant.block) for tenant in holders)
         if project.devices_max is not None and held + size > project.devices_max:
             return _limit(claim, f"project {project.name}", held, project.devices_max, holders)
-        own = [tenant for tenant in holders if tenant.subject == claim.subject]
-        mine = sum(len(tenant.block) for tenant in own)
-        if project.user_devices_max is not None and mine + size > project.user_devices_max:
+        own = [tenant for tenant in holders if tenant.subject == claim.user]
+        mine, user_most = sum(len(tenant.block) for tenant in own), project.user_devices_max if claim.user else None
+        if user_most is not None and mine + size > user_most:
             who = f"{claim.subject} in project {project.name}"
-            return _limit(claim, who, mine, project.user_devices_max, own)
+            return _limit(claim, who, mine, user_most, own)
         for most, taken, subject, whose in (
             (project.devices_max, held, "", f"project {project.name}"),
-            (project.user_devices_max, mine, claim.subject, f"{claim.subject} in project {project.name}"),
+            (user_most, mine, claim.user, f"{claim.subject} in project {project.name}"),
         ):
             first = _first_under(fleet, claim, project, most, taken, subject)
             if first is not None:
@@ -110,7 +110,7 @@ def _first_under(
         return None
     for order in fleet.queue[: bisect_left(fleet.queue, claim.order)]:
         other = fleet.claims[order[2]]
-        mine = not subject or other.subject == subject
+        mine = not subject or other.user == subject
         if mine and held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):
             return other.id
     return None

@@ -79,12 +79,12 @@ class Limits:
 
     def _against(self, claim: Claim) -> Iterator[tuple[int, int, tuple[str, str]]]:
         """The limits that count for a claim: what they allow, what is held, and which it is."""
-        subject = claim.subject
+        subject = claim.user
         for name in self._projects.lineage(claim.spec.project) if claim.spec.size else ():
             project = self._projects.get(name)
             if project is not None and project.devices_max is not None:
                 yield project.devices_max, self._held.get(name, 0), (name, "")
-            if project is not None and project.user_devices_max is not None:
+            if subject and project is not None and project.user_devices_max is not None:
                 yield project.user_devices_max, self._held_by.get((name, subject), 0), (name, subject)
 
     def owed(self, claim: Claim) -> Owed | None:

@@ -35,7 +35,7 @@ def line_of(claim: Claim, projects: Projects) -> LineKey:
     spec = claim.spec
     payer = _NOBODY
     if projects:
-        subject = claim.subject if projects.limits_users(spec.project) else ""
+        subject = claim.user if projects.limits_users(spec.project) else ""
         payer = (spec.project, subject, spec.preemptible)
     resources = tuple(sorted(spec.resources.items())) if spec.resources else ()
     return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources

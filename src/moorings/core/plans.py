@@ -83,7 +83,7 @@ class Tenant:
 
     Attributes:
         project: its claim's.
-        subject: its claim's.
+        subject: its claim's user.
         priority: its claim's.
         cell: the cell of a guarantee that it is in; None: it borrowed its block.
         preemptible: may be asked to yield, once its partition is ready.
@@ -126,7 +126,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         pool=pool,
         block=block,
         project=spec.project,
-        subject=claim.subject,
+        subject=claim.user,
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),

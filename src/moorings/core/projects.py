@@ -255,11 +255,17 @@ class Projects:
         known = map(self._by_name.get, self.lineage(name))
         return any(project is not None and project.user_devices_max is not None for project in known)
 
-    def never_fits(self, name: str, size: int) -> tuple[str, int] | None:
-        """The project whose limit a claim of ``size`` could never keep, and that limit; None: there is none."""
+    def never_fits(self, name: str, size: int, *, of_user: bool = True) -> tuple[str, int] | None:
+        """The project whose limit a claim of ``size`` could never keep, and that limit; None: there is none.
+
+        Args:
+            name: the claim's project.
+            size: devices.
+            of_user: whether limits of users count for it.
+        """
         for one in self.lineage(name):
             project = self._by_name.get(one)
-            for most in (project.devices_max, project.user_devices_max) if project is not None else ():
+            for most in (project.devices_max, project.user_devices_max if of_user else None) if project else ():
                 if most is not None and size > most:
                     return one, most
         return None

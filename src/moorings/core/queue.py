@@ -429,7 +429,7 @@ class _Pass:
         if not self._pays:
             return None
         project, limits = claim.spec.project, self._limits
-        limits.hold(project, claim.subject, len(block))
+        limits.hold(project, claim.user, len(block))
         estate = self._estates.get(state.pool.name)
         if place is None or estate is None:
             if not claim.spec.preemptible:
@@ -550,7 +550,7 @@ class _Pass:
             for part in state.free.free_within(block):
                 self.trials[name].take(part)
         self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))
-        self._limits.hold(claim.spec.project, claim.subject, claim.spec.size)
+        self._limits.hold(claim.spec.project, claim.user, claim.spec.size)
         self._use(claim.spec, name)
         return True
 
@@ -568,7 +568,7 @@ class _Pass:
         guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
         tenants = [
             replace(one, movable=False) if one.claim in self._asked or (guaranteed and one.is_firm) else one
-            for one in self.scene.tenants()
+            for one in (self._tenants if self._pays else self.scene.tenants())
             if one.pool == name
         ]
         most = self._moves_left if self.policy.defragment is Defragment.ON else self.policy.moves_per_hour

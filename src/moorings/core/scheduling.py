@@ -45,6 +45,7 @@ class Scheduling(Demands):
         """
         if since >= self.now:
             self._shorten_leases()
+            self._begin_anew()
             return []
         spared = []
         due = self.fleet.leases[: bisect_left(self.fleet.leases, (Instant(self.now + 1), ClaimId("")))]
@@ -68,6 +69,21 @@ class Scheduling(Demands):
                 continue
             if claim.lease_until > after(self.now, claim.spec.lease_s) and claim.state is not ClaimState.RELEASING:
                 self.renew(RenewClaim(ident))
+
+    def _begin_anew(self) -> None:
+        """Though the clock was set back, nobody runs longer before it may be asked, nor has longer to yield."""
+        latest = after(self.now, self.policy.yield_s)
+        for ident in sorted({partition.claim for partition in self._partitions()}):
+            claim = self.claim(ident)
+            if claim is None or claim.ended:
+                continue
+            ready_at, until = claim.ready_at, claim.asked_until
+            if ready_at is not None and ready_at > self.now:
+                ready_at = self.now
+            if claim.state is ClaimState.RECLAIMING and until is not None and until > latest:
+                until = latest
+            if (ready_at, until) != (claim.ready_at, claim.asked_until):
+                self._save_claim(replace(claim, ready_at=ready_at, asked_until=until, version=claim.version + 1))
 
     def schedule(self, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[tuple[ClaimId, MooringsError]]:
         """Grant what fits; the claims that would not wait and found no room (they leave no trace).

@@ -354,3 +354,27 @@ def test_nobody_is_asked_before_it_has_run_so_long() -> None:
         site.step()
     assert ready is not None
     assert QUICK.min_run_s * SECOND <= site.now - ready <= (QUICK.min_run_s + 1) * SECOND
+
+
+def set_back(site: Site) -> None:
+    site.now = Instant(site.now - 3600 * SECOND)
+    site.since = Instant(site.now + SECOND)  # the next turn's time
+    site.step()
+
+
+def test_a_clock_that_was_set_back_lets_nobody_run_longer_before_it_is_asked_nor_take_longer_to_yield() -> None:
+    site = Site(POD)
+    site.guarantee(POD, a=((8, 2),), c=())
+    borrowers = [site.create(8, project="c", preemptible=True) for _ in range(2)]
+    site.pass_s(1)
+    set_back(site)
+    first = site.create(8, project="a")
+    for _ in range(int(QUICK.min_run_s) + 2):
+        site.step()
+    [asked] = [one for one in borrowers if site.claim(one.id).state is ClaimState.RECLAIMING]
+    set_back(site)
+    for _ in range(int(QUICK.yield_s) + 2):
+        site.step()
+    assert site.claim(asked.id).state is ClaimState.YIELDING, "a claim by hand is taken when its time to yield is over"
+    site.pass_s(3)
+    assert site.claim(first.id).state is ClaimState.READY

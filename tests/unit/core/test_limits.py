@@ -135,6 +135,20 @@ def test_a_subject_s_own_limit_is_no_reason_to_ask_others() -> None:
     assert {site.claim(one.id).state for one in borrowers} == {ClaimState.READY}
 
 
+def test_a_limit_of_users_does_not_count_another_scheduler_s_agent_as_one() -> None:
+    site = Site(POD)
+    site.step(SetProject(Project(name="d", user_devices_max=4), None))
+    jobs = [site.create(4, project="d", owner=f"slurm/one/{n}") for n in range(2)]
+    large = site.create(8, project="d", owner="slurm/one/9")
+    site.pass_s(2)
+    assert {site.claim(one.id).state for one in (*jobs, large)} == {ClaimState.READY}
+    own = [site.create(4, project="d") for _ in range(2)]
+    site.end(jobs[0])
+    site.end(large)
+    site.pass_s(2)
+    assert [site.claim(one.id).state for one in own] == [ClaimState.READY, ClaimState.PENDING]
+
+
 def judge(site: Site, most: int) -> None:
     """Sizes asked are those promised: who has less than its part waits for a bounded time, whatever others hold."""
     has: Counter[str] = Counter()
