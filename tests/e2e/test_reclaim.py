@@ -136,6 +136,41 @@ async def test_a_borrower_saves_makes_room_and_goes_on_to_the_right_result(rig: 
     assert story(rig, run) == ["run.created", *once, *once, "run.starting", "run.started", "run.ended"]
 
 
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorings.controller.running.SAVED_S", 0.2)
+
+
+# Says with 85 that it is to be run again, and saves whenever it is told to.
+SAVES = """
+trap 'exit 85' USR1
+touch ready
+while :; do sleep 0.05; if [ -e save ]; then rm save; echo 1 > state/checkpoint; fi; done
+"""
+
+
+async def test_who_has_just_saved_makes_room_before_one_that_began_later(
+    quick_looks: None, rig: Rig, tmp_path: Path
+) -> None:
+    runs = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        job = borrower(SAVES, folder, checkpoint_directory=str(folder / "state"))
+        runs.append(await start(rig, job, folder / "ready"))
+    first, second = runs
+    await rig.clock.sleep(1.0)
+    (tmp_path / "first" / "save").touch()
+    await rig.until(lambda: rig.fleet.claims[first.claim].checkpoint_at is not None)
+    assert rig.fleet.claims[second.claim].checkpoint_at is None
+    claim = await rig.claim(8, project="lab")
+    assert claim.state is ClaimState.READY
+    assert (now_of(rig, first).attempt, now_of(rig, second).attempt) == (1, 0)
+    for run in runs:
+        await rig.controller.runs.cancel(BOB, run.id)
+    await rig.release(claim)
+
+
 async def test_who_ignores_every_signal_is_killed_in_time_and_starts_anew(rig: Rig, tmp_path: Path) -> None:
     run = await start(rig, borrower(DEAF, tmp_path, resumable=False), tmp_path / "ready")
     claim = await reclaimed(rig)

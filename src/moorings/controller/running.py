@@ -17,7 +17,8 @@ from moorings.core.access import RUN_OWNERS
 from moorings.core.bindings import NO_BINDING, NO_DEVICES, Binding
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import ReleaseClaim
+from moorings.core.inputs import CheckpointSeen, ReleaseClaim
+from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import orphans
 from moorings.ports.clock import Clock
@@ -30,6 +31,7 @@ log = logging.getLogger("moorings.controller")
 RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
 ORPHANS_S = 10.0
+SAVED_S = 15.0  # between two looks at checkpoint folders, and at least between two checkpoints of a claim that are told
 
 _OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
@@ -58,6 +60,7 @@ class Running:
                 for engine in self.engines.values():
                     group.create_task(self._watch(engine), name=f"watch-{engine.name}")
                 group.create_task(self._sweep_orphans(), name="orphans")
+                group.create_task(self._watch_checkpoints(), name="checkpoints")
         finally:
             self._closing = True
             acts = list(self._acts.values())
@@ -200,6 +203,31 @@ class Running:
                 self._act(run)
         for seen in looked if engine.schedules else ():
             self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is Phase.ABSENT)
+
+    async def _watch_checkpoints(self) -> None:
+        """Tell when jobs that may be stopped have saved their state: those that lose least by it are asked first."""
+        while True:
+            await self._clock.sleep(SAVED_S)
+            for run in list(self._loop.runs.by_id.values()):
+                engine = self.engines.get(run.engine)
+                if engine is None or engine.schedules or run.state is not RunState.RUNNING:
+                    continue
+                try:
+                    await self._look_for_checkpoint(engine, run)
+                except Exception:  # an engine's fault must not end the controller
+                    log.exception("engine.fault", extra={"run": run.id})
+
+    async def _look_for_checkpoint(self, engine: Engine, run: Run) -> None:
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        if claim is None or claim.ready_at is None:
+            return
+        if not (claim.spec.preemptible or claim.spec.checkpoint.resumable):
+            return
+        at = await engine.saved_at(run.job)
+        before = claim.checkpoint_at
+        if at is None or at <= claim.ready_at or (before is not None and at < after(before, SAVED_S)):
+            return
+        self._loop.tell(CheckpointSeen(claim.id, Instant(min(at, self._clock.now()))))
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a net under the transactions that make both together."""

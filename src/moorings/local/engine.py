@@ -36,6 +36,7 @@ from moorings.local.logs import TaskLog, read_logs
 from moorings.local.processes import boot_id, everyone, open_pidfd, send
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, YieldOrder
 from moorings.local.rundir import Extent, RunFolder, Stamps, Survey
+from moorings.local.saved import saved_at
 from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
@@ -195,6 +196,10 @@ class LocalEngine:
             await asyncio.to_thread(_ask_to_yield, folder, order, memory)
         except (OSError, UnreadableError) as error:
             raise unavailable(f"run {run} could not be asked to make room: {error}") from error
+
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        folder = job.checkpoint_directory
+        return await asyncio.to_thread(saved_at, folder) if folder is not None else None
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         signum = parse_signal(signal_name, RELAY_MAX).value

@@ -91,6 +91,10 @@ class Engine(Protocol):
         """
         ...
 
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        """When a job last put something into its checkpoint folder; None: nothing is there, or it cannot be seen."""
+        ...
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         """Send a signal (``USR1``) to every task.
 

@@ -417,6 +417,9 @@ class EngineGate:
             f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
         )
 
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        return None
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         await self._ask(f"signal {run}", lambda: self._cluster.signal(run))
 
