@@ -25,7 +25,7 @@ from moorings.core.quantities import parse_bytes, parse_duration_s
 from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
 
 _shape = options(
-    click.option("--size", type=int, required=True, metavar="N", help="Devices."),
+    click.option("--size", "--ipus", "size", type=int, required=True, metavar="N", help="Devices."),
     click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu)."),
     click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool")),
     click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1)."),
