@@ -1,8 +1,8 @@
 """``/metrics`` in Prometheus' text form: the controller's numbers, made when it is asked, in a registry of its own.
 
-Labels are pools, states, sizes, results and routes: never a user, a claim or a path as it came, so the number of series
-is bounded by the pools file and by the table of routes, and nobody is told who works here. It is open like
-``/healthz``: a monitoring system needs no access key. Names, units and labels are what ``deploy/prometheus`` relies on.
+Labels are pools, projects (the first 128 of the tree), states, sizes, results and routes: never a user, a claim or a
+path as it came, so the number of series is bounded, and nobody is told who works here. It is open like ``/healthz``: a
+monitoring system needs no access key. Names, units and labels are what ``deploy/prometheus`` relies on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 import moorings
 from moorings.api.limits import Seats
+from moorings.controller.guarantees import Guarantees
 from moorings.controller.measures import Measures
 from moorings.controller.meters import Durations, Meters
 
@@ -160,9 +161,23 @@ def _gauges(seen: Measures) -> Iterator[Metric]:
         ("pool",),
         _one(seen.oldest_wait_s),
     )
+    yield from _guarantees(seen.guarantees)
     yield _gauge("moorings_pool_reachable", "Whether the pool's driver answers.", ("pool",), _one(seen.reachable))
     yield _gauge("moorings_runs", "Runs that have not ended.", ("state",), _one(seen.runs))
     yield GaugeMetricFamily("moorings_stray_partitions", "Partitions with our mark that nobody holds.", seen.strays)
+
+
+def _guarantees(seen: Guarantees) -> Iterator[Metric]:
+    labels = ("project", "pool", "use")
+    yield _gauge("moorings_project_devices", "Devices of a project with its parts, by their use.", labels, seen.devices)
+    overdue = "Claims that were asked to yield or to move, and have not in time."
+    yield _gauge("moorings_reclaims_overdue", overdue, ("pool",), _one(seen.overdue))
+    owed = "Claims that wait for what their projects are guaranteed."
+    yield _gauge("moorings_guarantee_claims", owed, ("pool",), _one(seen.owed))
+    oldest = "How long the first of them has waited."
+    yield _gauge("moorings_guarantee_oldest_wait_seconds", oldest, ("pool",), _one(seen.oldest_s))
+    bound = "Within which the policy gives a guarantee back."
+    yield GaugeMetricFamily("moorings_guarantee_bound_seconds", bound, seen.bound_s)
 
 
 def _counted(seen: Measures) -> Iterator[Metric]:

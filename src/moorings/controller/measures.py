@@ -10,18 +10,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moorings.controller.guarantees import Guarantees, measure_guarantees
 from moorings.controller.meters import Meters
 from moorings.core.claims import ENDED, ClaimState
 from moorings.core.devices import DeviceState
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant
 from moorings.core.partitions import PartitionState
+from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import RunState
 from moorings.workloads.turn import Runs
 
 ANY_POOL = "any"  # of claims that leave the pool to us, until they are placed
+_USUAL = Policy()
 SIZES_MAX = 64  # of one pool: labels must stay few
 
 
@@ -43,6 +46,7 @@ class Measures:
         ready: whether changes can be saved.
         seq: the last sequence number of the event log.
         meters: what was counted since this controller leads.
+        guarantees: how they stand.
     """
 
     claims: Mapping[tuple[str, str], int]
@@ -58,9 +62,20 @@ class Measures:
     ready: bool
     seq: int
     meters: Meters
+    guarantees: Guarantees = Guarantees()
 
 
-def measure(fleet: Fleet, runs: Runs, meters: Meters, now: Instant, *, strays: int, ready: bool, seq: int) -> Measures:
+def measure(
+    fleet: Fleet,
+    runs: Runs,
+    meters: Meters,
+    now: Instant,
+    *,
+    strays: int,
+    ready: bool,
+    seq: int,
+    policy: Policy = _USUAL,
+) -> Measures:
     """The numbers of this moment."""
     pools = list(fleet.pools.values())
     names = [*fleet.pools, ANY_POOL]
@@ -79,6 +94,7 @@ def measure(fleet: Fleet, runs: Runs, meters: Meters, now: Instant, *, strays: i
         ready=ready,
         seq=seq,
         meters=meters,
+        guarantees=measure_guarantees(fleet, policy, now),
     )
 
 
