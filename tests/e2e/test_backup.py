@@ -290,6 +290,15 @@ def external(twin: Twin) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def test_the_log_of_a_backup_is_decided_again_the_same(controller: ControllerProcess, tmp_path: Path) -> None:
+    claim(controller, "held", 4)
+    assert controller.ask("PUT", "/v1/projects/lab", {})[0] == 200
+    assert tool("save", controller.data, tmp_path / "b.tar.gz")[0] == 0
+    command = [sys.executable, "-m", "moorings.cli.main", "replay", str(tmp_path / "b.tar.gz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "all the same, byte for byte" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 def test_a_key_revoked_since_the_backup_stays_revoked(controller: ControllerProcess, tmp_path: Path) -> None:
     key = controller.ask("POST", "/v1/keys", {"subject": "eve"})[1]
     file = tmp_path / "b.tar.gz"
@@ -350,6 +359,54 @@ def test_a_restore_that_was_cut_off_keeps_controllers_away_until_it_is_done_agai
     assert tool("restore", controller.data, file)[0] == 0
     controller.start()
     assert controller.ask("GET", "/v1/claims/kept")[1]["state"] == "READY"
+
+
+def test_the_policy_turns_back_with_the_records(controller: ControllerProcess, tmp_path: Path) -> None:
+    data, policy = controller.data, controller.data / "policy.toml"
+    with_policy, without, older = (tmp_path / f"{name}.tar.gz" for name in ("with", "without", "older"))
+    assert tool("save", data, without)[0] == 0
+    policy.write_text("reserve = false\n")
+    assert tool("save", data, with_policy)[0] == 0
+    policy.write_text("reserve = true\n")
+    assert controller.stop() == 0
+
+    assert tool("restore", data, with_policy)[0] == 0
+    assert policy.read_text() == "reserve = false\n"
+    assert policy.stat().st_mode & 0o777 == 0o600
+    [aside] = data.glob("before-restore-*/policy.toml")
+    assert aside.read_text() == "reserve = true\n"
+
+    with tarfile.open(with_policy) as tar:
+        content = tar.extractfile("manifest.json")
+        assert content is not None
+        manifest = json.load(content)
+    del manifest["policyFile"], manifest["files"]["policy.toml"]  # of a release whose backups had no policy
+    rewritten(with_policy, older, {"policy.toml": None}, manifest)
+    policy.write_text("backfill = false\n")
+    assert tool("restore", data, older)[0] == 0
+    assert policy.read_text() == "backfill = false\n"
+
+    assert tool("restore", data, without)[0] == 0
+    assert not policy.exists(), "the defaults were in force then"
+    policy.write_text("backfill = false\n")
+    controller.start()  # with what it found, however it came there
+
+
+def test_a_policy_file_that_is_elsewhere_is_saved_too_and_must_be_readable(tmp_path: Path) -> None:
+    policy, file = tmp_path / "mine.toml", tmp_path / "b.tar.gz"
+    policy.write_text("reserve = false\n")
+    controller = ControllerProcess(tmp_path, flags=("--policy", str(policy)))
+    controller.start()
+    try:
+        assert tool("save", controller.data, file)[0] == 0
+        policy.unlink()
+        code, _, err = tool("save", controller.data, tmp_path / "c.tar.gz")
+        assert (code, "the policy file that the controller uses, cannot be read" in err) == (2, True), err
+    finally:
+        assert controller.stop() == 0
+    copy = controller.data / "policy.toml"
+    assert f"the policy file was {policy} then; its copy is {copy}" in tool("restore", controller.data, file)[1]
+    assert copy.read_text() == "reserve = false\n"
 
 
 def test_what_is_no_whole_backup_changes_nothing(controller: ControllerProcess, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Backups: ``python -m moorings.app.backup save|restore|external|finish``, for ``moor backup`` and ``moor restore``.
 
 A backup is one tar file: the database as it stood at one moment (SQLite's own online copy, so the controller may go
-on), the pepper without which every access key is void, the pools file, what was ordered of V-IPU controllers, and a
-manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not in it: they are
-not records but the world.
+on), the pepper without which every access key is void, the pools file and the policy file, what was ordered of V-IPU
+controllers, and a manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not
+in it: they are not records but the world.
 
 Restoring turns the records back; the world stays as it is. What the records must know of it before a controller leads
 from them is told to them in ``turned_back``; a database that its own tools restored is made ready by ``external``. What
@@ -55,6 +55,7 @@ from moorings.workloads.runs import RunId
 
 FORMAT = 1
 DATABASE, PEPPER, POOLS, MANIFEST = "moorings.db", "pepper", "pools.toml", "manifest.json"
+POLICY = "policy.toml"
 MANIFEST_BYTES_MAX = 1 << 20
 LEAD_S = 5.0  # whoever leads keeps the lock for longer
 _CHUNK = 1 << 20
@@ -145,11 +146,12 @@ def save(data: Path, file: Path) -> list[str]:
         raise MooringsError("backup.invalid", f"{file} is there already", hint="name another file")
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
-            parts = _gather(source, data / PEPPER, settings.pools, data / POOLS, Path(work))
+            parts = _gather(source, Path(work))
+            parts |= _gather_files(data, settings, Path(work))
             parts |= _gather_orders(data, Path(work))  # after the records: what they say was ordered is in it
             standing = look_at(parts[DATABASE])
             draft = Path(work) / "backup"
-            _write_tar(draft, parts, _manifest(parts, standing, settings.pools))
+            _write_tar(draft, parts, _manifest(parts, standing, settings))
             file.hardlink_to(draft)  # whole or not at all, and never over another
             sync_folder(file.parent)
     except OSError as error:
@@ -177,11 +179,11 @@ def _settings(data: Path) -> Settings:
     return settings
 
 
-def _gather(database: Path, pepper: Path, pools: Path | None, own_pools: Path, work: Path) -> dict[str, Path]:
-    """The parts of a backup, as files in ``work``; ``pools`` is the file that the controller was told to use.
+def _gather(database: Path, work: Path) -> dict[str, Path]:
+    """A copy of the database, in ``work``.
 
     Raises:
-        MooringsError: ``store.corrupt``, ``store.unavailable``, ``backup.invalid``.
+        MooringsError: ``store.corrupt``, ``store.unavailable``.
     """
     parts = {DATABASE: work / DATABASE}
     parts[DATABASE].touch(mode=0o600)
@@ -199,13 +201,25 @@ def _gather(database: Path, pepper: Path, pools: Path | None, own_pools: Path, w
         raise MooringsError("store.unavailable", f"{database} cannot be copied: {error}", retryable=True) from error
     if answer != "ok":
         raise _damaged(database, answer)
-    if pools is not None and not os.access(pools, os.R_OK):
-        raise MooringsError(
-            "backup.invalid",
-            f"{pools}, the pools file that the controller uses, cannot be read",
-            hint="put it back, or let this user read it: without it the backup would not be whole",
-        )
-    for name, origin in ((PEPPER, pepper), (POOLS, pools or own_pools)):
+    return parts
+
+
+def _gather_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
+    """Copies of the files that the controller was told to use, or has in its data folder.
+
+    Raises:
+        MooringsError: ``backup.invalid``.
+    """
+    parts = {}
+    named = ((PEPPER, None), (POOLS, settings.pools), (POLICY, settings.policy))
+    for name, told in named:
+        if told is not None and not os.access(told, os.R_OK):
+            raise MooringsError(
+                "backup.invalid",
+                f"{told}, the {Path(name).stem} file that the controller uses, cannot be read",
+                hint="put it back, or let this user read it: without it the backup would not be whole",
+            )
+        origin = told or data / name
         if origin.exists():
             parts[name] = work / name
             shutil.copyfile(origin, parts[name])
@@ -242,7 +256,7 @@ def look_at(database: Path) -> Standing:
     return Standing(str(ident), str(revision), int(seq), int(epoch))
 
 
-def _manifest(parts: Mapping[str, Path], standing: Standing, pools: Path | None) -> bytes:
+def _manifest(parts: Mapping[str, Path], standing: Standing, settings: Settings) -> bytes:
     told = {
         "format": FORMAT,
         "moorings": __version__,
@@ -250,7 +264,8 @@ def _manifest(parts: Mapping[str, Path], standing: Standing, pools: Path | None)
         "installation": standing.installation,
         "revision": standing.revision,
         "seq": standing.seq,
-        "poolsFile": str(pools or ""),
+        "poolsFile": str(settings.pools or ""),
+        "policyFile": str(settings.policy or ""),  # told also where there is none: a backup of before had no policy
         "files": {
             name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in sorted(parts.items())
         },
@@ -306,7 +321,8 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
             prepared = _prepare(work / DATABASE, old, data / "runs", other_installation=other_installation)
             of_others = prepared.replaced not in ("", prepared.standing.installation)
-            ordered = _replace(data, work, aside, file, of_others=of_others)
+            names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
+            ordered = _replace(data, work, aside, file, names, of_others=of_others)
     except (OSError, UnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
@@ -340,8 +356,10 @@ def _told(
     ]
     if aside.is_dir() and any(aside.iterdir()):
         told.append(f"what was there before is in {aside}")
-    if manifest.get("poolsFile"):
-        told.append(f"the pools file was {manifest['poolsFile']} then; its copy is {data / POOLS}: compare them")
+    for key, name in (("poolsFile", POOLS), ("policyFile", POLICY)):
+        if manifest.get(key):
+            kind = Path(name).stem
+            told.append(f"the {kind} file was {manifest[key]} then; its copy is {data / name}: compare them")
     if prepared.replaced not in ("", standing.installation):
         told.append(
             f"partitions of installation {prepared.replaced} are strangers' from now on: they are never removed, and "
@@ -381,14 +399,14 @@ def _resume(data: Path) -> Path | None:
         aside = data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         begun = {"emptied": False}
     if not begun.get("emptied"):
-        _put_aside(data, aside)
+        _put_aside(data, aside, (*_OLD, POLICY) if begun.get("policy") else _OLD)
     return aside
 
 
-def _put_aside(data: Path, aside: Path) -> None:
+def _put_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
     """Move the old records, as often as it takes: the database, its log and the rest belong together."""
     aside.mkdir(mode=0o700, exist_ok=True)
-    for name in _OLD:
+    for name in names:
         if (data / name).exists():
             (data / name).rename(aside / name)
     sync_folder(aside)
@@ -416,7 +434,8 @@ def _unpack(file: Path, work: Path) -> dict[str, str]:
         raise MooringsError(
             "backup.invalid", f"{file} is no whole backup: {error!r:.200}", hint=_USE_ANOTHER
         ) from error
-    return {key: str(manifest[key]) for key in ("at", "revision", "installation", "poolsFile")}
+    wanted = ("at", "revision", "installation", "poolsFile", *(("policyFile",) if "policyFile" in manifest else ()))
+    return {key: str(manifest[key]) for key in wanted}
 
 
 def _check_owner(file: Path, owner: int) -> None:
@@ -439,7 +458,7 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise ValueError(f"format {manifest['format']!r:.40} is not known here, only {FORMAT}")
     others = {name for name in manifest["files"] if not backup_orders.is_member(name)}
-    if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS}:
+    if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS, POLICY}:
         raise ValueError(f"it holds {sorted(manifest['files'])!r:.80}")
     return manifest
 
@@ -519,20 +538,21 @@ def _revoke_again(database: Path, old: Path) -> bool:
     return True
 
 
-def _replace(data: Path, work: Path, aside: Path, file: Path, *, of_others: bool) -> list[str]:
+def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[str], *, of_others: bool) -> list[str]:
     """The step that must not be left half done: it is marked while it lasts, and done again after a crash.
 
-    The mark tells where the old records are, for whoever does it again must ask them too. Gives the pools whose list of
-    orders is the backup's now; ``of_others``: the records that are replaced are another installation's.
+    The mark tells where the old records are, for whoever does it again must ask them too. ``names`` are the files that
+    give way; ``of_others``: the records that are replaced are another installation's. Gives the pools whose list of
+    orders is the backup's now.
     """
-    begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists()}
+    begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists(), "policy": POLICY in names}
     write_private(data / RESTORING, json.dumps(begun) + "\n")
     sync_folder(data)
     if not begun["emptied"]:
-        _put_aside(data, aside)
+        _put_aside(data, aside, names)
         write_private(data / RESTORING, json.dumps(begun | {"emptied": True}) + "\n")
         sync_folder(data)
-    for name in _OLD:  # of a restore that was interrupted here: no controller has used them
+    for name in names:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
     ordered = backup_orders.put_back(data, work, aside, of_others=of_others)
     for path in sorted(work.iterdir()):

@@ -1,6 +1,9 @@
 """``moor replay``: a log that is exported, decided again, and tried with another policy."""
 
+import contextlib
 import json
+import sqlite3
+import tarfile
 
 import pytest
 
@@ -82,6 +85,57 @@ def test_the_same_inputs_give_the_same_events(moor):
     assert moor("log.json") == (0, "7 turns, all the same, byte for byte\n", "")
 
 
+def test_a_line_an_event_is_the_same_log(moor, tmp_path):
+    lines = [json.dumps({"apiVersion": "moorings/v1", **item}) for item in json.loads(exported(lived()))["items"]]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    assert moor("log.jsonl") == (0, "7 turns, all the same, byte for byte\n", "")
+    (tmp_path / "alone.jsonl").write_text(lines[0])
+    assert moor("alone.jsonl") == (0, "0 turns, all the same, byte for byte\n", "")
+
+
+def saved(folder, log, *, pools=POOLS):
+    """A file as ``moor backup`` writes it, as far as a replay reads it."""
+    columns = ("seq", "name", "at", "claim", "partition", "run", "pool", "device", "version", "data")
+    with contextlib.closing(sqlite3.connect(folder / "moorings.db")) as database:
+        database.execute(f"CREATE TABLE outbox ({', '.join(columns)})")
+        for row in log.rows:
+            event = row.event
+            about = (event.claim, event.partition, event.run, event.pool, event.device)
+            values = (row.seq, event.name, event.at, *about, 1, event.data)
+            database.execute(f"INSERT INTO outbox VALUES ({', '.join('?' * len(values))})", values)
+        database.commit()
+    with tarfile.open(folder / "backup.tar.gz", "w:gz") as tar:
+        tar.add(folder / "moorings.db", "moorings.db")
+        if pools is not None:
+            (folder / "then.toml").write_text(pools)
+            tar.add(folder / "then.toml", "pools.toml")
+    return folder / "backup.tar.gz"
+
+
+def test_a_backup_is_a_log_with_its_own_pools(moor, tmp_path, capsys):
+    saved(tmp_path, lived())
+    assert main(["replay", "backup.tar.gz"]) == 0
+    assert capsys.readouterr().out == "7 turns, all the same, byte for byte\n"
+    (tmp_path / "bare").mkdir()
+    assert moor(str(saved(tmp_path / "bare", lived(), pools=None)))[0] == 0
+
+
+def test_what_is_no_whole_backup_is_refused(moor, tmp_path):
+    whole = saved(tmp_path, lived()).read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "other.toml", "other.toml")
+    with tarfile.open(tmp_path / "strange.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "other.toml", "moorings.db")
+    for name in ("cut", "other", "strange"):
+        code, out, err = moor(f"{name}.tar.gz")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"error: {name}.tar.gz is no whole backup: ")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    assert moor("binary.json")[2].startswith("error: binary.json cannot be read: it is not UTF-8")
+    assert moor("none.json")[2].startswith("error: none.json cannot be read: No such file or directory")
+
+
 def test_the_first_turn_that_is_not_the_same_is_shown(moor, tmp_path):
     forged = (tmp_path / "log.json").read_text().replace('"devices": "0-3"', '"devices": "4-7"')
     (tmp_path / "forged.json").write_text(forged)
@@ -129,6 +183,7 @@ def test_another_policy_is_tried_on_the_log(moor, tmp_path):
     ("text", "told"),
     [
         ("arrives,runs\n", "log.json is no export of an event log"),
+        ('{"seq": 1, "name": "a.b"}\nnonsense', "log.json is no export of an event log"),
         ('{"items": [{"seq": 1}]}', "log.json is no export of an event log"),
         ('{"items": [{"seq": 2, "name": "a.b", "at": "2026-01-31T12:00:00Z"}]}', "log.json is not the whole log"),
     ],

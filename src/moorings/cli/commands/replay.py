@@ -13,6 +13,7 @@ from moorings.cli.output import render_data
 from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
 from moorings.cli.text import plain
+from moorings.core.pools import parse_pools
 from moorings.wire.errors import Exit
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ SHOWN_CHARS = 400
 @click.command(
     cls=MoorCommand,
     help="Decide an event log again, or try another policy on it.\n\n"
-    "LOG is what 'moor events --after 0 -o json' writes. Every turn is decided again from the beginning; the same "
-    "inputs must give the same events, byte for byte (exit code 1 if they do not).\n\n"
+    "LOG is what 'moor events --after 0 -o json' writes (with '-f', a line an event), or 'moor backup'. Every turn is "
+    "decided again from the beginning; the same inputs must give the same events, byte for byte (exit code 1 if they "
+    "do not).\n\n"
     "With --policy the claims of the log that were granted something become a trace of jobs, which is served under "
     "the log's own policy (A) and under the other one (B), as 'moor simulate' does it.",
     epilog=examples(
         "moor events --after 0 -o json > log.json && moor replay log.json",
+        "moor replay moorings-2026-11-21.tar.gz",
         "moor replay log.json --pools pools.toml --policy policy.toml",
     ),
 )
@@ -41,7 +44,7 @@ SHOWN_CHARS = 400
     "--pools",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Pools file of the log's time (pools.toml in the data folder).",
+    help="Pools file of the log's time (that of the backup, or pools.toml in the data folder).",
 )
 @click.option("--policy", metavar="FILE", type=click.Path(path_type=Path), help="Try this policy file on the log.")
 @click.option(
@@ -64,15 +67,19 @@ def replay(
 ) -> int:
     """Decide an event log again, or try another policy on it."""
     from moorings.cli import simulating
-    from moorings.cli.logs import parse_log, policy_of, trace_of
+    from moorings.cli.logs import policy_of, read_log, trace_of
     from moorings.controller.replay import Replay
 
     if out is not None and policy is None:
         raise click.UsageError("--out is for --policy")
     shown = showing(session, output, usual="table")
-    known = simulating.read_pools(str(pools or data_folder(session.environment) / "pools.toml"))
     other = simulating.read_policy(policy)
-    rows = parse_log(simulating.read_file(log, "log.unreadable"), str(log))
+    found = read_log(log)
+    if pools is None and found.pools is not None:
+        known = tuple(entry.pool for entry in parse_pools(found.pools, source=f"pools.toml of {log}"))
+    else:
+        known = simulating.read_pools(str(pools or data_folder(session.environment) / "pools.toml"))
+    rows = found.rows
     again = Replay(known)
     difference = next(iter(again.take(rows)), None)
     if difference is not None:
