@@ -13,7 +13,7 @@ import pytest
 from examples.demo import processes_of
 from moorings.core.claims import CheckpointContract, Claim, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.inputs import SetProject
+from moorings.core.inputs import MakeRoom, SetProject
 from moorings.core.instants import after, seconds_between
 from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Project, Share
@@ -22,7 +22,7 @@ from moorings.ports.store import Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
 from tests.e2e.processes import POOLS, ControllerProcess, until
-from tests.e2e.rig import ANN, BOB, QuickClock, Rig, job, running
+from tests.e2e.rig import ADMIN, ANN, BOB, QuickClock, Rig, job, running
 
 YIELD_S = 2.0
 POLICY = Policy(min_run_s=0.0, yield_s=YIELD_S)
@@ -286,9 +286,10 @@ async def test_a_claim_that_its_owner_keeps_goes_when_the_run_within_it_has(rig:
     await rig.release(kept)
 
 
-async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path) -> None:
-    """The same on the way to another block: nobody waits for it but for the time it takes."""
-    policy = replace(POLICY, defragment=Defragment.ON, move_s=1.0)
+@pytest.mark.parametrize("mode", [Defragment.ON, Defragment.OFF])
+async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: Defragment) -> None:
+    """The same on the way to another block, as the policy or an admin wants: it waits only for the time it takes."""
+    policy = replace(POLICY, defragment=mode, move_s=1.0)
     async with running(tmp_path / "data", POOLS, RealTime(), policy=policy) as rig:
         fillers = [await rig.claim(4) for _ in range(2)]
         run = await start(
@@ -300,6 +301,10 @@ async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path) -> None:
         )
         await rig.release(fillers[0])
         before = rig.fleet.partitions[rig.fleet.claims[run.claim].partition].block
+        if mode is Defragment.OFF:
+            ordered = await rig.controller.projects.make_room(ADMIN, MakeRoom(size=8), dry_run=False)
+            assert [claim.id for claim, *_ in ordered.moves] == [run.claim]
+            await rig.until(lambda: now_of(rig, run).attempt == 1)
         large = await rig.claim(8)
         assert large.state is ClaimState.READY
         await rig.until((tmp_path / "ready-20").exists)

@@ -40,7 +40,7 @@ from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.local.records import CancelOrder, DamagedError, End, Status, from_json
 from moorings.ports.engine import StartOrder
-from moorings.wire import shapes
+from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, parse_time
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ClaimRequest, PartitionRequest, RunRequest
@@ -315,7 +315,9 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
 )
-SHAPES = [shape for name, shape in vars(shapes).items() if name.endswith(("Body", "Request", "Shape"))]
+SHAPES = [
+    shape for name, shape in {**vars(shapes), **vars(forecasts)}.items() if name.endswith(("Body", "Request", "Shape"))
+]
 
 
 def valid(kind: Any) -> st.SearchStrategy[Any]:
@@ -324,6 +326,8 @@ def valid(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind).items()})
     if get_origin(kind) in (Union, UnionType):
         return st.one_of(*map(valid, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return st.lists(valid(get_args(kind)[0]), max_size=3).map(tuple)
     return st.from_type(kind) if kind is not float else st.floats(allow_nan=False)
 
 

@@ -35,6 +35,7 @@ ERRORS_TOLD_MAX = 3
 NUMBER_MAX = (1 << 53) - 1  # what JSON carries exactly everywhere; SQL's BIGINT holds it too
 SECONDS_MAX = 1e9
 ENTRIES_MAX = 4096
+POLICY_CHARS_MAX = 65_536
 
 _NO_NUL = r"^[^\x00]*$"
 _Short = Annotated[str, Field(max_length=200, pattern=_NO_NUL)]
@@ -74,6 +75,7 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("ShareShape", "blocks"): Annotated[
         Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)
     ],
+    ("WhatIfRequest", "policy"): Annotated[str, Field(max_length=POLICY_CHARS_MAX)],
     ("TopologyShape", "blocks"): Annotated[tuple[_Path, ...], Field(max_length=ENTRIES_MAX)],
 }
 _NO_NULL: Any = Annotated[None, SkipJsonSchema()]  # type: ignore[type-arg] # generic for checkers only

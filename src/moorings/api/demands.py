@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moorings.core.announced import AnnouncedJob
-from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
+from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.inputs import MakeRoom
 from moorings.core.instants import Instant
 from moorings.core.projects import Project, Share
 from moorings.wire.codec import parse_time
+from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import (
     CheckpointRequest,
     CheckpointShape,
@@ -99,6 +101,22 @@ def estimate_spec(request: EstimateRequest) -> ClaimSpec:
     )
 
 
+def room_order(request: DefragmentRequest) -> MakeRoom:
+    """The room that ``POST /v1/defragment`` orders.
+
+    Raises:
+        MooringsError: ``body.invalid``: it names both a size and a claim, or none of them.
+    """
+    if (request.size is None) == (request.claim is None):
+        raise MooringsError("body.invalid", "either size or claim is needed", hint="room is made for one of them")
+    return MakeRoom(
+        size=request.size or 0,
+        pool=_pool(request.pool),
+        claim=ClaimId(request.claim) if request.claim is not None else None,
+        cost_max=float(request.cost_max_s) if request.cost_max_s is not None else None,
+    )
+
+
 def project_asked(name: str, request: ProjectRequest) -> Project:
     """The project that ``PUT /v1/projects/{project}`` describes."""
     return Project(
@@ -132,6 +150,7 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
                 pool=_pool(job.pool),
                 time_limit_s=job.time_limit_s,
                 project=job.project,
+                preemptible=bool(job.preemptible),
             ),
             since=_since(job.since),
         )

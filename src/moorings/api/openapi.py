@@ -39,6 +39,8 @@ _TAGS = {
     "projects": "Who pays: what is guaranteed to whom, and who may hold how much.",
     "quotas": "What projects hold, borrow and wait for.",
     "estimate": "When a claim would start.",
+    "defragment": "Room that is made by moving claims.",
+    "whatif": "What another policy would change.",
     "queues": "What waits in other schedulers, and what these may start now.",
     "pools": "Devices of one kind behind one driver.",
     "devices": "Single accelerators.",

@@ -14,9 +14,11 @@ from moorings.controller.views import (
     DeviceView,
     EstimateView,
     Explanation,
+    MovesView,
     PartitionView,
     PoolView,
     RunView,
+    WhatIfView,
 )
 from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
@@ -27,8 +29,18 @@ from moorings.core.projects import Project
 from moorings.core.quotas import Quota
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
+from moorings.core.whatif import CLAIMS_MAX
 from moorings.ports.store import AccessKey, Row
 from moorings.wire.codec import time_text
+from moorings.wire.forecasts import (
+    DefragmentBody,
+    MoveBody,
+    WhatIfAskedBody,
+    WhatIfBody,
+    WhatIfClaimBody,
+    WhatIfSideBody,
+    WhatIfWaitBody,
+)
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
@@ -135,6 +147,66 @@ def explanation_body(explanation: Explanation) -> ExplanationBody:
 def estimate_body(view: EstimateView) -> EstimateBody:
     """When a claim would start."""
     return EstimateBody(starts_now=view.starts_now, starts_at=_time(view.starts_at), why=view.why)
+
+
+def what_if_body(view: WhatIfView) -> WhatIfBody:
+    """What another policy would change."""
+    found = view.found
+    sides = (_side(view, number) for number in range(2))
+    return WhatIfBody(
+        at=time_text(view.at),
+        claims=tuple(
+            WhatIfClaimBody(
+                claim=one.claim,
+                name=view.claims[one.claim].name,
+                project=view.claims[one.claim].spec.project,
+                size=one.size,
+                now_at=_time(one.now_at),
+                then_at=_time(one.then_at),
+            )
+            for one in found.claims
+        ),
+        waits=tuple(
+            WhatIfWaitBody(size=size, claims=count, now_s=round(now_s, 3), then_s=round(then_s, 3))
+            for size, (now_s, then_s, count) in found.mean_wait_s(view.at).items()
+        ),
+        now=next(sides),
+        then=next(sides),
+        window_s=found.window_s,
+        whole=found.whole,
+    )
+
+
+def _side(view: WhatIfView, number: int) -> WhatIfSideBody:
+    found = view.found
+    return WhatIfSideBody(
+        yields=found.yields[number],
+        moves=found.moves[number],
+        utilisation=round(found.utilisation[number], 4),
+        asked=tuple(
+            WhatIfAskedBody(
+                claim=one.claim,
+                name=view.claims[one.claim].name,
+                project=view.claims[one.claim].spec.project,
+                yields=one.yields,
+                moves=one.moves,
+            )
+            for one in found.asked[number][:CLAIMS_MAX]
+        ),
+    )
+
+
+def moves_body(view: MovesView) -> DefragmentBody:
+    """Who moves to make room."""
+    return DefragmentBody(
+        pool=view.spot.pool,
+        devices=str(view.spot.block),
+        cost_s=round(view.cost, 3),
+        moves=tuple(
+            MoveBody(claim=claim.id, name=claim.name, project=claim.spec.project, devices=str(block), to=str(to))
+            for claim, block, to in view.moves
+        ),
+    )
 
 
 def binding_body(binding: Binding) -> BindingBody:

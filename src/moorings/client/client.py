@@ -23,6 +23,7 @@ from moorings.client.sse import EventParser
 from moorings.client.transport import STREAM_SILENCE_S_MAX, Patience, Retries, Transport
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode
+from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBody
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
@@ -205,6 +206,14 @@ class Client:
     def estimate(self, request: EstimateRequest) -> EstimateBody:
         """When a claim would start that was made now; nothing is changed by it."""
         return self._transport.send(requests.estimate(request))
+
+    def what_if(self, policy: str) -> WhatIfBody:
+        """What a policy file (its text) would change for those who wait now; nothing is changed by it."""
+        return self._transport.send(requests.what_if(policy))
+
+    def defragment(self, request: DefragmentRequest) -> DefragmentBody:
+        """Have claims go on elsewhere, so that there is room; or, as a dry run, tell who would."""
+        return self._transport.send(requests.defragment(request))
 
     def binding(self, ident: str, *, wait_s: float = 0.0) -> BindingBody:
         """What the job on its partition is given; waits until the claim is READY, ``wait_s`` at most."""

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode, encode
+from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBody, WhatIfRequest
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
@@ -365,6 +366,17 @@ def explain_claim(ident: str, *, when: bool = False) -> Call[ExplanationBody]:
 def estimate(request: EstimateRequest) -> Call[EstimateBody]:
     """``POST /v1/estimate``: nothing is changed by it."""
     return Call("POST", "/v1/estimate", parse_body(EstimateBody), build_body(request))
+
+
+def what_if(policy: str) -> Call[WhatIfBody]:
+    """``POST /v1/whatif``: nothing is changed by it."""
+    return Call("POST", "/v1/whatif", parse_body(WhatIfBody), build_body(WhatIfRequest(policy=policy)))
+
+
+def defragment(request: DefragmentRequest) -> Call[DefragmentBody]:
+    """``POST /v1/defragment``; a dry run changes nothing."""
+    body = build_body(request)
+    return Call("POST", "/v1/defragment", parse_body(DefragmentBody), body, repeatable=request.dry_run)
 
 
 def list_projects(after: str | None = None) -> Call[Listing[ProjectBody]]:

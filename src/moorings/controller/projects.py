@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
 
 from moorings.controller.loop import Loop
-from moorings.controller.views import EstimateView
+from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.access import Caller, check_admin
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
+from moorings.core.errors import MooringsError
+from moorings.core.explain import tenants_of
+from moorings.core.fleet import Fleet
 from moorings.core.forecast import estimate, snapshot
-from moorings.core.inputs import DeleteProject, SetProject
+from moorings.core.inputs import DeleteProject, MakeRoom, SetProject
+from moorings.core.instants import Instant
+from moorings.core.plans import Moves
+from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.quotas import Quota, quota_rows
 from moorings.core.serving import pools_for
+from moorings.core.turn import Turn
+from moorings.core.whatif import what_if
 from moorings.ports.clock import Clock
 
+T = TypeVar("T")
+
+WHAT_IF_S_MAX: Final = 10.0  # so long two policies are played at most; what is known by then is the answer
 _ASKED_ABOUT = ClaimId("estimate")  # never the id of a claim
 
 
@@ -98,11 +112,52 @@ class ProjectCases:
 
     async def when(self, claim: Claim) -> EstimateView:
         """When a claim would start that waits, or that could."""
-        async with self._turn_to_ask:
-            now, still = self._clock.now(), snapshot(self._loop.fleet)
-            running = asyncio.get_running_loop().run_in_executor(
-                self._forecaster, estimate, still, self._loop.policy, now, claim
-            )
-            found = await running
+        now, found = await self._forecast(lambda fleet, policy, now: estimate(fleet, policy, now, claim))
         starts_now = found.starts_at is not None and found.starts_at <= now
         return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
+
+    async def what_if(self, other: Policy) -> WhatIfView:
+        """What another policy would change for those who wait now."""
+
+        def tried(fleet: Fleet, policy: Policy, now: Instant) -> WhatIfView:
+            until = time.monotonic() + WHAT_IF_S_MAX
+            found = what_if(fleet, now, policy, other, lambda: time.monotonic() < until)
+            named = {ident for asked in found.asked for ident in (one.claim for one in asked)}
+            named.update(one.claim for one in found.claims)
+            claims = {ident: fleet.claims[ident] for ident in named if ident in fleet.claims}
+            return WhatIfView(now, found, claims)
+
+        _, view = await self._forecast(tried)
+        return view
+
+    async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
+        """What moves so that the room that is ordered becomes free; for a dry run what would, and nothing does.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``claim.unknown``, ``claim.held``, ``pool.unknown``, ``room.*``.
+        """
+        if not dry_run:
+            check_admin(caller, "move claims")
+        if order.claim is not None:  # it may be named
+            order = replace(order, claim=self._loop.fleet.names.get(order.claim, order.claim))
+        if not dry_run:
+            return self._moves_view(await self._loop.post(order))
+        with Turn(self._loop.fleet, self._loop.policy, self._clock.now()) as thrown_away:
+            reply = thrown_away.take(order)
+        if isinstance(reply, MooringsError):
+            raise reply
+        return self._moves_view(reply)
+
+    def _moves_view(self, reply: object) -> MovesView:
+        assert isinstance(reply, Moves)
+        claims = self._loop.fleet.claims
+        held = {tenant.claim: tenant.block for tenant in tenants_of(self._loop.fleet)}
+        moved = [(claims[move.claim], held[move.claim], move.to) for move in reply.moves if move.claim in held]
+        return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in moved if to))
+
+    async def _forecast(self, asked: Callable[[Fleet, Policy, Instant], T]) -> tuple[Instant, T]:
+        """What is found out about a snapshot of now."""
+        async with self._turn_to_ask:
+            now, still = self._clock.now(), snapshot(self._loop.fleet)
+            work = partial(asked, still, self._loop.policy, now)
+            return now, await asyncio.get_running_loop().run_in_executor(self._forecaster, work)

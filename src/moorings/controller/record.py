@@ -48,6 +48,7 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "checkpoint_seen": inputs.CheckpointSeen,
     "set_project": inputs.SetProject,
     "delete_project": inputs.DeleteProject,
+    "make_room": inputs.MakeRoom,
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "label_run": LabelRun,

@@ -595,4 +595,5 @@ class Controller:
         """How it stands, in numbers."""
         loop, strays = self._loop, sum(map(len, self._hardware.strays()))
         ready = not loop.problem
-        return measure(loop.fleet, loop.runs, loop.meters, self._clock.now(), strays=strays, ready=ready, seq=loop.seq)
+        now, policy = self._clock.now(), loop.policy
+        return measure(loop.fleet, loop.runs, loop.meters, now, strays=strays, ready=ready, seq=loop.seq, policy=policy)

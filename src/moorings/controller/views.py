@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.claims import Claim
+from moorings.core.claims import Claim, ClaimId, Spot
 from moorings.core.devices import Device, DeviceState
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.reasons import Reason
-from moorings.core.topology import AnySubset, Pool
+from moorings.core.topology import AnySubset, Block, Pool
+from moorings.core.whatif import WhatIf
 from moorings.wire.checks import MADE_OUTSIDE
 from moorings.workloads.runs import Run
 
@@ -85,6 +86,24 @@ class EstimateView:
     starts_at: Instant | None
     starts_now: bool = False
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfView:
+    """What another policy would change from ``at`` on, with the claims that are named in it."""
+
+    at: Instant
+    found: WhatIf
+    claims: Mapping[ClaimId, Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class MovesView:
+    """Room that is made, what that loses (device-seconds), and who moves: claim, from, to."""
+
+    spot: Spot
+    cost: float
+    moves: tuple[tuple[Claim, Block, Block], ...]
 
 
 @dataclass(frozen=True, slots=True)

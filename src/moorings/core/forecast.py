@@ -44,9 +44,15 @@ def estimate(fleet: Fleet, policy: Policy, now: Instant, wanted: Claim) -> Estim
     starts = played.until_started(wanted.id, Instant(now + HORIZON_S * SECOND), TURNS_MAX)
     if starts is not None:
         return Estimate(starts)
-    endless = sum(claim.spec.time_limit_s is None for claim in fleet.claims.values() if claim.partition is not None)
-    if endless:
-        told = "1 claim that holds devices has" if endless == 1 else f"{endless} claims that hold devices have"
+    held = sum(claim.spec.time_limit_s is None for claim in fleet.claims.values() if claim.partition is not None)
+    if held:
+        told = "1 claim that holds devices has" if held == 1 else f"{held} claims that hold devices have"
+        return Estimate(None, f"{told} no time limit")
+    first = sum(course.started_s is not None and course.job.limit_s is None for course in played.courses.values())
+    if first:
+        told = (
+            "1 claim that waits and comes first has" if first == 1 else f"{first} claims that wait and come first have"
+        )
         return Estimate(None, f"{told} no time limit")
     return Estimate(None, f"not within {HORIZON_S // 86_400} days, or too much comes first")
 

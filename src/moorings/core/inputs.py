@@ -165,6 +165,23 @@ class DeleteProject:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """An admin has claims go on elsewhere, so that a block becomes free: of that size, or for a claim that waits.
+
+    Attributes:
+        size: devices; what is asked for by ``claim``, if that is given.
+        pool: only there.
+        claim: for which the room is.
+        cost_max: only if no more device-seconds are lost by it.
+    """
+
+    size: int = 0
+    pool: PoolName | None = None
+    claim: ClaimId | None = None
+    cost_max: float | None = None
+
+
 Input = (
     CreateClaim
     | ReleaseClaim
@@ -184,4 +201,5 @@ Input = (
     | CheckpointSeen
     | SetProject
     | DeleteProject
+    | MakeRoom
 )

@@ -9,18 +9,19 @@ from dataclasses import replace
 from moorings.core import partitions
 from moorings.core.announced import Announced
 from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId, QueueMode
+from moorings.core.defragment import moves_for
 from moorings.core.demands import Demands
 from moorings.core.devices import PoolName
 from moorings.core.ends import FREE
 from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
 from moorings.core.fleet import end_of, touched
-from moorings.core.inputs import ReleaseClaim, RenewClaim, YieldClaim
+from moorings.core.inputs import MakeRoom, ReleaseClaim, RenewClaim, YieldClaim
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.lines import BY_HAND, LineKey, View, line_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
-from moorings.core.plans import Grant, Reclaim, Scene, Tenant, tenant_of
+from moorings.core.plans import Grant, Moves, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import Defragment
 from moorings.core.projects import decayed
 from moorings.core.queue import plan
@@ -198,7 +199,7 @@ class Scheduling(Demands):
 
     def _moved(self) -> tuple[Instant, ...]:
         """When claims were asked to move, within the last hour."""
-        return tuple(at for at in self.fleet.moved if 0 <= self.now - at < HOUR_S * SECOND)
+        return tuple(at for at in self.changes.moved or self.fleet.moved if 0 <= self.now - at < HOUR_S * SECOND)
 
     def _shares(self) -> dict[str, float]:
         """Of each project what it used for its weight, with what it is using now."""
@@ -264,16 +265,27 @@ class Scheduling(Demands):
         claim, by = self.claim(reclaim.claim), self.claim(reclaim.by)
         assert claim is not None
         until = after(self.now, self.policy.yield_s)
-        whom = f"{by.name} of project {by.spec.project}" if by is not None else reclaim.by
+        whom = f"{by.name} of project {by.spec.project}" if by is not None else reclaim.by or "larger partitions"
         if reclaim.to is None:
             why = f"its devices were lent and are needed for {whom}; it keeps its place and goes on later"
         else:
             why = f"it makes room for {whom} and goes on at once, on devices {reclaim.to.block}"
-            self.changes.moved = (*(self.changes.moved or self._moved()), self.now)
+            self.changes.moved = (*self._moved(), self.now)
         claim = replace(claim, asked_until=until, kept=reclaim.to)
-        claim = self._step_claim(claim, ClaimEvent.RECLAIM, Reason("claim.reclaiming", why, (reclaim.by,), until))
-        told = {"for": reclaim.by, "until": until, "to": str(reclaim.to.block) if reclaim.to is not None else None}
+        whose = (reclaim.by,) if reclaim.by else ()
+        claim = self._step_claim(claim, ClaimEvent.RECLAIM, Reason("claim.reclaiming", why, whose, until))
+        to = str(reclaim.to.block) if reclaim.to is not None else None
+        told = {"for": reclaim.by or None, "until": until, "to": to}
         self._tell("claim.reclaiming", claim, told)
+
+    def make_room(self, given: MakeRoom) -> Moves:
+        """Ask claims to go on elsewhere, as an admin orders; no more in an hour than the policy allows."""
+        claim = self.claim(given.claim) if given.claim is not None else None
+        left = max(0, self.policy.moves_per_hour - len(self._moved()))
+        found = moves_for(given, claim, self.scene(), self.fleet.reservations, self.policy, self.now, left)
+        for move in found.moves:
+            self._reclaim(move)
+        return found
 
     def _grant(self, grant: Grant) -> None:
         claim = self.claim(grant.claim)

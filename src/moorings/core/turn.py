@@ -20,6 +20,7 @@ from moorings.core.inputs import (
     DriverAnswered,
     ForeignSeen,
     Input,
+    MakeRoom,
     PoolAnswers,
     QueueTold,
     ReleaseClaim,
@@ -34,10 +35,11 @@ from moorings.core.inputs import (
     YieldClaim,
 )
 from moorings.core.partitions import Partition
+from moorings.core.plans import Moves
 from moorings.core.projects import Project
 from moorings.core.scheduling import Scheduling
 
-Reply = Claim | Partition | Device | Project | MooringsError | None
+Reply = Claim | Partition | Device | Project | Moves | MooringsError | None
 
 
 class Turn(Scheduling):
@@ -91,6 +93,8 @@ class Turn(Scheduling):
                 return self.set_project(given)
             case DeleteProject():
                 self.delete_project(given)
+            case MakeRoom():
+                return self.make_room(given)
             case _:
                 assert_never(given)
         return None

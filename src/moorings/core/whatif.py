@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moorings.core.claims import ClaimId
+from moorings.core.claims import Claim, ClaimId
 from moorings.core.fleet import Fleet
 from moorings.core.forecast import HORIZON_S, TURNS_MAX, playing
 from moorings.core.instants import SECOND, Instant
 from moorings.core.policy import Policy
+from moorings.core.simulate import Course, Simulation
 
 CLAIMS_MAX: Final = 1_000  # the first of the queue: those behind them wait for these
+_STEP: Final = 16  # turns between two looks whether to go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +28,35 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """How often a claim would be asked to yield and to move under one policy."""
+
+    claim: ClaimId
+    yields: int
+    moves: int
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
     """What another policy would change.
 
     Attributes:
         claims: the first that wait, in their order.
-        yields: claims that would be asked to yield, under the policy in force and under the other.
-        moves: claims that would be asked to move, likewise.
+        yields: how often claims would be asked to yield, under the policy in force and under the other.
+        moves: how often claims would be asked to move, likewise.
+        asked: who would be asked, likewise.
+        utilisation: the share of all devices' time that is in use within ``window_s``, likewise.
+        window_s: seconds from now until the last of ``claims`` has started under both, as far as they do.
+        whole: whether it was played to the end under both; else what is not known may still start.
     """
 
     claims: tuple[Changed, ...]
     yields: tuple[int, int]
     moves: tuple[int, int]
+    asked: tuple[tuple[Asked, ...], tuple[Asked, ...]] = ((), ())
+    utilisation: tuple[float, float] = (0.0, 0.0)
+    window_s: float = 0.0
+    whole: bool = True
 
     def mean_wait_s(self, now: Instant) -> dict[int, tuple[float, float, int]]:
         """By size: the mean wait from now under both, in seconds, of those that start under both, and how many."""
@@ -56,16 +75,81 @@ def _mean(waits: Iterable[int]) -> float:
     return sum(known) / len(known) / SECOND
 
 
-def what_if(fleet: Fleet, now: Instant, policy: Policy, other: Policy) -> WhatIf:
-    """When those who wait would start, under the policy in force and under another."""
+def what_if(
+    fleet: Fleet, now: Instant, policy: Policy, other: Policy, go_on: Callable[[], bool] = lambda: True
+) -> WhatIf:
+    """When those who wait would start, under the policy in force and under another.
+
+    Args:
+        fleet: as it is now; it is left as it is.
+        now: from when on it is played.
+        policy: the one in force.
+        other: the one that is tried.
+        go_on: asked between turns; once it says no, what is known by then is the answer.
+    """
     waiting = [claim for _, claim in zip(range(CLAIMS_MAX), fleet.waiting(), strict=False)]
-    outcomes = []
-    for one in (policy, other):
-        played = playing(fleet, one, now)
-        played.play_on(Instant(now + HORIZON_S * SECOND), TURNS_MAX)
-        outcomes.append(played)
-    here, there = outcomes
-    changed = (
+    here, there = playing(fleet, policy, now), playing(fleet, other, now)
+    ended = _play((here, there), waiting, now, go_on)
+    changed = tuple(
         Changed(claim.id, claim.spec.size, here.started_at(claim.id), there.started_at(claim.id)) for claim in waiting
     )
-    return WhatIf(tuple(changed), (here.yields, there.yields), (here.moves, there.moves))
+    starts = [at for one in changed for at in (one.now_at, one.then_at) if at is not None]
+    window_s = max((at - now for at in starts), default=0) / SECOND
+    return WhatIf(
+        changed,
+        (here.yields, there.yields),
+        (here.moves, there.moves),
+        (_asked(here), _asked(there)),
+        (_in_use(here, window_s), _in_use(there, window_s)),
+        window_s,
+        ended,
+    )
+
+
+def _play(both: Sequence[Simulation], waiting: Sequence[Claim], now: Instant, go_on: Callable[[], bool]) -> bool:
+    """Serve both queues, by turns, until all of these have started or nothing ends any more; whether that was reached.
+
+    By turns, so that of both about the same is known when there is no more time.
+    """
+    horizon, ended = Instant(now + HORIZON_S * SECOND), True
+    playing_on = [(played, list(waiting)) for played in both if waiting]
+    while playing_on:
+        if not go_on():
+            return False
+        still = []
+        for played, left in playing_on:
+            bound = played.turns + _STEP
+            played.play_on(horizon, bound)
+            unstarted = [claim for claim in left if played.courses[claim.id].started_s is None]
+            if not unstarted or played.turns <= bound:
+                continue
+            if played.turns > TURNS_MAX:
+                ended = False
+            else:
+                still.append((played, unstarted))
+        playing_on = still
+    return ended
+
+
+def _asked(played: Simulation) -> tuple[Asked, ...]:
+    courses = sorted(played.courses.items())
+    return tuple(Asked(ident, it.yields, it.moves) for ident, it in courses if it.yields or it.moves)
+
+
+def _in_use(played: Simulation, window_s: float) -> float:
+    """The share of device time in use from now until then; of this moment, if that is now."""
+    n_devices = sum(state.pool.topology.n_devices for state in played.pools.values())
+    used = sum(_used(course, window_s, played.policy.move_s) for course in played.courses.values())
+    return used / (n_devices * (window_s or 1.0)) if n_devices else 0.0
+
+
+def _used(course: Course, window_s: float, move_s: float) -> float:
+    """Device-seconds of a claim within the window; who yielded did not run all the time from its start to its end."""
+    job, started_s = course.job, course.started_s
+    if started_s is None or started_s > window_s:
+        return 0.0
+    if not window_s:
+        return float(job.size)
+    until_s = window_s if course.ended_s is None else min(course.ended_s, window_s)
+    most_s = job.runs_s + move_s * (course.yields + course.moves) if course.yields and job.limit_s else window_s
+    return job.size * min(until_s - started_s, most_s)

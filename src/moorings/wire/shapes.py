@@ -196,7 +196,10 @@ class KeyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJobShape:
-    """A job that waits in another scheduler; ``owner`` is that of the claim which will be made when it starts."""
+    """A job that waits in another scheduler; ``owner`` is that of the claim which will be made when it starts.
+
+    ``preemptible``: that claim may be asked to yield.
+    """
 
     owner: str
     size: int
@@ -206,6 +209,7 @@ class QueuedJobShape:
     since: str | None = None
     time_limit_s: float | None = None
     project: str = "default"
+    preemptible: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

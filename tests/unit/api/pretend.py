@@ -17,23 +17,28 @@ from moorings.controller.views import (
     DeviceView,
     EstimateView,
     Explanation,
+    MovesView,
     PartitionView,
     PoolView,
     RunView,
+    WhatIfView,
 )
 from moorings.core.access import Caller, Role, check_admin
 from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, Spot
 from moorings.core.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
+from moorings.core.inputs import MakeRoom
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.policy import Policy
 from moorings.core.projects import Project, Projects, check_removal
 from moorings.core.quotas import Quota
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.whatif import Asked, Changed, WhatIf
 from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.labels import relabelled
@@ -474,3 +479,19 @@ class PretendProjects:
     async def estimate(self, caller: Caller, spec: ClaimSpec) -> EstimateView:
         self._whole.seen.append(("estimate", spec))
         return EstimateView(None, why="1 claim that holds devices has no time limit")
+
+    async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
+        if not dry_run:
+            check_admin(caller, "move claims")
+        self._whole.seen.append((order, dry_run))
+        held = next(iter(self._whole.claims.values()))
+        spot = Spot(PoolName("pod16"), Block.parse("8-15"))
+        return MovesView(spot, 480.0, ((held, Block.parse("8-11"), Block.parse("0-3")),))
+
+    async def what_if(self, other: Policy) -> WhatIfView:
+        self._whole.seen.append(("whatif", other))
+        held = next(iter(self._whole.claims.values()))
+        later = Instant(START + 60_000_000)
+        changed = Changed(held.id, held.spec.size, None, later)
+        found = WhatIf((changed,), (0, 0), (0, 1), ((), (Asked(held.id, 0, 1),)), (0.5, 0.75), 60.0)
+        return WhatIfView(Instant(START), found, {held.id: held})

@@ -11,7 +11,7 @@ from moorings.api.render import topology_shape
 from moorings.api.routes import OPERATIONS
 from moorings.core.errors import MooringsError
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
-from moorings.wire import shapes
+from moorings.wire import forecasts, shapes
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ClaimRequest, RunRequest
 
@@ -47,7 +47,9 @@ def test_bytes_that_are_no_run_have_a_code(body: bytes) -> None:
 
 def test_every_request_shape_has_a_route() -> None:
     declared = {
-        shape for name, shape in vars(shapes).items() if name.endswith("Request") and dataclasses.is_dataclass(shape)
+        shape
+        for name, shape in {**vars(shapes), **vars(forecasts)}.items()
+        if name.endswith("Request") and dataclasses.is_dataclass(shape)
     }
     assert declared == {operation.body for operation in OPERATIONS if operation.body}
 
@@ -63,7 +65,9 @@ def test_every_answer_shape_has_a_route() -> None:
 
     used = {part for operation in OPERATIONS for shape in operation.answer.shapes for part in parts(shape)}
     declared = {
-        shape for name, shape in vars(shapes).items() if name.endswith("Body") and dataclasses.is_dataclass(shape)
+        shape
+        for name, shape in {**vars(shapes), **vars(forecasts)}.items()
+        if name.endswith("Body") and dataclasses.is_dataclass(shape)
     }
     assert declared - used == {shapes.ProblemBody}
 

@@ -6,19 +6,28 @@ from dataclasses import replace
 import httpx2
 import pytest
 
+from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import HIDDEN, event_body
 from moorings.controller.record import AnyInput, Occasion, build_decided
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.events import Event, canonical
-from moorings.core.inputs import ReleaseClaim, SetProject
+from moorings.core.inputs import MakeRoom, ReleaseClaim, SetProject
 from moorings.core.instants import Instant
 from moorings.core.plans import Plan
-from moorings.core.policy import Policy
+from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Project, Share
 from moorings.core.records import plain
 from moorings.core.topology import Block
 from moorings.ports.store import Row, Seq
 from moorings.wire.codec import decode
+from moorings.wire.forecasts import (
+    DefragmentBody,
+    MoveBody,
+    WhatIfAskedBody,
+    WhatIfBody,
+    WhatIfClaimBody,
+    WhatIfSideBody,
+)
 from moorings.wire.shapes import ClaimBody, EstimateBody, ExplanationBody, ProjectBody, QuotaBody, ShareShape
 from tests.unit.api.pretend import ADMIN, KEYS, START, USER, PretendController
 
@@ -154,6 +163,63 @@ async def test_an_estimate_asks_for_what_a_claim_would(api: httpx2.AsyncClient, 
         preemptible=True,
     )
     assert controller.seen[-1] == ("estimate", spec)
+
+
+async def test_another_policy_is_compared(api: httpx2.AsyncClient, controller: PretendController) -> None:
+    await api.post("/v1/claims", json={"size": 4})
+    [claim] = controller.claims.values()
+    answer = await api.post("/v1/whatif", json={"policy": 'defragment = "on"'})
+    assert controller.seen[-1] == ("whatif", Policy(defragment=Defragment.ON))
+    found = decode(WhatIfBody, answer.json())
+    assert found.claims == (
+        WhatIfClaimBody(
+            claim=claim.id,
+            name=claim.name,
+            project=claim.spec.project,
+            size=claim.spec.size,
+            then_at="2023-11-14T22:14:20.000000Z",
+        ),
+    )
+    asked = WhatIfAskedBody(claim=claim.id, name=claim.name, project=claim.spec.project, yields=0, moves=1)
+    assert found.now == WhatIfSideBody(yields=0, moves=0, utilisation=0.5)
+    assert found.then == WhatIfSideBody(yields=0, moves=1, utilisation=0.75, asked=(asked,))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ("\nreserve = 3", "policy.invalid", "policy:2: reserve"),
+        ("#" * (POLICY_CHARS_MAX + 1), "body.invalid", "policy"),
+    ],
+)
+async def test_a_policy_that_cannot_be_read_is_refused(
+    api: httpx2.AsyncClient, controller: PretendController, text: str, code: str, told: str
+) -> None:
+    answer = await api.post("/v1/whatif", json={"policy": text})
+    assert (answer.status_code, answer.json()["code"], told in answer.json()["detail"]) == (422, code, True)
+    assert controller.seen == []
+
+
+async def test_room_is_told_to_all_and_made_for_admins(api: httpx2.AsyncClient, controller: PretendController) -> None:
+    await api.post("/v1/claims", json={"size": 4})
+    [claim] = controller.claims.values()
+    told = await api.post("/v1/defragment", json={"size": 8, "pool": "pod16", "dryRun": True})
+    assert controller.seen[-1] == (MakeRoom(size=8, pool=controller.pool.name), True)
+    moved = MoveBody(claim=claim.id, name=claim.name, project=claim.spec.project, devices="8-11", to="0-3")
+    expected = DefragmentBody(pool="pod16", devices="8-15", cost_s=480.0, moves=(moved,))
+    assert decode(DefragmentBody, told.json()) == expected
+    asked = {"claim": "big", "costMaxS": 60}
+    refused = await api.post("/v1/defragment", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (403, "auth.denied")
+    done = await api.post("/v1/defragment", json=asked, headers=AS_ADMIN)
+    assert done.status_code == 200
+    assert controller.seen[-1] == (MakeRoom(claim=ClaimId("big"), cost_max=60.0), False)
+
+
+@pytest.mark.parametrize("body", [{}, {"size": 8, "claim": "big"}])
+async def test_room_is_made_for_a_size_or_a_claim(api: httpx2.AsyncClient, body: dict[str, object]) -> None:
+    answer = await api.post("/v1/defragment", json={**body, "dryRun": True})
+    assert (answer.status_code, answer.json()["code"]) == (422, "body.invalid")
 
 
 # -- claims

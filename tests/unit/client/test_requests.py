@@ -7,6 +7,7 @@ import pytest
 from moorings.client import requests
 from moorings.client.requests import AnswerError, ClaimFilter, EventFilter, RunFilter, build_target, parse_problem
 from moorings.core.errors import MooringsError
+from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import ClaimRequest, EstimateRequest, KeyRequest, PoolBody, ProjectRequest, ShareShape
 
 
@@ -38,6 +39,8 @@ def test_targets_are_quoted_and_empty_values_left_out():
         (requests.yield_claim("c", "done"), "POST", "/v1/claims/c/yield"),
         (requests.checkpoint_claim("c"), "POST", "/v1/claims/c/checkpoint"),
         (requests.estimate(EstimateRequest(size=4)), "POST", "/v1/estimate"),
+        (requests.defragment(DefragmentRequest(size=8)), "POST", "/v1/defragment"),
+        (requests.what_if("reserve = false"), "POST", "/v1/whatif"),
         (requests.list_projects("tok"), "GET", "/v1/projects?limit=1000&continue=tok"),
         (requests.get_project("lab/vision"), "GET", "/v1/projects/lab%2Fvision"),
         (requests.set_project("lab", ProjectRequest()), "PUT", "/v1/projects/lab"),
@@ -77,6 +80,8 @@ def test_what_would_do_harm_twice_is_not_repeatable():
     assert not requests.set_project("p", ProjectRequest()).repeatable
     assert not requests.delete_project("p").repeatable
     assert requests.estimate(EstimateRequest(size=1)).repeatable
+    assert requests.defragment(DefragmentRequest(size=8, dry_run=True)).repeatable
+    assert not requests.defragment(DefragmentRequest(size=8)).repeatable
     assert requests.drain_device("d", "why").repeatable
     assert requests.cancel_run("r").repeatable
 

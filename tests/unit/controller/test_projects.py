@@ -11,10 +11,13 @@ import pytest
 
 from moorings.controller.projects import ProjectCases
 from moorings.core.access import Caller, Role
-from moorings.core.claims import ClaimId, ClaimSpec
+from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim
+from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.inputs import CreateClaim, DriverAnswered, MakeRoom, ReleaseClaim
 from moorings.core.instants import SECOND
+from moorings.core.partitions import PartitionState
+from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
 from tests.unit.controller.stepping import POOL, Stepper
 
@@ -42,12 +45,22 @@ class Rig(Stepper):
             await self.done(work)
         return caught.value.code
 
-    async def asks(self, size: int, limit_s: float | None = None) -> ClaimId:
+    async def asks(self, size: int, limit_s: float | None = None, *, resumable: bool = False) -> ClaimId:
         self._n_claims += 1
         ident = ClaimId(f"claim-{self._n_claims}")
-        spec = ClaimSpec(kind="ipu", size=size, time_limit_s=limit_s)
-        await self.post(CreateClaim(id=ident, name=ident, owner="user/ann", subject="ann", spec=spec))
+        contract = CheckpointContract(resumable=resumable)
+        spec = ClaimSpec(kind="ipu", size=size, time_limit_s=limit_s, checkpoint=contract)
+        owner = f"local/run-{ident}" if resumable else "user/ann"
+        await self.post(CreateClaim(id=ident, name=ident, owner=owner, subject="ann", spec=spec))
         return ident
+
+    async def hardware_says(self, seen: Seen, of: PartitionState = PartitionState.PROVISIONING) -> None:
+        """The driver's word of all partitions in a state."""
+        for partition in list(self.loop.fleet.partitions.values()):
+            if partition.state is of:
+                order = "create" if seen is Seen.ACTIVE else "remove"
+                answered = DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen))
+                await self.done(self.loop.post(answered))
 
 
 @pytest.fixture
@@ -122,6 +135,52 @@ async def test_an_estimate_changes_nothing(rig: Rig) -> None:
     await rig.settle()
     assert (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.free) == before
     assert (rig.loop.seq, rig.loop.fleet) == (seq, fleet)
+
+
+async def test_another_policy_is_compared_with_the_one_in_force(rig: Rig) -> None:
+    await rig.asks(4, limit_s=600.0)
+    first, short = await rig.asks(8, limit_s=600.0), await rig.asks(4, limit_s=1200.0)
+    seq = rig.loop.seq
+    view = await rig.projects.what_if(Policy(reserve=False))
+    found = {one.claim: one for one in view.found.claims}
+    assert view.claims.keys() == found.keys() == {first, short}
+    assert found[short].then_at == view.at
+    now_at = found[short].now_at
+    assert now_at is not None
+    assert now_at > view.at
+    assert (view.found.whole, rig.loop.seq) == (True, seq)
+
+
+async def test_a_comparison_that_takes_too_long_tells_what_is_known(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.asks(8, limit_s=600.0)
+    await rig.asks(8, limit_s=600.0)
+    monkeypatch.setattr("moorings.controller.projects.WHAT_IF_S_MAX", 0.0)
+    assert not (await rig.projects.what_if(Policy())).found.whole
+
+
+async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> None:
+    jobs = [await rig.asks(2, limit_s=600.0, resumable=True) for _ in range(4)]
+    await rig.hardware_says(Seen.ACTIVE)
+    for ident in (jobs[0], jobs[2]):
+        await rig.post(ReleaseClaim(ident, "done"))
+    await rig.hardware_says(Seen.ABSENT, PartitionState.REMOVING)
+    order = MakeRoom(size=4)
+    seq = rig.loop.seq
+    dry = await rig.projects.make_room(ANN, order, dry_run=True)
+    assert (rig.loop.seq, len(dry.moves)) == (seq, 1)
+    assert await rig.refused(rig.projects.make_room(ANN, order, dry_run=False)) == "auth.denied"
+    done = await rig.done(rig.projects.make_room(ROOT, order, dry_run=False))
+    assert done.spot == dry.spot
+    [(claim, block, to)] = done.moves
+    assert (claim.id, len(block), block.overlaps(to)) == (dry.moves[0][0].id, 2, False)
+    assert rig.loop.fleet.claims[claim.id].state is ClaimState.RECLAIMING
+
+
+async def test_a_claim_that_shall_have_room_may_be_named(rig: Rig) -> None:
+    await rig.asks(4)
+    held = rig.loop.fleet.claims[await rig.asks(4)]
+    order = MakeRoom(claim=ClaimId(held.name))
+    assert await rig.refused(rig.projects.make_room(ANN, order, dry_run=True)) == "claim.held"
 
 
 async def test_what_can_never_start_is_told(rig: Rig) -> None:

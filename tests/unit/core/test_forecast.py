@@ -47,6 +47,16 @@ def test_nobody_can_say_behind_a_holder_without_a_limit():
     assert found.why == "1 claim that holds devices has no time limit"
 
 
+def test_nobody_can_say_behind_one_that_waits_without_a_limit():
+    world = World(POD)
+    world.ready(16, gcds=2, time_limit_s=HOUR_S)
+    world.create(8)
+    found = estimate(world.fleet, Policy(), world.now, asked(16))
+    assert found.starts_at is None
+    assert found.why == "1 claim that waits and comes first has no time limit"
+    assert estimate(world.fleet, Policy(), world.now, asked(8)).starts_at is not None
+
+
 def test_an_answer_beyond_the_horizon_is_none():
     world = World(POD)
     world.ready(16, gcds=2, time_limit_s=HORIZON_S + HOUR_S)

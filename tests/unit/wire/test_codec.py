@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
-from moorings.wire import shapes
+from moorings.wire import forecasts, shapes
 from moorings.wire.codec import camel, decode, encode, parse_time, time_text
 from moorings.wire.shapes import AcceleratorsShape, ClaimRequest, EventBody, JobShape, RunBody, RunRequest
 
-SHAPES: list[type] = [value for value in vars(shapes).values() if isinstance(value, type) and is_dataclass(value)]
+SHAPES: list[type] = [
+    value for value in {**vars(shapes), **vars(forecasts)}.values() if isinstance(value, type) and is_dataclass(value)
+]
 YEAR_10000 = 253_402_300_800_000_000
 
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)

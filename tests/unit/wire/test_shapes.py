@@ -9,11 +9,13 @@ from typing import get_args, get_type_hints
 import pytest
 
 from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
-from moorings.wire import shapes
+from moorings.wire import forecasts, shapes
 from moorings.wire.codec import camel
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
-SHAPES: list[type] = [value for value in vars(shapes).values() if isinstance(value, type) and is_dataclass(value)]
+SHAPES: list[type] = [
+    value for value in {**vars(shapes), **vars(forecasts)}.values() if isinstance(value, type) and is_dataclass(value)
+]
 
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 

@@ -6,6 +6,7 @@ from moorings.api.operations import Operation
 from moorings.api.routes import (
     appliance,
     claims,
+    defragment,
     devices,
     doctor,
     estimate,
@@ -18,6 +19,7 @@ from moorings.api.routes import (
     projects,
     queues,
     runs,
+    whatif,
 )
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -31,6 +33,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *queues.OPERATIONS,
     *projects.OPERATIONS,
     *estimate.OPERATIONS,
+    *whatif.OPERATIONS,
+    *defragment.OPERATIONS,
     *appliance.OPERATIONS,
     *doctor.OPERATIONS,
     *health.OPERATIONS,

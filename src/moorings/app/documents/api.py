@@ -97,6 +97,14 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         READERS,
         ("claim.size_not_allowed", "claim.too_large", "kind.unknown", "pool.unknown", "project.unknown"),
     ),
+    "what_if": (READERS, ("policy.invalid",)),
+    "defragment": (
+        f"{ADMINS}; with `dryRun` also users, agents and viewers",
+        (
+            *("auth.denied", "claim.unknown", "claim.held", "claim.size_not_allowed", "pool.unknown"),
+            *("room.is_free", "room.not_found", "room.too_costly"),
+        ),
+    ),
     "list_keys": (ADMINS, ("auth.denied",)),
     "create_key": (ADMINS, ("auth.denied", "key.invalid", "owner.invalid")),
     "revoke_key": (ADMINS, ("auth.denied", "key.unknown")),

@@ -1,0 +1,24 @@
+"""``/v1/whatif``: what another policy would change for those who wait now."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from moorings.api.calls import Call
+from moorings.api.operations import Operation, one
+from moorings.api.render import what_if_body
+from moorings.core.policy import parse_policy
+from moorings.wire.forecasts import WhatIfBody, WhatIfRequest
+
+
+async def what_if(call: Call) -> Response:
+    """Compare another policy with the one in force, on the queue as it is.
+
+    Nobody is asked for anything, and nothing changes. The queue is played on under both, with everybody running to
+    their time limits and nobody coming later; one comparison at a time, beside the turns.
+    """
+    policy = parse_policy(call.body(WhatIfRequest).policy, source="policy")
+    return call.answer(what_if_body(await call.controller.projects.what_if(policy)))
+
+
+OPERATIONS = (Operation("POST", "/v1/whatif", what_if, one("WhatIf", WhatIfBody), body=WhatIfRequest),)

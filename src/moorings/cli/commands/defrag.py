@@ -1,0 +1,79 @@
+"""``moor defrag``: claims go on elsewhere, so that there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from moorings.cli.asking import confirm, yes_option
+from moorings.cli.grammar import MoorCommand, bare_names, examples, live
+from moorings.cli.output import Look, render_data, render_table
+from moorings.cli.session import Session
+from moorings.cli.showing import output_option, showing
+from moorings.wire.codec import encode
+from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
+from moorings.wire.shapes import API_VERSION
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Have claims go on elsewhere, so that there is room.\n\n"
+    "For a block of N devices, or for a claim that waits, where enough devices are free but no block of them. Those "
+    "that lose the least work are asked to save their state, and go on on other devices of the pool. Only claims that "
+    "go on from a checkpoint are moved, and no more in an hour than the policy allows; that the policy moves nobody by "
+    "itself ('defragment') does not matter.",
+    epilog=examples(
+        "moor defrag --ipus 32 --dry-run", "moor defrag --claim big", "moor defrag --pool pod64 --ipus 32 -y"
+    ),
+)
+@click.option("--ipus", "--size", "size", type=int, metavar="N", help="Devices of the block that shall be free.")
+@click.option("--claim", metavar="CLAIM", help="Room for this claim, which waits.", shell_complete=live("claim"))
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
+@click.option("--cost-max", type=float, metavar="SECONDS", help="Only if no more device-seconds of work are lost.")
+@click.option("--dry-run", is_flag=True, help="Tell who would move; ask nobody.")
+@yes_option
+@output_option
+@click.pass_obj
+def defrag(
+    session: Session,
+    /,
+    size: int | None,
+    *,
+    claim: str | None,
+    pool: str | None,
+    cost_max: float | None,
+    dry_run: bool,
+    yes: bool,
+    output: str | None,
+) -> None:
+    """Have claims go on elsewhere, so that there is room."""
+    if (size is None) == (claim is None):
+        raise click.UsageError("name --ipus or --claim")
+    shown = showing(session, output, usual="table")
+    named = bare_names("claim", [claim])[0] if claim is not None else None
+    order = DefragmentRequest(size=size, claim=named, pool=pool, dry_run=dry_run, cost_max_s=cost_max)
+
+    def look() -> None:
+        session.console.note(moves_text(session.client.defragment(replace(order, dry_run=True)), shown.look))
+
+    if not dry_run:
+        confirm(session, "Ask these claims to go on elsewhere?", look, yes=yes)
+    found = session.client.defragment(order)
+    if shown.form.name in ("json", "yaml"):
+        document = {"apiVersion": API_VERSION, "kind": "Defragment", **encode(found)}
+        session.console.data(render_data(document, shown.form, shown.look))
+        return
+    session.console.data(moves_text(found, shown.look))
+    if not dry_run:
+        session.console.note("they are asked; 'moor get claims' shows how far they are")
+
+
+def moves_text(found: DefragmentBody, look: Look) -> str:
+    """Who moves, and what room that makes."""
+    rows = [[one.name, one.project, one.devices, one.to] for one in found.moves]
+    count = "1 claim moves" if len(found.moves) == 1 else f"{len(found.moves)} claims move"
+    told = (
+        f"devices {found.devices} of {found.pool} become free: {count}, {found.cost_s / 60:.0f} device-minutes are lost"
+    )
+    return f"{render_table(['NAME', 'PROJECT', 'FROM', 'TO'], rows, look)}\n{told}"

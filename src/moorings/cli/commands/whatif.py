@@ -1,0 +1,120 @@
+"""``moor whatif``: what another policy would change for those who wait now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from moorings.cli import simulating
+from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.output import Look, render_data, render_table
+from moorings.cli.session import Session
+from moorings.cli.showing import output_option, showing
+from moorings.core.instants import Instant, seconds_between
+from moorings.core.policy import parse_policy
+from moorings.core.quantities import age_text
+from moorings.wire.codec import encode, parse_time
+from moorings.wire.forecasts import WhatIfAskedBody, WhatIfBody, WhatIfClaimBody, WhatIfSideBody
+from moorings.wire.shapes import API_VERSION
+
+ROWS_MAX = 50  # of a table; JSON has all
+_UNKNOWN = "unknown"
+
+
+@click.command(
+    cls=MoorCommand,
+    help="Say what another policy would change for those who wait now.\n\n"
+    "The controller plays its queue on under the policy in force (NOW) and under the one of the file (THEN): all run "
+    "to their time limits, and nobody comes who is not there yet. Nothing changes by it.",
+    epilog=examples("moor whatif --policy policy.toml", "moor whatif --policy policy.toml -o json"),
+)
+@click.option(
+    "--policy",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The policy file that is tried.",
+)
+@output_option
+@click.pass_obj
+def whatif(session: Session, /, *, policy: Path, output: str | None) -> None:
+    """Say what another policy would change for those who wait now."""
+    shown = showing(session, output, usual="table")
+    text = simulating.read_file(policy, "policy.invalid")
+    parse_policy(text, source=str(policy))  # here the file's name is known, for what is wrong in it
+    found = session.client.what_if(text)
+    if shown.form.name in ("json", "yaml"):
+        document = {"apiVersion": API_VERSION, "kind": "WhatIf", **encode(found)}
+        session.console.data(render_data(document, shown.form, shown.look))
+        return
+    session.console.data(what_if_text(found, shown.look))
+    if len(found.claims) > ROWS_MAX:
+        session.console.note(f"{len(found.claims) - ROWS_MAX} more wait; '-o json' shows them")
+    if not found.whole:
+        session.console.note("the queue is too long to be played to its end: what is unknown may still start")
+
+
+def what_if_text(found: WhatIfBody, look: Look) -> str:
+    """Who starts when, how long each size waits, and what both policies do."""
+    at = parse_time(found.at)
+    parts = []
+    if found.claims:
+        rows = [
+            [
+                one.name,
+                one.project,
+                str(one.size),
+                _start(one.now_at, at),
+                _start(one.then_at, at),
+                _change(one, whole=found.whole),
+            ]
+            for one in found.claims[:ROWS_MAX]
+        ]
+        parts.append(render_table(["NAME", "PROJECT", "SIZE", "NOW", "THEN", "CHANGE"], rows, look))
+    if found.waits:
+        sizes = [[str(one.size), str(one.claims), age_text(one.now_s), age_text(one.then_s)] for one in found.waits]
+        parts.append(render_table(["SIZE", "CLAIMS", "MEAN-NOW", "MEAN-THEN"], sizes, look))
+    within = f" within {age_text(found.window_s)}" if found.window_s else ""
+    both = (found.now, found.then)
+    measures = [
+        [f"devices in use{within}", *(f"{one.utilisation:.1%}" for one in both)],
+        ["asked to yield", *(str(one.yields) for one in both)],
+        ["asked to move", *(str(one.moves) for one in both)],
+    ]
+    parts.append(render_table(["MEASURE", "NOW", "THEN"], measures, look))
+    asked = [[one.name, one.project, *_times(one.claim, both)] for one in _either(both)]
+    if asked:
+        headers = ["ASKED", "PROJECT", "YIELDS-NOW", "YIELDS-THEN", "MOVES-NOW", "MOVES-THEN"]
+        parts.append(render_table(headers, asked[:ROWS_MAX], look))
+    return "\n\n".join(parts)
+
+
+def _start(text: str | None, at: Instant) -> str:
+    if text is None:
+        return _UNKNOWN
+    wait_s = seconds_between(at, parse_time(text))
+    return f"in {age_text(wait_s)}" if wait_s > 0 else "at once"
+
+
+def _change(one: WhatIfClaimBody, *, whole: bool) -> str:
+    if not whole and (one.now_at is None or one.then_at is None):
+        return _UNKNOWN
+    if one.now_at == one.then_at:
+        return "same"
+    if one.now_at is None or one.then_at is None:
+        return "starts" if one.now_at is None else "starts no more"
+    sooner_s = seconds_between(parse_time(one.then_at), parse_time(one.now_at))
+    return f"{age_text(abs(sooner_s))} {'sooner' if sooner_s > 0 else 'later'}"
+
+
+def _either(both: tuple[WhatIfSideBody, WhatIfSideBody]) -> list[WhatIfAskedBody]:
+    """Who is asked under one of them, each once."""
+    named = {one.claim: one for side in both for one in side.asked}
+    return [named[claim] for claim in sorted(named)]
+
+
+def _times(claim: str, both: tuple[WhatIfSideBody, WhatIfSideBody]) -> list[str]:
+    found = [next((one for one in side.asked if one.claim == claim), None) for side in both]
+    yields = [str(one.yields) if one is not None else "0" for one in found]
+    return [*yields, *(str(one.moves) if one is not None else "0" for one in found)]

@@ -1,0 +1,68 @@
+"""``moor defrag``: what is ordered, what is shown, and who is asked before."""
+
+import json
+
+import pytest
+
+from moorings.cli.main import main
+from moorings.wire.codec import encode
+from moorings.wire.forecasts import DefragmentBody, MoveBody
+from tests.unit.client.recorded import Reply
+
+FOUND = DefragmentBody(
+    pool="pod64",
+    devices="32-63",
+    cost_s=1920.0,
+    moves=(
+        MoveBody(claim="claim-1", name="night", project="guests", devices="32-47", to="16-31"),
+        MoveBody(claim="claim-2", name="day", project="lab", devices="48-51", to="0-3"),
+    ),
+)
+TABLE = """\
+NAME    PROJECT   FROM    TO
+night   guests    32-47   16-31
+day     lab       48-51   0-3
+devices 32-63 of pod64 become free: 2 claims move, 32 device-minutes are lost
+"""
+
+
+@pytest.fixture
+def moor(server, capsys):
+    """Runs ``moor defrag`` at a controller that has an answer; (exit code, stdout, stderr)."""
+    server.on("POST", "/v1/defragment", Reply(encode(FOUND)))
+
+    def call(*arguments):
+        code = main(["defrag", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def test_a_dry_run_shows_who_would_move(server, moor):
+    assert moor("--ipus", "32", "--pool", "pod64", "--dry-run") == (0, TABLE, "")
+    assert [sent.json for sent in server.seen] == [{"size": 32, "pool": "pod64", "dryRun": True}]
+
+
+def test_an_order_names_a_claim_and_what_may_be_lost(server, moor):
+    told = "they are asked; 'moor get claims' shows how far they are\n"
+    assert moor("--claim", "claim/big", "--cost-max", "3600", "-y") == (0, TABLE, told)
+    assert [sent.json for sent in server.seen] == [{"claim": "big", "dryRun": False, "costMaxS": 3600.0}]
+
+
+def test_nobody_is_moved_without_a_word(server, moor):
+    code, out, err = moor("--ipus", "32")
+    assert (code, out, server.seen) == (2, "", [])
+    assert "say --yes (-y)" in err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--ipus", "8", "--claim", "big")])
+def test_a_size_or_a_claim_is_needed(server, moor, arguments):
+    code, _, err = moor(*arguments, "--dry-run")
+    assert (code, server.seen) == (2, [])
+    assert "name --ipus or --claim" in err
+
+
+def test_json_is_what_the_api_gives(server, moor):
+    document = json.loads(moor("--ipus", "32", "--dry-run", "-o", "json")[1])
+    assert document == {"apiVersion": "moorings/v1", "kind": "Defragment", **encode(FOUND)}

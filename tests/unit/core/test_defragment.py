@@ -1,0 +1,156 @@
+"""Room on demand: who is moved by an admin's order, at what cost, and when not."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorings.core.claims import CheckpointContract, Claim, ClaimState, Spot
+from moorings.core.errors import MooringsError
+from moorings.core.hardware import Seen
+from moorings.core.inputs import CheckpointSeen, MakeRoom, SetProject, YieldClaim
+from moorings.core.plans import Moves
+from moorings.core.policy import Policy
+from moorings.core.projects import Project, Share
+from moorings.core.topology import Block
+from moorings.core.turn import Turn
+from tests.unit.core.worlds import POD, World
+
+KEEPS = CheckpointContract(resumable=True)
+
+
+def scattered(world: World) -> tuple[Claim, Claim]:
+    """Eight of sixteen devices are free, but no block of them; who holds the others, 4-7 and 12-15."""
+    jobs = [
+        world.ready(4, owner=f"local/run-{n}", checkpoint=KEEPS, name=f"job-{n}", preemptible=True) for n in range(4)
+    ]
+    for claim in (jobs[0], jobs[2]):
+        world.end(claim)
+    return jobs[1], jobs[3]
+
+
+def goes_on(world: World, claim: Claim) -> Claim:
+    """The claim once its job has stopped, and its new partition is there."""
+    before = world.partition(claim)
+    world.step(YieldClaim(claim.id, "stopped"))
+    world.says(world.fleet.partitions[before.id], Seen.ABSENT, order="remove")
+    world.says(world.partition(claim), Seen.ACTIVE)
+    return world.claim(claim.id)
+
+
+def refused(world: World, given: MakeRoom) -> str:
+    [reply] = world.step(given)
+    assert isinstance(reply, MooringsError), reply
+    return reply.code
+
+
+def test_a_claim_that_waits_gets_the_room_that_is_made_for_it():
+    world = World(POD)  # the policy moves nobody by itself
+    first, last = scattered(world)
+    wanted = world.create(8)
+    world.step(CheckpointSeen(last.id, world.now))
+    [moved] = world.step(MakeRoom(claim=wanted.id))
+    assert isinstance(moved, Moves)
+    [move] = moved.moves
+    assert (move.claim, move.by, move.to) == (last.id, wanted.id, Spot(POD.name, Block.parse("0-3")))
+    assert moved.spot == Spot(POD.name, Block.parse("8-15"))
+    assert moved.cost == pytest.approx(4 * 120 + 4, rel=0.01)
+    asked = world.claim(last.id)
+    assert (asked.state, asked.kept) == (ClaimState.RECLAIMING, move.to)
+    assert asked.reason is not None
+    assert asked.reason.message == "it makes room for c5 of project default and goes on at once, on devices 0-3"
+    assert goes_on(world, last).state is ClaimState.READY
+    assert world.partition(last).block == Block.parse("0-3")
+    assert world.partition(wanted).block == moved.spot.block
+    assert world.claim(first.id).state is ClaimState.READY
+
+
+def test_room_of_a_size_is_made_for_nobody_in_particular():
+    world = World(POD)
+    scattered(world)
+    [moved] = world.step(MakeRoom(size=8, pool=POD.name))
+    assert isinstance(moved, Moves)
+    asked = world.claim(moved.moves[0].claim)
+    assert asked.reason is not None
+    assert asked.reason.message.startswith("it makes room for larger partitions and goes on at once")
+    assert asked.reason.blockers == ()
+    goes_on(world, asked)
+    assert world.fleet.pools[POD.name].free.find(8) == moved.spot.block
+
+
+def test_a_turn_that_is_thrown_away_is_a_dry_run():
+    world = World(POD)
+    scattered(world)
+    before = (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4))
+    with Turn(world.fleet, world.policy, world.now) as turn:
+        assert isinstance(turn.take(MakeRoom(size=8)), Moves)
+    assert (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4)) == before
+    world.step()
+
+
+def test_no_more_is_moved_in_an_hour_than_the_policy_allows():
+    world = World(POD, policy=Policy(moves_per_hour=1))
+    scattered(world)
+    [moved] = world.step(MakeRoom(size=8))
+    assert isinstance(moved, Moves)
+    goes_on(world, world.claim(moved.moves[0].claim))
+    world.ready(8)
+    for claim in list(world.fleet.claims.values()):
+        world.end(claim)
+    scattered(world)
+    assert refused(world, MakeRoom(size=8)) == "room.not_found"
+
+
+def test_two_orders_of_one_turn_share_the_hour():
+    world = World(POD, policy=Policy(moves_per_hour=1))
+    scattered(world)
+    moved, second = world.step(MakeRoom(size=8), MakeRoom(size=8))
+    assert isinstance(moved, Moves)
+    assert isinstance(second, MooringsError)
+    assert len(world.fleet.moved) == 1
+
+
+def test_no_more_is_lost_than_was_allowed():
+    world = World(POD)
+    scattered(world)
+    assert refused(world, MakeRoom(size=8, cost_max=100.0)) == "room.too_costly"
+    assert world.fleet.moved == ()
+    assert isinstance(world.step(MakeRoom(size=8, cost_max=2_000.0))[0], Moves)
+
+
+def test_what_needs_no_room_or_gets_none_is_refused():
+    world = World(POD)
+    assert refused(world, MakeRoom(size=8)) == "room.is_free"
+    assert refused(world, MakeRoom(size=3)) == "claim.size_not_allowed"
+    assert refused(world, MakeRoom(size=8, pool=POD.name.__class__("other"))) == "pool.unknown"
+    held = world.ready(4)
+    assert refused(world, MakeRoom(claim=held.id)) == "claim.held"
+    assert refused(world, MakeRoom(claim=held.id.__class__("nobody"))) == "claim.unknown"
+    world.ready(4)
+    world.ready(4)
+    world.end(held)  # 0-3 and 12-15 are free; who is between them goes on from no checkpoint
+    assert refused(world, MakeRoom(size=8)) == "room.not_found"
+
+
+def test_nobody_is_moved_to_where_another_moves_already():
+    world = World(POD)
+    scattered(world)
+    [moved] = world.step(MakeRoom(size=8))
+    assert isinstance(moved, Moves)
+    [again] = world.step(MakeRoom(size=8))
+    assert isinstance(again, MooringsError)
+
+
+def test_who_cannot_be_asked_back_gets_no_room_of_what_is_promised():
+    world = World(POD)
+    world.step(SetProject(Project(name="lab", shares=(Share(POD.name, ((4, 1),)),)), None))
+    world.step(SetProject(Project(name="guests"), None))
+    jobs = [
+        world.ready(4, owner=f"local/run-{n}", checkpoint=KEEPS, preemptible=True, project="guests") for n in range(4)
+    ]
+    for claim in (jobs[0], jobs[2]):
+        world.end(claim)
+    firm = world.create(8, project="guests")
+    assert refused(world, MakeRoom(claim=firm.id)) == "room.not_found"
+    world.end(firm)
+    lent = world.create(8, project="guests", preemptible=True)
+    assert isinstance(world.step(MakeRoom(claim=lent.id))[0], Moves)
