@@ -1,4 +1,4 @@
-/* SPANK plugin of Moorings: --ipus and --num-replicas, and no task of an IPU job starts before its partition is ACTIVE.
+/* SPANK plugin of Moorings: --ipus, --num-replicas and --ipu-preemptible, and no task of an IPU job starts before its partition is ACTIVE.
  *
  *     gcc -std=c99 -shared -fPIC -O2 -o moorings_spank.so moorings_spank.c -ldl
  *
@@ -62,6 +62,19 @@ static int take_replicas(int val, const char *text, int remote)
 	return -1;
 }
 
+/* How the job is warned before its devices go back to whom they are guaranteed: in the words of --signal, USR1 or B:USR1.
+ * Here only the words are checked; the submit script records them, for a batch job that may be requeued. */
+static int take_preemptible(int val, const char *text, int remote)
+{
+	const char *name = text && strncmp(text, "B:", 2) == 0 ? text + 2 : text;
+	(void)val;
+	if (remote || !text || !*text || (*name && strlen(name) <= 9 && only(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ" DIGITS, 9)))
+		return 0;
+	slurm_error("--ipu-preemptible=%.40s: say which signal warns the job's steps (USR1), or its batch script (B:USR1)",
+		    text);
+	return -1;
+}
+
 static struct spank_option option_ipus = {
 	.name = "ipus",
 	.arginfo = "N",
@@ -77,6 +90,16 @@ static struct spank_option option_replicas = {
 	.has_arg = 1,
 	.val = 1,
 	.cb = take_replicas,
+};
+
+static struct spank_option option_preemptible = {
+	.name = "ipu-preemptible",
+	.arginfo = "[B:]SIGNAL",
+	.usage = "borrow IPUs that are guaranteed to others: warned by a signal to the steps (or the batch script, B:) "
+		 "and requeued when they are needed",
+	.has_arg = 2,
+	.val = 2,
+	.cb = take_preemptible,
 };
 
 /* -------------------------------------------------------------------------------------------------- a task's variables */
@@ -150,7 +173,9 @@ static void go_unbound(spank_t sp)
 
 static const char *const inherited[] = {
 	"_SLURM_SPANK_OPTION_moorings_ipus", "_SLURM_SPANK_OPTION_moorings_num_replicas",
-	"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipus", "SLURM_SPANK__SLURM_SPANK_OPTION_moorings_num_replicas"};
+	"_SLURM_SPANK_OPTION_moorings_ipu_preemptible", "SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipus",
+	"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_num_replicas",
+	"SLURM_SPANK__SLURM_SPANK_OPTION_moorings_ipu_preemptible"};
 
 int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
@@ -168,8 +193,9 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 	for (int i = 0; brought && of_binding[i]; i++)
 		(void)unsetenv(of_binding[i]);
 	if (spank_option_register(sp, &option_ipus) != ESPANK_SUCCESS ||
-	    spank_option_register(sp, &option_replicas) != ESPANK_SUCCESS) {
-		slurm_error("moorings: --ipus and --num-replicas cannot be added");
+	    spank_option_register(sp, &option_replicas) != ESPANK_SUCCESS ||
+	    spank_option_register(sp, &option_preemptible) != ESPANK_SUCCESS) {
+		slurm_error("moorings: --ipus, --num-replicas and --ipu-preemptible cannot be added");
 		return -1;
 	}
 	return 0;

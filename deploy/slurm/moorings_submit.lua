@@ -151,6 +151,28 @@ local function may_requeue(desc, bounds)
     return bounds.requeue ~= false
 end
 
+-- The signal of --ipu-preemptible, as --signal has it: USR1 for the steps, B:USR1 for the batch script.
+local function signal_of(text)
+    if text == "" or text == "(null)" then return "USR1" end
+    local name = text:match("^B:(.*)$") or text
+    return #name <= 9 and name:match("^[A-Z][A-Z0-9]+$") and text or nil
+end
+
+-- Why a job cannot be asked to make room, as a sentence; nil: it can.
+local function wrong_preemptible(text, desc, bounds)
+    if not signal_of(text) then
+        return ("--ipu-preemptible=%s: say which signal warns its steps (USR1), or its batch script (B:USR1)")
+            :format(text:sub(1, 40))
+    end
+    if not desc.script then
+        return "--ipu-preemptible: only a batch job can make room and go on later; submit it with sbatch"
+    end
+    if not may_requeue(desc, bounds) then
+        return "--ipu-preemptible: a job that makes room is put back into the queue, so it needs --requeue"
+    end
+    return nil
+end
+
 -- Tells the plugin of --no-requeue: RequeueExit of 22.05 goes before it. Only a batch job has an environment here.
 local function mark_no_requeue(desc)
     if desc.environment then desc.environment["MOORINGS_NO_REQUEUE"] = "1" end
@@ -194,6 +216,7 @@ local function submit(desc)
     local options = options_of(desc)
     if not options then return nil end
     if not options.ipus then
+        if options.ipu_preemptible then return "--ipu-preemptible needs --ipus=N" end
         return options.num_replicas and "--num-replicas needs --ipus=N" or nil
     end
     local bounds = load_limits()
@@ -201,6 +224,8 @@ local function submit(desc)
     local replicas = tasks
     if options.num_replicas then replicas = count(options.num_replicas) end
     local sentence = wrong(ipus, tasks, replicas, options, desc, bounds)
+    local preemptible = options.ipu_preemptible
+    if not sentence and preemptible then sentence = wrong_preemptible(preemptible, desc, bounds) end
     if sentence then return sentence end
     local own = desc.licenses
     if own and own:find("|", 1, true) then -- 26.05: one or the other; it takes no list that has both this and ','
@@ -209,7 +234,8 @@ local function submit(desc)
     end
     if not may_requeue(desc, bounds) then mark_no_requeue(desc) end
     desc.licenses = (own and own ~= "" and own .. "," or "") .. licenses_for(ipus)
-    desc.admin_comment = ("%s1 nonce=%s ipus=%d gcds=%d replicas=%d"):format(RECORD, make_nonce(), ipus, tasks, replicas)
+    desc.admin_comment = ("%s1 nonce=%s ipus=%d gcds=%d replicas=%d%s"):format(
+        RECORD, make_nonce(), ipus, tasks, replicas, preemptible and " preemptible=" .. signal_of(preemptible) or "")
     return nil
 end
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -238,6 +239,52 @@ def test_a_run_that_slurm_puts_back_into_its_queue_waits_again_and_goes_on(site:
     names = [one["name"] for one in site.controller.ask("GET", f"/v1/events?run={run['id']}")[1]["items"]]
     assert names[:5] == ["run.created", "run.queued", "run.starting", "run.started", "run.requeued"]
     assert (names[5], names[-1]) == ("run.starting", "run.ended")  # it may end before it is seen to run
+
+
+@pytest.fixture
+def lent(site: IpuSite) -> Iterator[None]:
+    """All devices are guaranteed to the lab; what it does not use is lent."""
+    policy = site.controller.data / "policy.toml"
+    policy.write_text('min_run = 0\nyield = "20s"\n')
+    with controller_with(site):
+        shares = [{"pool": "pod16", "blocks": {"16": 1}}]
+        for name, project in (("lab", {"shares": shares}), ("guest", {})):
+            assert site.controller.ask("PUT", f"/v1/projects/{name}", project)[0] in (200, 201)
+        yield
+        until(lambda: site.claims() == [] and site.cluster.squeue() == [], what=site.log)
+        for name in ("lab", "guest"):
+            site.controller.ask("DELETE", f"/v1/projects/{name}")
+    policy.unlink()
+
+
+@pytest.mark.usefixtures("lent")
+@pytest.mark.parametrize("hears", [True, False], ids=["it saves", "it hears nothing"])
+def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Start, hears: bool) -> None:
+    before = runs(site)
+    job_file = site.cluster.work / "preemptible.toml"
+    script = "echo start $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] && exit 0; "
+    script += "trap 'echo saved; exit 85' USR1; " if hears else "trap '' USR1 TERM; "
+    script += "while :; do sleep 0.2 & wait $!; done"
+    words = json.dumps(["sh", "-c", script])
+    job_file.write_text(
+        f'command = {words}\nproject = "guest"\npreemptible = true\n[accelerators]\nsize = 16\n'
+        "[checkpoint]\nresumable = true\n"
+    )
+    process = start(str(job_file))
+    run = one_more(site, before, lambda run: run["state"] == "RUNNING")
+    job = run["reference"]
+    owner = site.cluster.sbatch("true", "--ipus=16", "--account=lab", user="man")
+    site.cluster.wait_job(owner, "COMPLETED")
+    one_more(site, before, lambda run: run["state"] == "WAITING")
+    begun = int(time.time())  # a node takes no job anew in the second in which it was killed there
+    until(lambda: int(time.time()) > begun + 1)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")
+    code, output, said = finish(process)
+    lines = output.splitlines()  # among them what the shell says of its sleep
+    assert (code, lines[0], lines[-1], lines.count("saved")) == (0, "start", "start 1", int(hears)), said
+    assert site.cluster.job(job)["Restarts"] == "1"
+    names = [one["name"] for one in site.controller.ask("GET", f"/v1/events?run={run['id']}")[1]["items"]]
+    assert names.count("run.requeued") == 1
 
 
 def test_a_run_is_the_controllers_users_job_whoever_asks_and_whatever_for(site: IpuSite, start: Start) -> None:

@@ -94,6 +94,7 @@ def test_the_commands_tell_of_the_options(cluster, command):
     text = cluster.check(command, "--help")
     assert "--ipus=N" in text
     assert "--num-replicas=R" in text
+    assert "--ipu-preemptible" in text
 
 
 @pytest.mark.parametrize("word", ["3", "0", "-1", "512", "two", "", "4.0", "0x4", " 4", "4 ", "9" * 40])

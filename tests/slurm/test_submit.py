@@ -27,6 +27,7 @@ REFUSALS = {
     ("--ipus=4", "-n2", "--num-replicas=1"): "--num-replicas=1",
     ("--ipus=4", "-n2", "--num-replicas=8"): "that divides its 4 IPUs",
     ("--num-replicas=2",): "--num-replicas needs --ipus=N",
+    ("--ipu-preemptible",): "--ipu-preemptible needs --ipus=N",
     ("-L", "ipu:1"): "the license 'ipu:1' cannot be asked for by hand: use --ipus=N",
     ("-L", "matlab:1,ipu_16:4"): "the license 'ipu_16:4'",
     ("-L", "matlab:1;ipu_16"): "the license 'ipu_16'",
@@ -96,6 +97,36 @@ def record(cluster: SlurmCluster, job: int) -> tuple[int, ...]:
 )
 def test_what_was_asked_for_is_recorded(cluster, flags, expected):
     assert record(cluster, held(cluster, *flags)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "signal"),
+    [("--ipu-preemptible", "USR1"), ("--ipu-preemptible=TERM", "TERM"), ("--ipu-preemptible=B:USR2", "B:USR2")],
+)
+def test_how_a_job_is_asked_to_make_room_is_recorded(cluster, flag, signal):
+    job = held(cluster, "--ipus=2", flag, "--requeue")
+    assert f"replicas=1 preemptible={signal} " in cluster.check("scontrol", "-o", "show", "job", str(job))
+    assert "preemptible" not in cluster.check("scontrol", "-o", "show", "job", str(held(cluster, "--ipus=2")))
+
+
+@pytest.mark.parametrize("word", ["usr1", "B:", "USR1@60", "X" * 10, "U", "B:B:USR1", "USR1 asked=0@1,1"])
+def test_a_signal_that_is_none_is_refused(cluster, word):
+    done = cluster.run("sbatch", "--ipus=2", f"--ipu-preemptible={word}", input="#!/bin/sh\n", user=USER)
+    assert done.returncode != 0
+    assert "say which signal warns its steps" in done.stderr.replace("the job's steps", "its steps")
+
+
+def test_only_a_job_that_may_be_requeued_can_make_room(cluster):
+    words = ("sbatch", "--ipus=2", "--ipu-preemptible")
+    done = cluster.run(*words, "--no-requeue", input="#!/bin/sh\n", user=USER)
+    assert done.returncode != 0
+    assert "so it needs --requeue" in done.stderr
+
+
+def test_only_a_batch_job_can_make_room(cluster):
+    done = cluster.run("srun", "--ipus=2", "--ipu-preemptible", "true", user=USER)
+    assert done.returncode != 0
+    assert "only a batch job can make room and go on later" in done.stderr
 
 
 def test_a_job_takes_its_ipus_of_every_twin_up_to_its_size(cluster):

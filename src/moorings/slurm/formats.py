@@ -24,8 +24,12 @@ RESERVATION = "moorings"
 
 _NONCE = re.compile(r"[0-9a-f]{16}")
 _ORDER = re.compile(
-    r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})(?:\s|$)"
+    r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})"
+    r"(?: preemptible=((?:B:)?[A-Z][A-Z0-9]{1,9}))?(?=\s|$)"
 )
+# Whole, or not believed: the column may have cut it.
+_ASKED = re.compile(r" asked=([0-9]{1,9})@([0-9]{10}),([0-9]{10})")
+_NOTE = " -- "  # what follows is ours to write over
 _LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}")
@@ -51,12 +55,33 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job asked for when it was submitted, as only ``job_submit`` and admins can have written it."""
+    """What a job asked for when it was submitted, as only ``job_submit`` and admins can have written it.
+
+    Attributes:
+        signal: what warns it before it makes room, in the words of ``--signal``: ``USR1`` its steps, ``B:USR1`` its
+            batch script; empty: it is never asked to make room.
+    """
 
     nonce: str
     ipus: int
     gcds: int
     replicas: int
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """That a start of a job was asked to make room, as the agent noted it beside the order.
+
+    Attributes:
+        restarts: which start.
+        requeue_at: when it is put back into the queue, if it has not gone by then; whole seconds.
+        since: since when the job has its place in the controller's queue; whole seconds.
+    """
+
+    restarts: int
+    requeue_at: Instant
+    since: Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +102,9 @@ class JobRecord:
         status: exit code and signal.
         licenses: what it takes, as far as it could be shown.
         order: what ``job_submit`` recorded; None: no job of ours.
+        asked: that it was asked to make room, in this start or an earlier one; None: never.
+        note: what stands behind that for people, cut at the end of the column.
+        note_is_ours: whether it may be written over; an admin's own words may not.
         comment: the user's; ``name`` too. Never believe them.
     """
 
@@ -107,14 +135,32 @@ class JobRecord:
     status: tuple[int, int]
     licenses: Mapping[str, int] = field(default_factory=dict)
     order: Order | None = None
+    asked: Asked | None = None
+    note: str = ""
+    note_is_ours: bool = True
     comment: str = ""
     name: str = ""
 
 
-def build_order(order: Order) -> str:
-    """The AdminComment that records an order; ``job_submit`` writes the same."""
+def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str:
+    """The AdminComment that records an order; ``job_submit`` writes the same, without what comes later.
+
+    Args:
+        order: what was asked for.
+        asked: that the job was asked to make room.
+        note: for people, in one line.
+    """
     assert _NONCE.fullmatch(order.nonce), order.nonce
-    return f"moorings:1 nonce={order.nonce} ipus={order.ipus} gcds={order.gcds} replicas={order.replicas}"
+    text = f"moorings:1 nonce={order.nonce} ipus={order.ipus} gcds={order.gcds} replicas={order.replicas}"
+    text += f" preemptible={order.signal}" if order.signal else ""
+    if asked is not None:
+        text += f" asked={asked.restarts}@{asked.requeue_at // SECOND:010d},{asked.since // SECOND:010d}"
+    return text + (f"{_NOTE}{note}" if note or asked is not None else "")
+
+
+def build_note(job: int, order: Order, asked: Asked | None, note: str) -> list[str]:
+    """Writes what ``build_order`` gives into a job's AdminComment."""
+    return ["scontrol", "update", f"jobid={int(job)}", f"admincomment={build_order(order, asked, note)}"]
 
 
 def parse_order(comment: str) -> Order | None:
@@ -122,7 +168,28 @@ def parse_order(comment: str) -> Order | None:
     found = _ORDER.match(comment)
     if found is None:
         return None
-    return Order(nonce=found[1], ipus=int(found[2]), gcds=int(found[3]), replicas=int(found[4]))
+    signal = found[5] or ""
+    return Order(nonce=found[1], ipus=int(found[2]), gcds=int(found[3]), replicas=int(found[4]), signal=signal)
+
+
+def parse_asked(comment: str) -> Asked | None:
+    """What stands behind an order of the job having been asked to make room; None: it was not."""
+    order = _ORDER.match(comment)
+    found = _ASKED.match(comment, order.end()) if order is not None else None
+    if found is None:
+        return None
+    return Asked(int(found[1]), Instant(int(found[2]) * SECOND), Instant(int(found[3]) * SECOND))
+
+
+def parse_note(comment: str) -> tuple[str, bool]:
+    """What stands in an AdminComment for people, and whether it may be written over: an admin's own words may not."""
+    order = _ORDER.match(comment)
+    if order is None:
+        return "", not given(comment)
+    asked = _ASKED.match(comment, order.end())
+    rest = comment[(asked or order).end() :]
+    ours = not rest.strip() or f"{rest} ".startswith(_NOTE)
+    return rest.strip().removeprefix(_NOTE.strip()).strip(), ours
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -212,6 +279,7 @@ def phase_of(state: str) -> Phase:
 def _job(row: Mapping[str, str]) -> JobRecord:
     try:
         tasks = given(row["array_tasks"])
+        note, note_is_ours = parse_note(row["order"])
         return JobRecord(
             job_id=int(row["job_id"]),
             array_job=int(row["array_job"]) if tasks else None,
@@ -240,6 +308,9 @@ def _job(row: Mapping[str, str]) -> JobRecord:
             status=_status(row["status"]),
             licenses=_licenses(row["licenses"]),
             order=parse_order(row["order"]),
+            asked=parse_asked(row["order"]),
+            note=note,
+            note_is_ours=note_is_ours,
             comment=given(row["comment"]),
             name=row["name"],
         )

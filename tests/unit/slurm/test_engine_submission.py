@@ -94,6 +94,16 @@ def test_what_slurm_cannot_do_is_refused_by_name(job, named):
     assert named in caught.value.detail
 
 
+def test_one_that_may_be_asked_to_make_room_may_be_requeued_and_its_script_is_warned():
+    contract = CheckpointContract(resumable=False)
+    told = words(preemptible=True, checkpoint=contract)
+    assert {"--ipu-preemptible=B:USR1", "--requeue"} <= set(told)
+    assert "--no-requeue" in words(checkpoint=contract)
+    assert not any("preemptible" in word for word in words(checkpoint=contract))
+    said = differences(order(preemptible=True, checkpoint=contract).job, SLURMS_OWN, "ann")
+    assert any("asked to make room" in sentence for sentence in said)
+
+
 @pytest.mark.parametrize("name", ["USR1", "SIGUSR1", "usr1"])
 def test_signals_have_slurms_names(name):
     assert signal_of(name) == "USR1"

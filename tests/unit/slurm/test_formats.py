@@ -7,6 +7,7 @@ taken for other records.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
+from moorings.core.instants import SECOND, Instant
 from moorings.slurm import formats, listings
 from moorings.slurm.formats import JobRecord, License, Order, Phase
 from moorings.slurm.host.site import parse_site
@@ -215,6 +217,39 @@ def test_what_a_state_means(state, phase):
 def test_an_order_is_what_was_written():
     assert formats.parse_order(formats.build_order(ORDER)) == ORDER
     assert formats.parse_order(formats.build_order(ORDER) + " and a note of the admin's") == ORDER
+
+
+ASKED = formats.Asked(3, Instant(1_795_410_000 * SECOND), Instant(1_795_400_000 * SECOND))
+
+
+@pytest.mark.parametrize("signal", ["", "USR1", "B:USR2"])
+@pytest.mark.parametrize("asked", [None, ASKED])
+@pytest.mark.parametrize("note", ["", "waits for 16 devices"])
+def test_what_the_agent_notes_beside_an_order_is_read_again(signal, asked, note):
+    order = replace(ORDER, signal=signal)
+    text = formats.build_order(order, asked, note).rstrip()  # as squeue shows it
+    assert formats.parse_order(text) == order
+    assert formats.parse_asked(text) == asked
+    assert formats.parse_note(text) == (note, True)
+
+
+def test_a_note_that_was_cut_says_nothing_wrong():
+    text = formats.build_order(replace(ORDER, signal="B:USR1"), ASKED, "x" * 80)
+    for length in range(len(text)):
+        assert formats.parse_asked(text[:length].rstrip()) in (None, ASKED)
+    assert formats.parse_asked(text[:128]) == ASKED, "as much as the column shows"
+
+
+def test_an_admins_own_note_is_nobodys_to_write_over():
+    text = formats.build_order(ORDER)
+    assert formats.parse_note(f"{text} ask carol first") == ("ask carol first", False)
+    assert formats.parse_note("ask carol first") == ("", False)
+    assert formats.parse_note(text) == ("", True)
+
+
+def test_nobody_is_asked_by_what_stands_in_a_note():
+    text = formats.build_order(ORDER, None, "claim asked=0@1795410000,1795400000 waits")
+    assert formats.parse_asked(text) is None
 
 
 @pytest.mark.parametrize(

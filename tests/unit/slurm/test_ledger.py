@@ -10,7 +10,7 @@ import pytest
 from moorings.core.claims import check_owner
 from moorings.core.instants import SECOND, Instant
 from moorings.core.reconcile import Streak
-from moorings.slurm.formats import JobRecord, Order, phase_of
+from moorings.slurm.formats import Asked, JobRecord, Order, phase_of
 from moorings.slurm.host.ledger import Home, Judgement, Start, announce, judge, may_live, request_for, start_of
 from moorings.wire.shapes import ClaimBody
 
@@ -113,6 +113,22 @@ def test_the_queue_is_told_in_slurm_s_order_and_only_what_waits_for_us() -> None
     assert [start_of(job.owner) for job in told.jobs] == [Start(n, NONCE, 0) for n in (2, 1, 8)]
     assert told.queue == "slurm/vt"
     assert told.jobs[0].since == "1970-01-01T00:00:02.000000Z"
+
+
+def test_a_job_that_may_be_asked_to_make_room_is_told_and_asked_for_so() -> None:
+    order = Order(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="USR1")
+    jobs = by_id(a_job(1, "PENDING", reason="Licenses", order=order), a_job(2, "PENDING", reason="Licenses"))
+    assert [job.preemptible for job in announce(jobs, HOME, "", 120).jobs] == [True, None]
+    assert request_for(a_job(1, order=order), HOME, "").preemptible
+    assert not request_for(a_job(2), HOME, "").preemptible
+
+
+def test_who_made_room_keeps_its_place_though_slurm_submits_it_anew() -> None:
+    asked = Asked(0, Instant(90 * SECOND), Instant(5 * SECOND))
+    jobs = by_id(a_job(70, "PENDING", reason="Licenses", restarts=1, asked=asked))
+    assert announce(jobs, HOME, "", 120).jobs[0].since == "1970-01-01T00:00:05.000000Z"
+    later = by_id(a_job(3, "PENDING", reason="Licenses", restarts=1, asked=asked))
+    assert announce(later, HOME, "", 120).jobs[0].since == "1970-01-01T00:00:03.000000Z"
 
 
 def test_of_a_long_queue_the_first_are_told() -> None:

@@ -162,6 +162,11 @@ def test_the_tiers_as_sinfo_tells_them() -> None:
         parse_rules({}, b"", b"normal||cluster|soon\n")
 
 
+@pytest.mark.parametrize(("told", "seconds"), [("30 sec", 30.0), ("2 sec", 2.0), ("", 30.0), ("soon", 30.0)])
+def test_how_long_slurm_waits_before_it_kills(told: str, seconds: float) -> None:
+    assert parse_rules({"KillWait": told}, b"").kill_wait_s == seconds
+
+
 def test_nobody_goes_for_a_block_that_somebody_else_would_get() -> None:
     jobs = [OLD, YOUNG, LITTLE, waiting(9, 4), waiting(10, 4, priority=0)]
     assert displaced(jobs, FULL, next_up=None) is None, "a claim of others waits before it"

@@ -120,6 +120,29 @@ left_alone() { # whether every task ended by itself
     [ "$n_left" -eq "$tasks" ]
 }
 
+# Who was asked to make room and leaves with another code than 0 goes on later. By what the agent noted of the job this is
+# told from the warning before a time limit.
+must_yield() {
+    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --Format=admin_comment:200) in
+    *" asked=$restart@"*) ;;
+    *) return 1 ;;
+    esac
+}
+case $stop in
+'' | failed)
+    if [ -n "$warned" ] && [ "${code:-1}" -ne 0 ] && [ -z "$slurm" ] && must_yield; then
+        finish slurm
+        if scontrol requeue "$SLURM_JOB_ID"; then
+            kill $timers 2> /dev/null
+            while [ -z "$slurm" ]; do # Slurm ends us now
+                sleep 1 & wait "$!"
+            done
+            exit 1
+        fi
+    fi
+    ;;
+esac
+
 # Where Slurm ends a job (requeue, node down) the tasks may be gone before this shell hears of it, and (24.11) before
 # Slurm itself says so: it is asked, if a signal ended one after a moment.
 case $stop in

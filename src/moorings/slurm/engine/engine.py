@@ -340,6 +340,9 @@ class SlurmEngine:
             elif job.phase is not JobPhase.ENDED:
                 await self._slurm.ask(build_cancel(job.job_id))
 
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        return None  # its scheduler decides who has to yield
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         name = signal_of(signal_name)
         (sighting,) = await self.observe([run])

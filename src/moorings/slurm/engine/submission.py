@@ -72,6 +72,8 @@ def differences(job: JobSpec, place: Place, user: str) -> tuple[str, ...]:
         told.append(f"Slurm counts memory by CPU: {_memory_mib(job)} MiB for each of a task's {job.resources.cpus}")
     if job.priority < 0:
         told.append(f"its priority {job.priority} is --nice={_nice(job)} in Slurm")
+    if job.preemptible and not job.checkpoint.resumable:
+        told.append("it may be asked to make room, so Slurm may stop it, put it back into its queue and start it anew")
     if job.checkpoint.resumable:
         told.append("it can be resumed, so Slurm may stop it, put it back into its queue and start it again")
     return tuple(told)
@@ -106,8 +108,10 @@ def build_submit(order: StartOrder, place: Place, attempt: Path) -> list[str]:
         *(f"--output={attempt}/job.log", f"--job-name={job.name}", f"--comment={comment_of(order.run, order.attempt)}"),
         *(f"--ntasks={job.tasks}", f"--cpus-per-task={job.resources.cpus}", f"--nodes={job.resources.nodes}"),
         f"--ipus={job.accelerators.size}",
-        "--requeue" if contract.resumable else "--no-requeue",
+        "--requeue" if contract.resumable or job.preemptible else "--no-requeue",
     ]
+    if job.preemptible:
+        words.append("--ipu-preemptible=B:USR1")  # the script warns the tasks
     if job.accelerators.replicas is not None:
         words.append(f"--num-replicas={job.accelerators.replicas}")
     if job.resources.memory_bytes is not None:

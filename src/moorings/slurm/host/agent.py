@@ -42,6 +42,8 @@ from moorings.slurm.host.ledger import Home, Start, announce, judge, may_live, s
 from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.preemptor import Preemptor
+from moorings.slurm.host.reclaim import in_the_way
+from moorings.slurm.host.reclaimer import Reclaimer
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import expand_hosts
 from moorings.wire.shapes import ClaimBody
@@ -105,6 +107,7 @@ class Agent:
             calls, self._home, settings.pool, settings.patience_s, self._give_up, self._offers.recount
         )
         self._preemptor = Preemptor(slurm, calls, self._home, settings.pool, self._troubles)
+        self._reclaimer = Reclaimer(slurm, calls, self._home, self._troubles)
         self._lists = JobLists()
         self._jobs: dict[int, JobRecord] = {}
         self._listed = asyncio.Condition()
@@ -114,6 +117,7 @@ class Agent:
         self._releasing: set[str] = set()
         self._claims_known = asyncio.Event()
         self._renewed_at: float | None = None
+        self._licenses: Mapping[str, License] = {}  # as last listed
         self._lack = ""
         self._strangers: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,13 +126,15 @@ class Agent:
 
     async def serve(self) -> None:
         """Work until cancelled; the gate is closed then, for nobody would see to what starts."""
-        offers, preemptor = self._offers, self._preemptor
+        offers, preemptor, reclaimer = self._offers, self._preemptor, self._reclaimer
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (self._watch_jobs, self._watch_claims, self._keep_gate):
                     group.create_task(work())
                 for other in (offers.serve_watching, offers.serve_telling, preemptor.serve_rules, preemptor.serve):
                     group.create_task(other())
+                group.create_task(reclaimer.serve())
+                group.create_task(reclaimer.serve_remarks())
         finally:
             offers.counts = None
             with self._troubles.told("slurm.gate"):
@@ -177,6 +183,9 @@ class Agent:
         elif self._claims_known.is_set():
             apart_s = begun - self._judged_at if self._judged_at is not None else 0.0
             self._judged_at = begun
+            self._reclaimer.look(jobs, known, self._offers.reasons, self._preemptor.rules.kill_wait_s)
+            held = list(self._berths.claims.values())
+            self._reclaimer.clear_the_way(in_the_way(jobs, held, self._offers.offered, self._licenses))
             self._follow(known, apart_s)
         rank = self._preemptor.rules.tier
         self._offers.tell(announce(self._jobs, self._home, self._settings.pool, BELIEVED_S, rank))
@@ -201,7 +210,7 @@ class Agent:
             if claim.owner not in self._berths.claims:
                 continue  # it went while the list was made
             why = judged.releases.get(claim.id)
-            if why is not None:
+            if why is not None and not self._reclaimer.keeps(claim.id):
                 self._release(claim, why)
             elif claim.id in judged.lost and not self._offers.contested:
                 self._soon(self._release_if_gone(claim, judged.lost[claim.id]), "job.ask")
@@ -301,7 +310,7 @@ class Agent:
             await asyncio.sleep(GATE_PAUSE_S)
 
     async def _set_gate(self) -> None:
-        licenses = parse_licenses(await self._slurm.ask(build_licenses()))
+        licenses = self._licenses = parse_licenses(await self._slurm.ask(build_licenses()))
         self._tell_lack(what_lacks(licenses, self._offers.counts))
         wanted = self._to_reserve(licenses)
         if is_kept(licenses, wanted):

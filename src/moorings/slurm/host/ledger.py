@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from moorings.core.announced import JOBS_MAX
 from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
+from moorings.core.instants import Instant
 from moorings.core.reconcile import LISTINGS_NEEDED, Streak
 from moorings.slurm.formats import JobRecord, Order, Phase
 from moorings.wire.codec import time_text
@@ -104,6 +105,7 @@ def request_for(job: JobRecord, home: Home, pool: str, *, long_name: bool = Fals
         owner=start.owner(home),
         project=project_of(job),
         time_limit_s=_limit(job),
+        preemptible=bool(order.signal),
     )
 
 
@@ -135,7 +137,7 @@ def announce(
     told = []
     for *_, job, order in sorted(waiting, key=lambda one: one[:3])[:JOBS_MAX]:
         assert order is not None
-        since = job.eligible or job.submitted
+        since = since_of(job)
         told.append(
             QueuedJobShape(
                 owner=Start.of(job, order).owner(home),
@@ -146,9 +148,18 @@ def announce(
                 since=time_text(since) if since is not None else None,
                 time_limit_s=_limit(job),
                 project=project_of(job),
+                preemptible=True if order.signal else None,
             )
         )
     return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
+
+
+def since_of(job: JobRecord) -> Instant | None:
+    """Since when a job has its place: one that made room has the place of its first start, which Slurm forgets."""
+    since = job.eligible or job.submitted
+    if job.asked is not None:
+        return min(job.asked.since, since) if since is not None else job.asked.since
+    return since
 
 
 def _is_told(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:

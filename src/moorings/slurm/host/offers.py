@@ -18,7 +18,7 @@ from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.troubles import Troubles
-from moorings.wire.shapes import QueueBody, QueueRequest
+from moorings.wire.shapes import QueueBody, QueueRequest, ReasonBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -41,6 +41,8 @@ class Offers:
         asked_at: the loop's time; every claim that was made before is counted.
         held: how many partitions of each size its claims held when it was offered ``counts``.
         alone: whether nobody but this queue's jobs waits for what it is offered.
+        reasons: why each of the jobs told last waits that has not been offered its devices, by owner, in order.
+        offered: the owners of the jobs told last whose devices are kept for them, free.
         accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
         refused: why it believes another Slurm of this name instead; empty: it does not.
 
@@ -68,6 +70,8 @@ class Offers:
         self.asked_at = 0.0
         self.held: Mapping[int, int] = {}
         self.alone = False
+        self.reasons: Mapping[str, ReasonBody] = {}
+        self.offered: frozenset[str] = frozenset()
         self.accepted = asyncio.Event()
         self.refused = ""
         self._quiet_until = 0.0  # of who was refused
@@ -177,6 +181,8 @@ class Offers:
 
     def _accept(self, body: QueueBody) -> None:
         self.refused = ""
+        self.offered = frozenset(job.owner for job in body.jobs if job.offered)
+        self.reasons = {job.owner: job.reason for job in body.jobs if job.reason is not None and not job.offered}
         if not self.accepted.is_set():
             self.accepted.set()
             self._taken()

@@ -6,6 +6,7 @@ may displace a lower one, with ``preempt/qos`` a QOS those that it names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +28,8 @@ class Preempt(StrEnum):
 
 # Other modes (OFF, GANG, SUSPEND, WITHIN) leave a job its devices, or are about one QOS: nobody is displaced by them.
 _MODES = ("REQUEUE", "CANCEL")
+KILL_WAIT_S = 30.0  # slurm.conf(5)
+_KILL_WAIT = re.compile(r"([0-9]{1,6})(?: sec)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Rules:
         exempt_s: for so long after its start nobody is displaced.
         partitions: by name.
         qos: by name; empty without accounting.
+        kill_wait_s: so long after TERM comes KILL.
     """
 
     by: Preempt = Preempt.NONE
@@ -63,6 +67,7 @@ class Rules:
     exempt_s: float = 0.0
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
+    kill_wait_s: float = KILL_WAIT_S
 
     def tier(self, job: JobRecord) -> int:
         """The tier of a job: of the best of its partitions, if it names several."""
@@ -120,12 +125,14 @@ def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") 
     try:
         kinds = [kind for kind in Preempt if kind == config.get("PreemptType", "")]
         rows = parse_rows(partitions, _PARTITION, source="sinfo")
+        kill_wait = _KILL_WAIT.fullmatch(config.get("KillWait", ""))
         return Rules(
             by=kinds[0] if kinds else Preempt.NONE,
             mode=_mode(config.get("PreemptMode", "")),
             exempt_s=_seconds(config.get("PreemptExemptTime", "")) or 0.0,
             partitions={row["name"].rstrip("*"): Partition(int(row["tier"]), _mode(row["mode"])) for row in rows},
             qos=dict(_qos(line) for line in qos.decode("utf-8", "replace").splitlines() if line),
+            kill_wait_s=float(kill_wait[1]) if kill_wait is not None else KILL_WAIT_S,
         )
     except ValueError as error:
         raise MooringsError("slurm.unreadable", f"Slurm's rules of preemption cannot be read: {error}") from error

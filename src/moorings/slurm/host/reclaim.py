@@ -1,0 +1,217 @@
+"""Which jobs must make room, and what is done about it: decisions on claims that were asked to yield.
+
+The controller asks a claim (RECLAIMING, with the time by which); its job is warned once, and put back into Slurm's
+queue before that time is over, early enough for Slurm to kill what does not hear TERM. What was done stands in the
+job's AdminComment, so an agent that was killed in between goes on and warns nobody twice. A job that ends with another
+exit code than 0 after it was warned is put back, too: whoever does not know the signal ends by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.instants import SECOND, Instant, after, seconds_between
+from moorings.slurm.formats import LICENSE, Asked, JobRecord, License, Phase
+from moorings.slurm.host.ledger import COMPLETING, WAITS_FOR_US, Home, since_of, start_of
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import ClaimBody, ReasonBody
+
+ASKED = "RECLAIMING"
+FAILED = "FAILED"  # Slurm's word for another exit code than 0, or a signal
+MARGIN_S = 3.0  # for the list of jobs, and for Slurm's messages to its nodes
+NOTE_CHARS_MAX = 200
+REMARKED_MAX = 10  # of the jobs that wait, the first so many are told why
+WRITES_MAX = 5  # at a time: each is a command, and makes slurmctld look at the job anew
+REMARK_AGAIN_S = 60.0  # a job's remark changes so often at most
+_OWNER = re.compile(r"slurm/[A-Za-z0-9_.-]+/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A job to be warned: what is noted of it first, and what its users read."""
+
+    job: JobRecord
+    asked: Asked
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done now.
+
+    Attributes:
+        warnings: jobs that were not warned yet.
+        requeues: jobs whose time is over, and jobs that ended because they were warned; with what is logged.
+        kept: claims, by id, that are not released before their job, which has ended, is back in the queue: that job's
+            number and start.
+        stuck: claims, by id, whose jobs cannot make room, with the reason.
+    """
+
+    warnings: tuple[Asking, ...] = ()
+    requeues: tuple[tuple[JobRecord, str], ...] = ()
+    kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    stuck: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan(
+    jobs: Mapping[int, JobRecord],
+    claims: Collection[ClaimBody],
+    home: Home,
+    now: Instant,
+    kill_wait_s: float,
+) -> Plan:
+    """What the claims that were asked to yield demand of their jobs.
+
+    Args:
+        jobs: a good listing, with the ended jobs of ``claims``.
+        claims: of this cluster, unended.
+        home: whose jobs they are.
+        now: the time.
+        kill_wait_s: seconds that Slurm leaves a job between TERM and KILL.
+    """
+    warnings: list[Asking] = []
+    requeues: list[tuple[JobRecord, str]] = []
+    kept: dict[str, tuple[int, int]] = {}
+    stuck: dict[str, str] = {}
+    for claim in claims:
+        start = start_of(claim.owner)
+        if claim.state != ASKED or start is None or not home.may_judge(claim.owner):
+            continue
+        job = jobs.get(start.job_id)
+        if job is None or job.order is None or (job.order.nonce, job.restarts) != (start.nonce, start.restarts):
+            continue
+        warned = job.asked if job.asked is not None and job.asked.restarts == job.restarts else None
+        if job.phase is Phase.ENDED:
+            if warned is not None and job.state == FAILED and job.batch and job.requeue:
+                requeues.append((job, f"it ended with {_end_of(job)} after it was asked to make room"))
+                kept[claim.id] = (job.job_id, job.restarts)
+        elif job.phase is not Phase.LIVE or job.state == COMPLETING:
+            continue
+        elif not (job.batch and job.requeue):
+            stuck[claim.id] = f"job {job.job_id} was asked to make room, and cannot be requeued"
+        elif warned is None:
+            warnings.append(_warning(job, claim, now, kill_wait_s))
+        elif now >= warned.requeue_at:
+            requeues.append((job, "its time to make room is over"))
+    return Plan(tuple(warnings), tuple(requeues), kept, stuck)
+
+
+def in_the_way(
+    jobs: Mapping[int, JobRecord],
+    claims: Collection[ClaimBody],
+    offered: Collection[str],
+    licenses: Mapping[str, License],
+) -> dict[str, JobRecord]:
+    """The started jobs, by the id of their claim, that hold the licenses of a job for which devices are kept.
+
+    Slurm does not know for which of its jobs an offer is, and may start another one on it: that one gets no devices,
+    and the owner of the devices cannot start beside it.
+
+    Args:
+        jobs: a good listing.
+        claims: of this cluster, unended.
+        offered: the owners of the jobs for which devices are kept, free.
+        licenses: as Slurm has them.
+    """
+    sizes = [job.order.ipus for job in _starting(jobs, offered) if job.order is not None]
+    kept_out = [size for size in sizes if any(licenses[name].free < size for name in _twins(size) if name in licenses)]
+    if not kept_out:
+        return {}
+    found = {}
+    for claim in claims:
+        start = start_of(claim.owner)
+        job = jobs.get(start.job_id) if start is not None and claim.state == "PENDING" else None
+        if start is None or job is None or job.order is None or job.phase is not Phase.LIVE or job.state == COMPLETING:
+            continue
+        same = (job.order.nonce, job.restarts) == (start.nonce, start.restarts)
+        if same and job.batch and job.requeue:
+            found[claim.id] = job
+    return found
+
+
+def _starting(jobs: Mapping[int, JobRecord], owners: Collection[str]) -> Iterator[JobRecord]:
+    """The jobs of these next claims that only wait for licenses."""
+    for start in map(start_of, owners):
+        job = jobs.get(start.job_id) if start is not None else None
+        if job is not None and job.phase is Phase.WAITING and job.reason == WAITS_FOR_US:
+            yield job
+
+
+def _twins(size: int) -> list[str]:
+    return [f"{LICENSE}_{1 << power}" for power in range(size.bit_length())]
+
+
+def _end_of(job: JobRecord) -> str:
+    code, signal = job.status
+    return f"signal {signal}" if signal else f"exit code {code}"
+
+
+def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float) -> Asking:
+    until = parse_time(claim.asked_until) if claim.asked_until is not None else now
+    left_s = max(seconds_between(now, until), 0.0)
+    at = after(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
+    since = since_of(job)
+    asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
+    why = claim.reason.message if claim.reason is not None else "its devices are needed"
+    return Asking(job, asked, told(f"{why}; requeued at {_clock(asked.requeue_at)} at the latest"))
+
+
+def _whole(at: Instant) -> Instant:
+    return Instant(at // SECOND * SECOND)
+
+
+def _clock(at: Instant) -> str:
+    second = at // SECOND
+    return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
+
+
+def told(text: str) -> str:
+    """A sentence of the controller's for an AdminComment: one line, bounded, jobs called as Slurm's users know them."""
+    text = _OWNER.sub(r"job \1", " ".join(text.split()))
+    text = "".join(char if char.isascii() and char.isprintable() else "?" for char in text)
+    return text if len(text) <= NOTE_CHARS_MAX else f"{text[: NOTE_CHARS_MAX - 3]}..."
+
+
+# -- why jobs wait -----------------------------------------------------------------------------------------------------
+
+
+def remark_of(reason: ReasonBody) -> str:
+    """Why a job waits, as its users read it in squeue."""
+    until = f"; until {reason.until} at the latest" if reason.until is not None else ""
+    return told(f"{reason.message}{until}")
+
+
+def remarks(
+    jobs: Mapping[int, JobRecord],
+    reasons: Mapping[str, ReasonBody],
+    written: Mapping[int, tuple[str, Instant]],
+    now: Instant,
+) -> list[tuple[JobRecord, str]]:
+    """The jobs that are to have another remark, with it; few at a time.
+
+    Args:
+        jobs: a good listing.
+        reasons: why each of the first that wait does, by the owner of its next claim, in the queue's order.
+        written: by job, what was written last, and when.
+        now: the time.
+    """
+    found = []
+    for owner, reason in list(reasons.items())[:REMARKED_MAX]:
+        start = start_of(owner)
+        job = jobs.get(start.job_id) if start is not None else None
+        if job is None or job.order is None or job.phase is not Phase.WAITING or not job.note_is_ours:
+            continue
+        text = remark_of(reason)
+        known, at = written.get(job.job_id, (None, None))
+        young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
+        # What was written before the agent's start is known as far as the column goes.
+        same = known == text if known is not None else bool(job.note) and text.startswith(job.note)
+        if not same and not young:
+            found.append((job, text))
+    for job in jobs.values():
+        waits_no_more = job.phase is Phase.LIVE and job.note and job.note_is_ours
+        if waits_no_more and (job.asked is None or job.asked.restarts != job.restarts):
+            found.append((job, ""))
+    return found[:WRITES_MAX]

@@ -1,0 +1,182 @@
+"""Devices that were lent come back: a job of who is guaranteed them waits, and the borrower in Slurm makes room."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import until
+from tests.slurm.ipus import IpuSite, ipu_site
+
+pytestmark = pytest.mark.slow
+YIELD_S = 12
+ALL = ("--ipus=16", "--open-mode=append")
+LAB, GUEST = ("--account=lab", *ALL), ("--account=guest", *ALL)
+# Counts its starts and warnings. The second start is done; the first saves when it is warned, and does what it is told.
+BORROWER = """#!/bin/bash
+echo "start ${{SLURM_RESTART_COUNT:-0}} of $MOORINGS_PARTITION_ID"
+[ "$SLURM_RESTART_COUNT" ] && exit 0
+trap 'echo warned; {then}' USR1
+echo ready
+while :; do sleep 0.2 & wait $!; done
+"""
+GOES = BORROWER.format(then="scontrol requeue $SLURM_JOB_ID")
+LEAVES = BORROWER.format(then="exit 85")
+DEAF = BORROWER.format(then=":").replace("trap", "trap '' TERM; trap", 1)
+HOLDS = "until [ -e over.$SLURM_JOB_ID ]; do sleep 0.1; done"
+# The same in a program that srun starts.
+STEP = """#!/bin/bash
+cat > program.$SLURM_JOB_ID <<'END'
+trap 'echo warned; exit 85' USR1
+echo ready
+while :; do sleep 0.2 & wait $!; done
+END
+[ "$SLURM_RESTART_COUNT" ] && exit 0
+srun sh program.$SLURM_JOB_ID
+"""
+
+
+@pytest.fixture(scope="module")
+def site(slurm_release: str) -> Iterator[IpuSite]:
+    with ipu_site(slurm_release, nodes=2) as made:
+        (made.controller.data / "policy.toml").write_text(f'min_run = 0\nyield = "{YIELD_S}s"\n')
+        made.controller.stop()
+        made.controller.start()
+        shares = [{"pool": "pod16", "blocks": {"16": 1}}]
+        assert made.controller.ask("PUT", "/v1/projects/lab", {"shares": shares})[0] in (200, 201)
+        assert made.controller.ask("PUT", "/v1/projects/guest", {})[0] in (200, 201)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _quiet(site: IpuSite) -> Iterator[None]:
+    yield
+    if not site.agent_lives:
+        site.start_agent()
+    for job in site.cluster.squeue():
+        site.cluster.run("scancel", job.id)
+    until(lambda: not left(site), 60, what=lambda: "\n".join([*left(site), site.log()[-4000:]]))
+
+
+def left(site: IpuSite) -> list[str]:
+    """What is left of jobs; that nothing is offered to those who do not wait yet is as it should be."""
+    return [what for what in site.left() if not what.endswith(" kept")]
+
+
+def borrow(site: IpuSite, script: str, signal_name: str = "B:USR1") -> int:
+    """A job on devices that are guaranteed to another project."""
+    job = site.cluster.sbatch(script, *GUEST, f"--ipu-preemptible={signal_name}", "--requeue", user="games")
+    until(lambda: "ready" in site.cluster.output(job), what=lambda: f"{site.cluster.output(job)}\n{site.log()[-3000:]}")
+    return job
+
+
+def comment(site: IpuSite, job: int) -> str:
+    """What squeue shows of a job's AdminComment."""
+    return site.cluster.check("squeue", "-h", "-j", str(job), "-O", "admin_comment:400").strip()
+
+
+def asked(site: IpuSite, job: int) -> str:
+    """Its comment, once it was asked to make room."""
+    return until(lambda: re.search(r" asked=.*", comment(site, job)), what=site.log).group()
+
+
+def runs_again(site: IpuSite, job: int) -> None:
+    """The borrower goes on when there are devices; a requeued job would wait for two minutes."""
+    fields = site.cluster.wait_job(job, "PENDING")
+    assert fields["Restarts"] == "1"
+    begun = int(time.time())  # a node takes no job anew in the second in which it was killed there: it is FAILED then
+    until(lambda: int(time.time()) > begun + 1)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")
+    fields = site.cluster.wait_job(job, "COMPLETED")
+    assert fields["Restarts"] == "1"
+    assert f"start 1 of slurm_{job}_r1" in site.cluster.output(job)
+
+
+@pytest.mark.parametrize("script", [GOES, LEAVES], ids=["requeues itself", "ends with another code"])
+def test_a_borrower_saves_and_goes_on_when_the_owner_is_done(site: IpuSite, script: str) -> None:
+    job = borrow(site, script)
+    owner = site.cluster.sbatch(HOLDS, *LAB, user="man")
+    site.cluster.wait_job(owner, "RUNNING")
+    site.cluster.wait_job(job, "PENDING")
+    assert site.cluster.output(job).count("warned") == 1
+    (site.cluster.work / f"over.{owner}").touch()
+    site.cluster.wait_job(owner, "COMPLETED")
+    runs_again(site, job)
+    assert site.log().count("job.warned") >= 1
+
+
+def test_a_program_of_srun_is_warned_and_its_job_goes_on(site: IpuSite) -> None:
+    job = borrow(site, STEP, "USR1")
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert "warned" in site.cluster.output(job)
+    fields = site.cluster.wait_job(job, "PENDING")
+    assert fields["Restarts"] == "1"
+
+
+def test_who_does_not_hear_is_requeued_in_time(site: IpuSite) -> None:
+    job = borrow(site, DEAF)
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    told = asked(site, job)
+    assert f"needed for job {owner}" in told
+    assert "requeued at " in told
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert site.cluster.output(job).count("warned") == 1
+    runs_again(site, job)
+
+
+def test_an_agent_that_is_killed_after_the_warning_warns_nobody_twice_and_requeues(site: IpuSite) -> None:
+    job = borrow(site, DEAF)
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    until(lambda: "warned" in site.cluster.output(job), what=site.log)
+    site.end_agent(signal.SIGKILL)
+    site.start_agent()
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert site.cluster.output(job).count("warned") == 1
+    runs_again(site, job)
+
+
+def test_one_that_ends_well_is_done(site: IpuSite) -> None:
+    job = borrow(site, BORROWER.format(then="exit 0"))
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    site.cluster.wait_job(owner, "COMPLETED")
+    fields = site.cluster.job(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0")
+
+
+def test_one_that_may_not_be_requeued_any_more_is_told_of_and_keeps_its_devices(site: IpuSite) -> None:
+    job = borrow(site, GOES)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=0")
+    before = site.log().count("job.cannot_yield")
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    until(lambda: site.log().count("job.cannot_yield") > before, what=site.log)
+    assert "warned" not in site.cluster.output(job)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=1")
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert site.log().count("job.cannot_yield") == before + 1
+    runs_again(site, job)
+
+
+def test_a_borrower_that_slurm_starts_in_an_owners_place_steps_aside(site: IpuSite) -> None:
+    first = borrow(site, GOES)
+    second = site.cluster.sbatch(GOES, *GUEST, "--ipu-preemptible=B:USR1", user="games")
+    until(lambda: site.cluster.job(second)["Reason"] == "Licenses")
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    site.cluster.wait_job(owner, "COMPLETED", 30)
+    assert site.log().count(f"job.set_aside logger=moorings.slurm.agent job={second} ") == 1
+    assert "start 0" not in site.cluster.output(second), "nothing of it has run"
+    assert re.search(r" asked=0@\d+,\d+ -- ", comment(site, second)), "its place is kept"
+    runs_again(site, first)
+
+
+def test_who_waits_reads_why(site: IpuSite) -> None:
+    owner = site.cluster.sbatch(HOLDS, *LAB, user="man")
+    site.cluster.wait_job(owner, "RUNNING")
+    waiting = site.cluster.sbatch("true", *GUEST, "--ipu-preemptible", user="games")
+    until(lambda: f"held by slurm_{owner}" in comment(site, waiting), what=lambda: comment(site, waiting))
+    (site.cluster.work / f"over.{owner}").touch()
+    site.cluster.wait_job(waiting, "COMPLETED")

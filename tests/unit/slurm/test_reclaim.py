@@ -1,0 +1,208 @@
+"""Jobs that must make room: who is warned, when who is put back, and what people are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.instants import SECOND, Instant
+from moorings.slurm.formats import Asked, JobRecord, License, Order
+from moorings.slurm.host.ledger import Home, Start
+from moorings.slurm.host.reclaim import (
+    NOTE_CHARS_MAX,
+    REMARK_AGAIN_S,
+    REMARKED_MAX,
+    WRITES_MAX,
+    Plan,
+    in_the_way,
+    plan,
+    remark_of,
+    remarks,
+    told,
+)
+from moorings.wire.codec import time_text
+from moorings.wire.shapes import ClaimBody, ReasonBody
+from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
+
+NOW = Instant(1_795_400_000 * SECOND)
+KILL_WAIT_S = 30.0
+ORDER = Order(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="B:USR1")
+WARNED = Asked(0, Instant(NOW + 60 * SECOND), Instant(5 * SECOND))
+
+
+def borrower(job_id: int = 1, state: str = "RUNNING", **more: Any) -> JobRecord:
+    return a_job(job_id, state, **({"order": ORDER} | more))
+
+
+def reclaimed(job_id: int = 1, *, within_s: float = 120.0, **more: Any) -> ClaimBody:
+    until = Instant(NOW + round(within_s * SECOND))
+    why = f"its devices were lent and are needed for {Start(7, NONCE, 0).owner(HOME)}"
+    reason = ReasonBody(code="claim.reclaiming", message=why)
+    return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=time_text(until), reason=reason)
+
+
+def decide(job: JobRecord, claim: ClaimBody | None = None, *, after_s: float = 0.0, home: Home = HOME) -> Plan:
+    now = Instant(NOW + round(after_s * SECOND))
+    return plan(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S)
+
+
+def requeued(found: Plan) -> list[int]:
+    return [job.job_id for job, _ in found.requeues]
+
+
+def test_who_was_not_warned_is_warned() -> None:
+    found = decide(borrower())
+    assert not found.requeues
+    (warning,) = found.warnings
+    assert warning.asked.restarts == 0
+    assert warning.asked.since == Instant(1 * SECOND), "its place is that of its submission"
+    assert warning.asked.requeue_at == Instant(NOW + 87 * SECOND), "so that KILL has come within the 120 s"
+    assert warning.note.startswith("its devices were lent and are needed for job 7; requeued at ")
+
+
+def test_with_little_time_half_of_it_is_the_jobs() -> None:
+    (warning,) = decide(borrower(), reclaimed(within_s=20.0)).warnings
+    assert warning.asked.requeue_at == Instant(NOW + 10 * SECOND)
+    (late,) = decide(borrower(), reclaimed(within_s=-5.0)).warnings
+    assert late.asked.requeue_at == NOW
+
+
+def test_who_was_warned_in_this_start_is_not_warned_again() -> None:
+    assert decide(borrower(asked=WARNED)) == Plan()
+
+
+def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_place() -> None:
+    (warning,) = decide(borrower(asked=WARNED, restarts=1), reclaimed(restarts=1)).warnings
+    assert (warning.asked.restarts, warning.asked.since) == (1, Instant(1 * SECOND))
+    (old,) = decide(borrower(job_id=50, asked=WARNED, restarts=1), reclaimed(50, restarts=1)).warnings
+    assert old.asked.since == WARNED.since
+
+
+def test_who_was_warned_is_requeued_when_its_time_is_over_and_not_before() -> None:
+    assert decide(borrower(asked=WARNED), after_s=59.9) == Plan()
+    assert requeued(decide(borrower(asked=WARNED), after_s=60.0)) == [1]
+
+
+def test_who_ends_badly_after_the_warning_is_put_back_before_its_claim_goes() -> None:
+    found = decide(borrower(state="FAILED", asked=WARNED, status=(85, 0)))
+    assert requeued(found) == [1]
+    assert found.kept == {"claim-1-0": (1, 0)}
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
+def test_who_ends_otherwise_is_over_as_always(state: str) -> None:
+    assert decide(borrower(state=state, asked=WARNED)) == Plan()
+
+
+def test_who_fails_without_a_warning_has_failed() -> None:
+    assert decide(borrower(state="FAILED")) == Plan()
+    assert decide(borrower(state="FAILED", asked=WARNED, restarts=1), reclaimed(restarts=1)) == Plan()
+    assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == Plan()
+
+
+@pytest.mark.parametrize("how", [{"requeue": False}, {"batch": False}], ids=str)
+def test_who_cannot_be_requeued_is_told_of_and_left_alone(how: Mapping[str, Any]) -> None:
+    for asked in (None, WARNED):
+        found = decide(borrower(asked=asked, **how), after_s=600.0)
+        assert list(found.stuck) == ["claim-1-0"]
+        assert not found.warnings
+        assert not found.requeues
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "PENDING"])
+def test_who_is_on_its_way_is_left_alone(state: str) -> None:
+    assert decide(borrower(state=state, asked=WARNED), after_s=600.0) == Plan()
+
+
+def test_nothing_follows_from_what_is_not_that_start_or_not_asked() -> None:
+    assert decide(borrower(restarts=1), reclaimed()) == Plan(), "its next start is not asked"
+    assert decide(borrower(), reclaimed(nonce="f" * 16)) == Plan(), "another job has its number"
+    assert decide(borrower(order=None)) == Plan()
+    assert decide(borrower(), a_claim(1)) == Plan(), "its claim is READY"
+    assert decide(borrower(), home=Home(HOME.cluster, "f" * 16)) == Plan(), "another Slurm's"
+    assert decide(borrower(2), reclaimed(1)) == Plan()
+
+
+def way(
+    *jobs: JobRecord, offered: int = 9, free: int = 0, claim: ClaimBody | None = None, reason: str = "Licenses"
+) -> list[int]:
+    owner = borrower(offered, "PENDING", reason=reason)
+    licenses = {f"ipu_{size}": License(16, 16 - free, 0) for size in (1, 2, 4, 8, 16)}
+    claims = [claim or a_claim(1, state="PENDING")]
+    found = in_the_way(by_id(owner, *jobs), claims, [Start(9, NONCE, 0).owner(HOME)], licenses)
+    return [job.job_id for job in found.values()]
+
+
+def test_who_holds_the_licenses_of_an_owner_without_devices_is_in_its_way() -> None:
+    assert way(borrower()) == [1]
+
+
+def test_who_is_in_nobodys_way_stays() -> None:
+    assert way(borrower(), free=4) == [], "the owner can start beside it"
+    assert way(borrower(), offered=8) == [], "nothing is kept for one that waits"
+    assert way(borrower(), reason="Dependency") == []
+    assert way(borrower(), claim=a_claim(1, state="GRANTED")) == [], "it has its devices"
+    assert way(borrower(), claim=a_claim(1, state="PENDING", nonce="f" * 16)) == []
+    assert way(borrower(restarts=1)) == []
+    assert way(borrower(state="COMPLETING")) == []
+    assert way(borrower(requeue=False)) == []
+    assert way(borrower(batch=False)) == []
+
+
+def test_what_is_told_is_one_line_of_plain_characters_and_bounded() -> None:
+    assert told("two\nlines\x1b[2J and \u202eword") == "two lines?[2J and ?word"
+    assert len(told("x" * 999)) == NOTE_CHARS_MAX
+    assert told(f"held by {Start(12, NONCE, 3).owner(HOME)} (agent)") == "held by job 12 (agent)"
+
+
+# -- why jobs wait -----------------------------------------------------------------------------------------------------
+
+
+def reasons(*jobs: int, message: str = "waits for 4 devices in pod") -> dict[str, ReasonBody]:
+    return {Start(job, NONCE, 0).owner(HOME): ReasonBody(code="pool.full", message=message) for job in jobs}
+
+
+def waiting(job_id: int, **more: Any) -> JobRecord:
+    return borrower(job_id, "PENDING", **more)
+
+
+def remarked(*jobs: JobRecord, **more: Any) -> list[tuple[int, str]]:
+    known: dict[str, Any] = {"reasons": reasons(*(job.job_id for job in jobs)), "written": {}, "now": NOW}
+    return [(job.job_id, text) for job, text in remarks(by_id(*jobs), **(known | more))]
+
+
+def test_who_waits_is_told_why_and_until_when() -> None:
+    assert remarked(waiting(1)) == [(1, "waits for 4 devices in pod")]
+    reason = ReasonBody(code="queue.reserved", message="held by slurm_3", until="2026-01-01T00:00:00Z")
+    assert remark_of(reason) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
+
+
+def test_only_what_is_new_is_written_and_not_too_often() -> None:
+    same, old = "waits for 4 devices in pod", Instant(NOW - round(REMARK_AGAIN_S * SECOND))
+    assert remarked(waiting(1), written={1: (same, old)}) == []
+    assert remarked(waiting(1), written={1: ("another", old)}) == [(1, same)]
+    assert remarked(waiting(1), written={1: ("another", NOW)}) == []
+    assert remarked(waiting(1, note="waits for 4 dev")) == [], "an agent before wrote it, and the column cut it"
+    assert remarked(waiting(1, note="another")) == [(1, same)]
+
+
+def test_few_are_told_at_a_time_and_only_the_first() -> None:
+    jobs = [waiting(n) for n in range(1, 40)]
+    assert [job for job, _ in remarked(*jobs)] == list(range(1, WRITES_MAX + 1))
+    done = {n: ("waits for 4 devices in pod", Instant(0)) for n in range(1, REMARKED_MAX + 1)}
+    assert remarked(*jobs, written=done) == []
+
+
+def test_an_admins_words_and_who_waits_no_more_are_left_alone() -> None:
+    assert remarked(waiting(1, note="ask carol", note_is_ours=False)) == []
+    assert remarked(borrower(1)) == []
+    assert remarked(borrower(1, note="mine", note_is_ours=False)) == []
+
+
+def test_of_who_has_started_the_remark_goes_but_not_what_it_was_asked() -> None:
+    assert remarked(borrower(1, note="waits for"), reasons={}) == [(1, "")]
+    assert remarked(borrower(1, note="its devices", asked=WARNED), reasons={}) == []
+    assert remarked(borrower(1, note="its devices", asked=WARNED, restarts=1), reasons={}) == [(1, "")]
