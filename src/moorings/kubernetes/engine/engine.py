@@ -401,6 +401,9 @@ class KubernetesEngine:
             if meta.get("deletionTimestamp") is None and not self._keeping.is_over(pod):
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
 
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        return None  # its scheduler decides who has to yield
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         parse_signal(signal_name)
         self._start()
