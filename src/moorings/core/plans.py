@@ -117,6 +117,10 @@ class Tenant:
         return len(self.block) * (now - since) / SECOND if since < now else 0.0
 
 
+# A started job of Slurm has its claim for one start: it cannot go on in it elsewhere.
+_MOVED_BY_THEIR_ENGINES = (LOCAL_OWNER, "kubernetes/")
+
+
 def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
     """How a claim that holds a block looks to those who want it."""
     runs = claim.state is ClaimState.READY and claim.kept is None
@@ -130,7 +134,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),
-        movable=runs and spec.checkpoint.resumable and claim.owner.startswith(LOCAL_OWNER),  # its engine can do it
+        movable=runs and spec.checkpoint.resumable and claim.owner.startswith(_MOVED_BY_THEIR_ENGINES),
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,

@@ -47,6 +47,7 @@ from moorings.kubernetes.plan import (
     EnsureBeside,
     Release,
     Reset,
+    Yield,
 )
 from moorings.kubernetes.pods import parse_pod
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
@@ -67,6 +68,10 @@ class Partitioning(Protocol):
 
     async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
         """Give one back; what is left of it."""
+        ...
+
+    async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        """Give one back that was asked for; it waits again."""
         ...
 
     async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
@@ -195,6 +200,10 @@ class Doer:
                 await self._check_unused(job, instance)
                 self._check_may()  # it took time to ask
                 self.noted(await self.proxy.reset(job.namespace, job.name, job.uid, instance))
+            case Yield(instance):
+                await self._check_unused(job, instance, workers_too=True)
+                self._check_may()
+                self.noted(await self.proxy.give_way(job.namespace, job.name, job.uid, instance))
             case EnsureBeside():
                 await self._ensure_beside(job)
             case CreateWorker(number, restart):
@@ -204,8 +213,8 @@ class Doer:
                 partition = partitions[instance]
                 pod = build_launcher(job, instance, restart, partition, self.options, reset=reset)
                 await self._create_pod(job, pod, made)
-            case DeletePod(name, uid):
-                await self.kube.delete(POD, name, job.namespace, uid=uid)
+            case DeletePod(name, uid, grace_s):
+                await self.kube.delete(POD, name, job.namespace, uid=uid, grace_s=grace_s)
                 made.deleted[uid] = self.now()
 
     def _check_may(self) -> None:
@@ -221,15 +230,21 @@ class Doer:
         elif partition is not None:
             self.gone(partition)
 
-    async def _check_unused(self, job: IPUJob, instance: int) -> None:
+    async def _check_unused(self, job: IPUJob, instance: int, *, workers_too: bool = False) -> None:
         """Nothing, if no program of an instance runs: the API server's word, for what was watched may be old.
+
+        Args:
+            job: which.
+            instance: of it.
+            workers_too: whether workers count that a launcher led: what it started may outlive it.
 
         Raises:
             MooringsError: ``ipujob.in_use`` (retryable).
         """
         first = instance * job.workers
         workers = [names.worker_name(job.name, number) for number in range(first, first + job.workers)]
-        for name in [names.launcher_name(job.name, instance)] if job.has_launcher else workers:
+        launchers = [names.launcher_name(job.name, instance)] if job.has_launcher else []
+        for name in [*launchers, *(workers if workers_too or not launchers else ())]:
             try:
                 found = await self.kube.get(POD, name, job.namespace)
             except KubeError as error:
@@ -311,6 +326,8 @@ def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionReque
         replicas_per_gcd=job.replicas,
         priority=min(job.priority, max_priority),
         job_created_at=time_text(job.created_at),
+        preemptible=job.preemptible,
+        resumable=job.resumable,
     )
 
 
@@ -337,7 +354,7 @@ def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:
 def _instance(job: IPUJob, act: Act) -> int | None:
     """The instance that an act is about; None: the whole job."""
     match act:
-        case Claim(instance) | Release(instance) | Reset(instance) | CreateLauncher(instance, _, _):
+        case Claim(instance) | Release(instance) | Reset(instance) | Yield(instance) | CreateLauncher(instance, _, _):
             return instance
         case CreateWorker(number, _):
             return number // job.workers

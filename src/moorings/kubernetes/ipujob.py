@@ -117,6 +117,8 @@ class IPUJob:
         template: Pod template of the workers, as JSON; never changed.
         backoff_limit: restarts after failures, at most.
         deleted: whether it is being deleted.
+        preemptible: may be asked to give its partitions back; it goes on later.
+        resumable: goes on from a checkpoint.
     """
 
     namespace: str
@@ -143,6 +145,8 @@ class IPUJob:
     release_on_finish: bool
     priority: int
     status: Status
+    preemptible: bool = False
+    resumable: bool = False
 
     @property
     def key(self) -> str:

@@ -11,6 +11,10 @@ WORKER = f"{GROUP}/worker"
 RESTART = f"{GROUP}/restart"
 PARTITION = f"{GROUP}/partition"  # annotation of a Pod: the partition it was made for
 IPUOF = f"{GROUP}/ipuof"  # annotation of a worker: the file that reaches its GCD, where no API does
+PREEMPTIBLE = (
+    f"{GROUP}/preemptible"  # annotation of a job: it may be asked to give its partitions back, and goes on later
+)
+RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it goes on from a checkpoint, so it may be moved, too
 LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
 
 OWNER_KIND = "kubernetes"

@@ -18,9 +18,12 @@ from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.wire.codec import parse_time
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
+MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be given back
 AGAIN_S = 2.0  # between two looks at what tells nobody when it has changed
+MAKING_ROOM = "making room"  # what a message begins with while its Pods end for the sake of others
 COMPLETED, FAILED = "Completed", "Failed"  # STATUS of a job to which nothing happens any more
 ENDED = frozenset({COMPLETED, FAILED})
 EXIT_CODE_RETRYABLE = 128  # from here on an exit code tells of something that may not happen again
@@ -88,6 +91,13 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Yield:
+    """Give the partition of an instance back as it was asked for: the instance waits again, in its old place."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
 class EnsureBeside:
     """What stands beside the Pods is as it must be: the launchers' ConfigMap and rights, or the workers' Service."""
 
@@ -111,13 +121,25 @@ class CreateLauncher:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete that very Pod."""
+    """Delete that very Pod; ``grace_s``: it has so many seconds to end (None: what it says itself)."""
 
     name: str
     uid: str
+    grace_s: int | None = None
 
 
-Act = AddFinalizer | DropFinalizer | Claim | Release | Reset | EnsureBeside | CreateWorker | CreateLauncher | DeletePod
+Act = (
+    AddFinalizer
+    | DropFinalizer
+    | Claim
+    | Release
+    | Reset
+    | Yield
+    | EnsureBeside
+    | CreateWorker
+    | CreateLauncher
+    | DeletePod
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +309,8 @@ class _Judge:
             record = self._count(record, ending)
             if record.outcome is not None:
                 return self._finish(record)
+        if self._partition is not None and self._partition.state == shapes.RECLAIMING:
+            return self._make_room(record, self._partition)
         stale = [pod for pod in self._pods if pod.restart < record.restarts]
         if refused:
             return self._end_with(record, refused, [pod for pod in self._pods if pod not in stale])
@@ -315,8 +339,9 @@ class _Judge:
         if failed:
             return _ended(failed[0])
         wanted = 1 if job.has_launcher else job.workers
-        if len(deciding) == wanted and all(pod.phase == SUCCEEDED for pod in deciding):
-            return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in deciding))
+        done = [pod for pod in deciding if pod.phase == SUCCEEDED and not (pod.deleting and self._makes_room)]
+        if len(done) == wanted:
+            return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         if job.has_launcher:
             idle = [pod for pod in workers if pod.ended and not pod.deleting]  # they idle until they are deleted
             if idle:
@@ -364,6 +389,11 @@ class _Judge:
     def _next(self) -> int:
         """The number of the next attempt: above every Pod's, also of an instance that was given up and wanted again."""
         return max([self._record.restarts, *(pod.restart for pod in self._pods)]) + 1
+
+    @property
+    def _makes_room(self) -> bool:
+        """Whether its Pods were told to end for the sake of others: one that leaves well has saved, and is not done."""
+        return self._partition is not None and self._partition.state == shapes.RECLAIMING
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
@@ -423,6 +453,22 @@ class _Judge:
         if not self._pods and self._partition is not None and self._partition.state != shapes.RELEASING:
             acts = (Release(self._number),)
         return Instance(record=record, acts=acts, waits=waits, code="refused")
+
+    def _make_room(self, record: InstanceRecord, partition: PartitionBody) -> Instance:
+        """Its partition is needed for others: its Pods end, the launcher first, then it is given back."""
+        by = parse_time(partition.until) if partition.until else self._now
+        left_s = max(int(seconds_between(self._now, by) - MARGIN_S), 1)
+        launchers = [pod for pod in self._pods if pod.is_launcher and not pod.ended]
+        # The workers' programs are to save while they live. Past its time nobody waits for a launcher that is lost.
+        first = launchers if launchers and self._now < by else self._pods
+        acts: tuple[Act, ...] = tuple(
+            DeletePod(pod.name, pod.uid, min(pod.grace_s, left_s)) for pod in first if not pod.deleting
+        )
+        if not self._pods:
+            acts = (Yield(self._number),)
+        waits = f"{MAKING_ROOM}: {partition.message}"
+        again_at = by if self._pods and self._now < by else None
+        return Instance(record=record, acts=acts, waits=waits, code="claim.reclaiming", again_at=again_at)
 
     def _await_partition(self, record: InstanceRecord) -> Instance:
         partition = self._partition

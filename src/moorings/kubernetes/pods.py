@@ -12,6 +12,7 @@ from moorings.wire.codec import parse_time
 
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 ENDED = frozenset({SUCCEEDED, FAILED})
+GRACE_S = 30  # Kubernetes' own, where a Pod says nothing
 
 # Kubelet's words for what does not mend itself soon: whoever waits should read them.
 _WAITS = frozenset({"ContainerCreating", "PodInitializing"})
@@ -33,6 +34,7 @@ class Pod:
         exit_code: of its main container; None if there is none to tell (evicted, its node lost).
         why: what it waits for, or how it ended, in kubelet's words; may be empty.
         ended_at: when its main container ended, if that is known.
+        grace_s: how long it may take to end when it is deleted.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Pod:
     exit_code: int | None = None
     why: str = ""
     ended_at: Instant | None = None
+    grace_s: int = GRACE_S
 
     @property
     def is_launcher(self) -> bool:
@@ -87,6 +90,7 @@ def parse_pod(found: Obj) -> Pod | None:
         exit_code=code,
         why=why,
         ended_at=ended_at,
+        grace_s=_grace_s(found.get("spec") or {}),
     )
 
 
@@ -109,9 +113,11 @@ def trim_pod(found: Obj) -> Obj:
     kept = {key: meta[key] for key in _META if key in meta}
     if (annotations := meta.get("annotations")) and names.PARTITION in annotations:
         kept["annotations"] = {names.PARTITION: annotations[names.PARTITION]}
-    return {"metadata": kept, "status": {key: status[key] for key in _STATUS if key in status}}
+    spec = {_GRACE: (found.get("spec") or {}).get(_GRACE, GRACE_S)}
+    return {"metadata": kept, "spec": spec, "status": {key: status[key] for key in _STATUS if key in status}}
 
 
+_GRACE = "terminationGracePeriodSeconds"
 _META = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimestamp", "ownerReferences")
 _STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 
@@ -133,6 +139,11 @@ def _ending(status: Obj) -> tuple[int | None, str, Instant | None]:
         return code, why, _time(ended.get("finishedAt"))
     words = [status.get("reason") or "", _line(status.get("message") or "")]
     return None, ": ".join(word for word in words if word) or "it was ended from outside", None
+
+
+def _grace_s(spec: Obj) -> int:
+    given = spec.get(_GRACE)
+    return given if isinstance(given, int) and given >= 0 else GRACE_S
 
 
 def _lives(status: Obj) -> bool:

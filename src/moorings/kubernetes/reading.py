@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from moorings.core.claims import PRIORITY_MAX, SIZE_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
+from moorings.kubernetes import names
 from moorings.kubernetes.fields import (
     BACK_OFF_LIMIT,
     BACK_OFF_LIMIT_MAX,
@@ -91,8 +92,18 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         release_on_finish=spec.flag("releaseOnFinish", True),
         priority=spec.number("priority", 0, -PRIORITY_MAX, PRIORITY_MAX),
         status=parse_status(obj.get("status")),
+        preemptible=_says_yes(top, meta, names.PREEMPTIBLE),
+        resumable=_says_yes(top, meta, names.RESUMABLE),
     )
     return job, tuple(top.faults)
+
+
+def _says_yes(top: _Reader, meta: Mapping[str, Any], name: str) -> bool:
+    """Whether an annotation says "true"; left out it says "false"."""
+    given = _mapping(meta.get("annotations")).get(name)
+    if given not in (None, "true", "false"):
+        top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {shown(given)}')
+    return given == "true"
 
 
 def _kind(launcher: _Reader, interactive: _Reader) -> JobKind:

@@ -14,7 +14,7 @@ from moorings.core.claims import NAME_CHARS_MAX, check_owner
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.names import OWNER_KIND, owner
 from moorings.kubernetes.proxy.shapes import PartitionRequest
-from moorings.wire.shapes import ClaimRequest
+from moorings.wire.shapes import CheckpointShape, ClaimRequest
 
 HASH_CHARS = 6
 MARKED_CHARS = 8  # of names that tell clusters of one name apart: another's must not be taken for ours
@@ -164,5 +164,7 @@ def claim_request(
         owner=place.owner(cluster),
         project=projects.get(place.namespace, place.namespace),
         priority=request.priority,
+        preemptible=request.preemptible,
+        checkpoint=CheckpointShape(resumable=request.resumable),
         queue="wait" if waits else "never",
     )

@@ -115,7 +115,13 @@ class Book:
             self.learned[key] = now
         self.had = True
         self.claims[key] = found
-        if self.held_at is None and found.held:
+        if before is not None and found.attempt > before.attempt:  # it gave its partition back, and waits for another
+            self.settled.discard(key)
+            if self.given == key:
+                self.given = None
+        if not any(one.held for one in self.claims.values()):
+            self.held_at = None
+        elif self.held_at is None:
             self.held_at = now
 
     def look(self, controller: str, began: float, found: Sequence[Known], now: float) -> None:
@@ -254,7 +260,7 @@ def _keep_one(book: Book, standings: Sequence[Standing], winner: Known) -> Choic
                 why = why or f"{standing.name} is asked whether it has another claim of it"
             elif (winner.controller, winner.id) not in book.settled:
                 why = f"{standing.name}, which does not answer, may have another claim of it"
-    give = winner.phase is Phase.READY and (not why or book.given is not None)
+    give = winner.phase in (Phase.READY, Phase.RECLAIMING) and (not why or book.given is not None)
     return Choice(winner=winner, give=give, deeds=tuple(deeds), why=why)
 
 

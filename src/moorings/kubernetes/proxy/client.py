@@ -92,6 +92,14 @@ class ProxyClient:
         left = await self._call("DELETE", _target(namespace, job, uid, instance))
         return decode(PartitionBody, left) if left is not None else None
 
+    async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        """Give a partition back that is RECLAIMING: nothing runs on it any more, and its instance waits again.
+
+        Raises:
+            MooringsError: as ``create``.
+        """
+        return decode(PartitionBody, await self._call("POST", f"{_target(namespace, job, uid, instance)}/yield"))
+
     async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
         """The partition, clean.
 

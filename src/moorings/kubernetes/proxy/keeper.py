@@ -379,6 +379,34 @@ class Keeper:
         await self._settled(record)
         return self._told(record) if self._records.get(record.owner) is record else None
 
+    async def give_way(self, place: Place) -> PartitionBody:
+        """Give a partition back as it was asked for, when nothing runs on it any more: its instance waits again.
+
+        Raises:
+            MooringsError: ``partition.unknown``, ``claim.not_asked``, or what the controller says.
+        """
+        record = self._records.get(place.owner(self.cluster))
+        if record is None:
+            raise MooringsError("partition.unknown", f"{place.key} has no partition for instance {place.instance}")
+        winner = record.choice.winner
+        winner = record.book.find(winner) if winner is not None else None
+        if winner is None or winner.phase is not Phase.RECLAIMING:
+            raise MooringsError(
+                "claim.not_asked", f"the partition of {place.key} is {self._told(record).state}", retryable=True
+            )
+        link, ident = self.links[winner.controller], winner.id
+        try:
+            body = await link(lambda client: client.yield_claim(ident, "its Pods have ended"))
+        except MooringsError as error:
+            if error.code != "claim.not_asked":
+                raise
+            body = await link(lambda client: client.claim(ident))  # an answer was lost
+        self._note(record, known_of(winner.controller, body))
+        self.wake(record.owner)
+        await self._settled(record)
+        log.info("partition.yielded", extra={"owner": record.owner, "partition": winner.partition})
+        return self._told(record)
+
     async def reset(self, place: Place) -> PartitionBody:
         """The partition, clean: READY again.
 

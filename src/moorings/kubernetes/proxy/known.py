@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from moorings.core.instants import Instant
+from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, EventBody
 
 
@@ -18,21 +20,22 @@ class Phase(IntEnum):
     WAITING = 0
     GRANTED = 1
     READY = 2
-    LOST = 3
-    RELEASING = 4
-    ENDED = 5
+    RECLAIMING = 3  # READY, and asked to yield
+    LOST = 4
+    RELEASING = 5  # it ends then, or waits again
+    ENDED = 6
 
 
-HELD = (Phase.GRANTED, Phase.READY, Phase.LOST)
+HELD = (Phase.GRANTED, Phase.READY, Phase.RECLAIMING, Phase.LOST)
 
 _PHASES = {
     "ANNOUNCED": Phase.WAITING,
     "PENDING": Phase.WAITING,
     "GRANTED": Phase.GRANTED,
     "READY": Phase.READY,
-    "RECLAIMING": Phase.READY,
+    "RECLAIMING": Phase.RECLAIMING,
     "MIGRATING": Phase.READY,
-    "YIELDING": Phase.LOST,
+    "YIELDING": Phase.RELEASING,
     "LOST": Phase.LOST,
     "RELEASING": Phase.RELEASING,
     "RELEASED": Phase.ENDED,
@@ -42,6 +45,8 @@ _PHASES = {
 _EVENTS = {
     "claim.granted": Phase.GRANTED,
     "claim.ready": Phase.READY,
+    "claim.reclaiming": Phase.RECLAIMING,
+    "claim.yielding": Phase.RELEASING,
     "claim.lost": Phase.LOST,
     "claim.releasing": Phase.RELEASING,
     "claim.released": Phase.ENDED,
@@ -64,6 +69,7 @@ class Known:
         granted_at: when it was granted, by the controller's clock; as text, whose order is that of time.
         since: when it came to its phase.
         code: why it is where it is; ``message`` says it.
+        until: when it was asked to yield: by when.
     """
 
     controller: str
@@ -82,6 +88,7 @@ class Known:
     since: str = ""
     code: str = ""
     message: str = ""
+    until: str = ""
 
     @property
     def held(self) -> bool:
@@ -110,6 +117,7 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         since=times.get(phase) or body.ready_at or body.granted_at or body.created_at,
         code=body.reason.code if body.reason is not None else "",
         message=body.reason.message if body.reason is not None else "",
+        until=body.asked_until or "",
     )
 
 
@@ -134,9 +142,17 @@ def begun(controller: str, event: EventBody) -> Known | None:
 def after(known: Known, event: EventBody) -> Known:
     """The claim after an event of the controller's log."""
     attempt = _attempt(event, known.attempt)
-    if event.name == "claim.broken":  # it keeps its place, and gets another block
-        again = replace(known, attempt=attempt + 1, phase=Phase.WAITING, partition="", partition_id="", granted_at="")
-        return newer(known, replace(again, since=event.at, code="claim.broken", message=_text(event, "why")))
+    if event.name in ("claim.broken", "claim.requeued"):  # it keeps its place, and gets another block
+        again = replace(
+            known,
+            attempt=_number(event.data.get("attempt"), attempt + 1),
+            phase=Phase.WAITING,
+            partition="",
+            partition_id="",
+            granted_at="",
+        )
+        told = replace(again, since=event.at, code=event.name, message=_text(event, "why"), until="")
+        return newer(known, told)
     phase = _EVENTS.get(event.name)
     if phase is None:
         return known
@@ -150,6 +166,10 @@ def after(known: Known, event: EventBody) -> Known:
             code="",
             message="",
         )
+    elif phase is Phase.RECLAIMING:
+        until = event.data.get("until")
+        by = time_text(Instant(until)) if isinstance(until, int) else ""
+        found = replace(found, code=event.name, message="", until=by)
     elif event.name == "claim.ready":
         found = replace(found, code="", message="")
     else:
@@ -171,6 +191,7 @@ def newer(old: Known, new: Known) -> Known:
         since=old.since if new.phase == old.phase else new.since,
         code=new.code or (old.code if new.phase == old.phase else ""),
         message=new.message or (old.message if new.phase == old.phase else ""),
+        until=new.until or old.until,
     )
 
 

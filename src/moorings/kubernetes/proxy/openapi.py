@@ -81,6 +81,9 @@ def document() -> Schema:
             },
             _ONE: {"delete": _known("Let a partition go", _ref(PartitionBody), path=True, gone=True)},
             f"{_ONE}/reset": {"post": _known("Reset a partition", _ref(PartitionBody), path=True)},
+            f"{_ONE}/yield": {
+                "post": _known("Give a partition back that was asked for", _ref(PartitionBody), path=True)
+            },
         },
         "components": {
             "schemas": {shape.__name__: _shape(shape) for shape in _SHAPES},

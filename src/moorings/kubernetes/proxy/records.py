@@ -37,7 +37,7 @@ class Record:
     def has_ready(self, winner: Known) -> bool:
         """Whether a claim that was READY still is."""
         known = self.book.find(winner)
-        return known is not None and known.phase is Phase.READY and known.attempt == winner.attempt
+        return known is not None and known.phase in (Phase.READY, Phase.RECLAIMING) and known.attempt == winner.attempt
 
 
 def check_same(book: Book, request: PartitionRequest) -> None:

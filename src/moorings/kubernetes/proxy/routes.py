@@ -129,6 +129,9 @@ class Routes:
             if parts[4] == "reset":
                 _check_method(asked, "POST")
                 return f"{route}/reset", await self._reset(asked, _place(parts))
+            if parts[4] == "yield":
+                _check_method(asked, "POST")
+                return f"{route}/yield", await self._yield(asked, _place(parts))
         raise MooringsError(
             "path.unknown", f"there is nothing at {asked.path[:200]!r}", hint="the addresses stand in /openapi.json"
         )
@@ -186,6 +189,12 @@ class Routes:
         if not visitor.may_use(place.namespace, place.job, place.instance):
             _deny(visitor)
         return told(await self._keeper.reset(place))
+
+    async def _yield(self, asked: Asked, place: Place) -> Answer:
+        visitor = await self._visitor(asked.headers, asked.address)
+        if not visitor.operator:
+            _deny(visitor)
+        return told(await self._keeper.give_way(place))
 
     async def _watch(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str, send: Send) -> None:
         """Send the changes after ``since`` as they come, for as long as one answer may take.

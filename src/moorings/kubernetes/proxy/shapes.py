@@ -13,6 +13,7 @@ AUDIENCE = "moorings-proxy"  # of the service account tokens that it takes
 WAITING = "WAITING"  # in a controller's queue, or in several
 PREPARING = "PREPARING"  # granted; the hardware is being configured
 READY = "READY"  # it has a binding
+RECLAIMING = "RECLAIMING"  # READY, and asked back: its Pods have until ``until`` to save their state and end
 LOST = "LOST"  # it vanished under its job; what is left of it is held until it is released
 FAILED = "FAILED"  # it can never be: message says why
 RELEASING = "RELEASING"  # being removed; the operator need do nothing more
@@ -23,7 +24,8 @@ class PartitionRequest:
     """``POST /v1/partitions``: the partition of one instance of a job; asking again is no second one.
 
     ``job_created_at`` (RFC 3339) is when the job was made: of a younger job than the proxy itself, no earlier proxy can
-    have asked a controller that does not answer.
+    have asked a controller that does not answer. ``preemptible``: it may be asked back; ``resumable``: its job goes on
+    from a checkpoint, so that it may also be moved.
     """
 
     namespace: str
@@ -35,6 +37,8 @@ class PartitionRequest:
     replicas_per_gcd: int = 1
     priority: int = 0
     job_created_at: str | None = None
+    preemptible: bool = False
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ class PartitionBody:
 
     ``controller`` is ``host:port`` of who holds it (empty while several are asked), ``node_selector`` the labels of the
     nodes that reach it, ``name`` what the vendor calls it; names come again, ``claim`` is an id of its own over all
-    controllers. ``message`` is a sentence, ``code`` stable; ``binding`` is there exactly when ``state`` is READY.
+    controllers. ``message`` is a sentence, ``code`` stable; ``binding`` is there exactly when ``state`` is READY,
+    ``until`` (RFC 3339) when it is RECLAIMING.
     ``since`` is when the partition came to its present state (RFC 3339), ``version`` that of the change that told all
     this (no part of what is compared; empty: nobody was told yet).
     """
@@ -62,6 +67,7 @@ class PartitionBody:
     message: str = ""
     since: str | None = None
     binding: BindingBody | None = None
+    until: str | None = None
     version: str = field(default="", compare=False)
 
 

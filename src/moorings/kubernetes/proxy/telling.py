@@ -12,7 +12,16 @@ from moorings.kubernetes.proxy.choice import Wish
 from moorings.kubernetes.proxy.known import Phase
 from moorings.kubernetes.proxy.links import Link
 from moorings.kubernetes.proxy.records import Record
-from moorings.kubernetes.proxy.shapes import FAILED, LOST, PREPARING, READY, RELEASING, WAITING, PartitionBody
+from moorings.kubernetes.proxy.shapes import (
+    FAILED,
+    LOST,
+    PREPARING,
+    READY,
+    RECLAIMING,
+    RELEASING,
+    WAITING,
+    PartitionBody,
+)
 
 _NO_BLOCK = "no block of {} IPUs is free"
 _WAITS = {
@@ -24,6 +33,9 @@ _WAITS = {
     "queue.kept_for_other": "what is free is kept for one that came first",
     "queue.next_turn": "it fits and is granted in the next turn",
     "claim.broken": "its block of {} IPUs broke; it gets another one",
+    "claim.requeued": "its {} IPUs were lent and had to go back; it waits in its old place",
+    "project.limit": "its project may hold no more IPUs now",
+    "project.guaranteed": "what is free is guaranteed to others, and only lent to jobs that can be asked to yield",
 }
 _WAITS_ANYHOW = "it is in the queue"
 
@@ -54,6 +66,7 @@ def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBod
         message=message,
         since=at or now,
         binding=record.binding if state == READY else None,
+        until=winner.until or None if winner is not None and state == RECLAIMING else None,
     )
 
 
@@ -74,6 +87,12 @@ def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
         return LOST, winner.code or "claim.lost", winner.message or "the partition was lost"
     if winner.phase is Phase.GRANTED:
         return PREPARING, winner.code or "partition.preparing", winner.message or "the partition is being made"
+    if winner.phase is Phase.RECLAIMING:
+        return (
+            RECLAIMING,
+            "claim.reclaiming",
+            "its IPUs were lent, and are needed; it keeps its place and goes on later",
+        )
     if record.resetting is not None:
         return PREPARING, "partition.resetting", "the partition is being reset"
     if book.given == (winner.controller, winner.id) and record.binding is not None:
