@@ -100,6 +100,10 @@ def _tell_released(namespace: str, job: str, uid: str, instance: int) -> str:
     return f"release {job} {instance}"
 
 
+def _tell_given(namespace: str, job: str, uid: str, instance: int) -> str:
+    return f"yield {job} {instance}"
+
+
 def _tell_reset(namespace: str, job: str, uid: str, instance: int) -> str:
     return f"reset {job} {instance}"
 
@@ -121,7 +125,12 @@ def live(arguments: list[str], file: Path, name: str) -> int:
     }
     for method, tell in told.items():
         watch(Connection, method, tell, places)
-    asked: dict[str, Tell] = {"create": _tell_claimed, "release": _tell_released, "reset": _tell_reset}
+    asked: dict[str, Tell] = {
+        "create": _tell_claimed,
+        "release": _tell_released,
+        "reset": _tell_reset,
+        "give_way": _tell_given,
+    }
     for method, tell in asked.items():
         watch(ProxyClient, method, tell, places)
     return app.main(arguments)

@@ -221,12 +221,12 @@ class Site:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def submit(self, namespace: str, name: str, **spec: Any) -> Obj:
+    def submit(self, namespace: str, name: str, *, annotations: dict[str, str] | None = None, **spec: Any) -> Obj:
         """Make an IPUJob."""
         body = {
             "apiVersion": "graphcore.ai/v1alpha1",
             "kind": "IPUJob",
-            "metadata": {"name": name, "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
             "spec": {"ipusPerJobInstance": "1", "workers": {"template": template()}, **spec},
         }
         return self.cluster.api("POST", f"{JOBS}/namespaces/{namespace}/ipujobs", body)
@@ -369,8 +369,12 @@ def ipu_site(
     log: bool = True,
     flags: Sequence[str] = (),
     start: bool = True,
+    policy: str = "",
 ) -> Iterator[Site]:
-    """A site on a cluster; a controller for each of ``sizes`` (or of ``pools``), called pod1, pod2 and on."""
+    """A site on a cluster; a controller for each of ``sizes`` (or of ``pools``), called pod1, pod2 and on.
+
+    ``policy``: their policy file, if they have one.
+    """
     folder = new_folder()
     texts = pools or [POOLS.format(name=f"pool{n}", size=size, slow_s=slow_s) for n, size in enumerate(sizes, 1)]
     pods = []
@@ -378,6 +382,9 @@ def ipu_site(
         home = folder / f"pod{number}"
         home.mkdir()
         pods.append(Pod(home, text))
+        if policy:
+            pods[-1].data.mkdir(0o700)
+            (pods[-1].data / "policy.toml").write_text(policy)
     site = Site(cluster, folder, pods)
     site.flags = [*flags, *(["--devel-logs"] if log else [])]
     try:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
         yield found
 
 
-def bring_up(site: Site, namespace: str, name: str, **spec: object) -> str:
+def bring_up(site: Site, namespace: str, name: str, **spec: Any) -> str:
     """Make a job that runs; its Pod's uid."""
     site.submit(namespace, name, **spec)
     pod = site.await_pods(namespace, name, f"{name}-worker-0", timeout=60)[f"{name}-worker-0"]

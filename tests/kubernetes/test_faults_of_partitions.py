@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
         yield found
 
 
-def bring_up(site: Site, namespace: str, name: str, **spec: object) -> str:
+def bring_up(site: Site, namespace: str, name: str, **spec: Any) -> str:
     """Make a job that runs; its Pod's uid."""
     site.submit(namespace, name, **spec)
     pod = site.await_pods(namespace, name, f"{name}-worker-0", timeout=60)[f"{name}-worker-0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,10 @@ def test_a_node_that_is_gone_keeps_its_partition_from_others_until_it_is_known_t
     with ipu_site(node_cluster) as site, lawful(site) as watched:
         home = watched.namespace
         node_cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
-        wanted = {"ipusPerJobInstance": "16", "workers": {"template": template(image=images.busybox().name)}}
+        wanted: dict[str, Any] = {
+            "ipusPerJobInstance": "16",
+            "workers": {"template": template(image=images.busybox().name)},
+        }
         site.submit(home, "runs", **wanted)
         site.await_state(home, "runs", "Running")
         site.submit(home, "waits", **wanted)

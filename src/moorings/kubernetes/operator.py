@@ -26,9 +26,11 @@ from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.plan import (
     COMPLETED,
     FAILED,
+    MAKING_ROOM,
     Claim,
     CreateLauncher,
     CreateWorker,
+    DeletePod,
     Partitions,
     Plan,
     Reset,
@@ -149,6 +151,9 @@ class Operator:
         if planned.save_first:
             status = build_status(job, planned, pods, partitions, self._now())
             job = await self._write(job, found, status, memory)
+        for number, one in planned.instances.items():  # a status is written later, when it may be over
+            if one.waits.startswith(MAKING_ROOM) and any(isinstance(act, DeletePod) for act in one.acts):
+                self._story(found, Story("Normal", "MakingRoom", f"instance {number} is {one.waits}"))
         failed = await self._do(job, planned, partitions, memory)
         problem = wrong or _problem(failed)
         status = build_status(job, planned, pods, partitions, self._now(), problem)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from moorings.core.instants import Instant
 from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
-from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, MAKING_ROOM, Instance, Partitions, Plan
+from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, Instance, Partitions, Plan
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING as POD_RUNNING
 from moorings.kubernetes.pods import SUCCEEDED, Pod
@@ -87,8 +87,6 @@ def tell(before: Status, after: Status) -> list[Story]:
             )
         elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
             told.append(Story("Warning", "InstanceFailed", f"instance {number} failed: {record.detail}"))
-    if after.message.startswith(MAKING_ROOM) and not before.message.startswith(MAKING_ROOM):
-        told.append(Story("Normal", "MakingRoom", after.message))
     if after.state != before.state and after.state in (RUNNING, COMPLETED):
         told.append(Story("Normal", after.state, after.message))
     return told

@@ -31,6 +31,17 @@ def refused(found: Obj) -> MooringsError:
     return caught.value
 
 
+@pytest.mark.parametrize("name", ["preemptible", "resumable"])
+def test_an_annotation_that_says_neither_yes_nor_no_is_refused(name: str) -> None:
+    found = an_object(a_spec())
+    found["metadata"]["annotations"] = {f"graphcore.ai/{name}": "yes"}
+    error = refused(found)
+    assert error.detail.endswith(f'metadata.annotations[graphcore.ai/{name}]: must be "true" or "false", not \'yes\'')
+    for value in ("true", "false"):
+        found["metadata"]["annotations"] = {f"graphcore.ai/{name}": value}
+        assert getattr(check_ipujob(found), name) is (value == "true")
+
+
 # -- a new job -------------------------------------------------------------------------------------------------------
 
 

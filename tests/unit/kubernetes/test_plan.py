@@ -22,6 +22,7 @@ from moorings.kubernetes.plan import (
     Plan,
     Release,
     Reset,
+    Yield,
     delay_s,
     plan,
 )
@@ -29,6 +30,7 @@ from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.status import build_status
+from moorings.wire.codec import time_text
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 INFERENCE = JobKind.INFERENCE
@@ -436,3 +438,57 @@ def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
     assert decide(job, [], held(build_partition(job, state=shapes.RELEASING)))[0].acts == (DropFinalizer(),)
     assert decide(job, [], held())[0].acts == (DropFinalizer(),)
     assert decide(replace(job, finalizers=()), [], held())[0].acts == ()
+
+
+def reclaimed(job: IPUJob, left_s: float = 60.0) -> Partitions:
+    until = time_text(after(START, left_s))
+    body = build_partition(job, state=shapes.RECLAIMING, until=until, message="its IPUs were lent, and are needed")
+    return held(body)
+
+
+def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launcher_first() -> None:
+    job = build_job(workers=2, ipus=2)
+    workers, launcher = [pod(job, 0), pod(job, 1)], pod(job, -1, grace_s=600)
+    found, status = decide(job, [*workers, launcher], reclaimed(job))
+    assert found.acts == (DeletePod(launcher.name, launcher.uid, 57),), "it has ended in time, whatever it says"
+    assert (status.state, status.message) == ("Pending", "making room: its IPUs were lent, and are needed")
+    going = replace(launcher, deleting=True)
+    assert decide(job, [*workers, going], reclaimed(job))[0].acts == (), "they may be saving"
+    found, _ = decide(job, [replace(workers[0], deleting=True), workers[1]], reclaimed(job))
+    assert found.acts == (DeletePod(workers[1].name, workers[1].uid, 30),)
+    found, status = decide(job, [], reclaimed(job))
+    assert found.acts == (Yield(0),)
+    assert found.records == {}, "nothing is charged"
+
+
+def test_past_its_time_nobody_waits_for_a_launcher_that_does_not_end() -> None:
+    job = build_job()
+    lost = pod(job, -1, deleting=True)
+    late = after(START, 61.0)
+    found, _ = decide(job, [pod(job, 0), lost], reclaimed(job), late)
+    assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0", 1),)
+    assert decide(job, [lost], reclaimed(job), late)[0].acts == (), "law 3: it may be alive"
+
+
+@pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
+def test_how_pods_end_that_were_told_to_is_neither_done_nor_a_failure(phase: str) -> None:
+    job = build_job(INFERENCE)
+    ended = pod(job, 0, phase, deleting=True, exit_code=0 if phase == SUCCEEDED else 143)
+    found, _ = decide(job, [ended], reclaimed(job))
+    assert (found.acts, found.records) == ((), {})
+
+
+def test_what_has_ended_before_it_was_told_to_counts_as_ever() -> None:
+    job = build_job(INFERENCE)
+    found, status = decide(job, [pod(job, 0, SUCCEEDED, exit_code=0)], reclaimed(job))
+    assert status.state == "Completed"
+    assert Release(0) in found.acts
+
+
+def test_who_gave_its_partition_back_waits_and_begins_anew_on_a_clean_one() -> None:
+    job = build_job(INFERENCE)
+    waiting = held(build_partition(job, state=shapes.WAITING, message="it waits in its old place"))
+    found, status = decide(job, [], waiting)
+    assert (found.acts, status.message) == ((), "waiting for a partition of 1 IPU: it waits in its old place")
+    again = replace(held(build_partition(job, name="sample-0-r1")), fresh=frozenset())
+    assert decide(job, [], again)[0].acts == (EnsureBeside(), Reset(0), CreateWorker(0, 0))

@@ -27,12 +27,14 @@ from moorings.kubernetes.plan import (
     Pause,
     Release,
     Reset,
+    Yield,
     plan,
 )
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.status import build_status
+from moorings.wire.codec import time_text
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 FINALIZER_GONE = DropFinalizer()
@@ -96,7 +98,9 @@ class World:
 
     def _instance_of(self, act: Act) -> int:
         match act:
-            case Claim(instance) | Release(instance) | Reset(instance) | CreateLauncher(instance, _, _):
+            case (
+                Claim(instance) | Release(instance) | Reset(instance) | Yield(instance) | CreateLauncher(instance, _, _)
+            ):
                 return instance
             case CreateWorker(number, _):
                 return number // self.job.workers
@@ -128,7 +132,12 @@ class World:
                 if reset:
                     self.cleaned.add(self.partitions[instance].name)
                 self._create(names.launcher_name(job.name, instance), instance, -1, restart)
-            case DeletePod(name, uid):
+            case Yield(instance):
+                assert not self._of(instance), "nothing is given back under Pods"
+                assert self.partitions[instance].state == shapes.RECLAIMING
+                self.partitions[instance] = self._partition(instance, shapes.WAITING)
+                self.fresh.discard(instance)
+            case DeletePod(name, uid, _):
                 if name in self.pods and self.pods[name].uid == uid:
                     self.pods[name] = replace(self.pods[name], deleting=True)
             case EnsureBeside():
@@ -221,6 +230,9 @@ class World:
         elif body.state == shapes.READY and trouble and self.chance.random() < 0.03:
             self.failures += 1
             self.partitions[instance] = replace(body, state=shapes.LOST, binding=None)
+        elif body.state == shapes.READY and trouble and self.chance.random() < 0.05:
+            until = time_text(after(self.now, self.chance.choice([0.0, 20.0, 100.0])))
+            self.partitions[instance] = replace(body, state=shapes.RECLAIMING, binding=None, until=until)
 
     def people(self) -> None:
         if self.chance.random() < 0.05 and not self.job.has_launcher:

@@ -423,3 +423,22 @@ def test_the_race_comes_to_double_grants() -> None:
         race for race in races if all(any(c.granted_at for c in one.claims) for one in race.controllers.values())
     ]
     assert len(doubles) > 20
+
+
+def test_a_claim_that_waits_again_is_given_out_again_and_not_before_others_were_looked_at() -> None:
+    lent = book(known(ONE, Phase.READY, granted_at="1"))
+    lent.given, lent.looked[TWO] = (ONE, "claim-a"), 9.0
+    lent.note(known(ONE, Phase.RECLAIMING, granted_at="1"), 10.0)
+    chosen = choose(lent, BOTH)
+    assert (chosen.give, chosen.winner is not None and chosen.winner.phase) == (True, Phase.RECLAIMING)
+    lent.note(known(ONE, Phase.RELEASING), 11.0)
+    assert choose(lent, BOTH).deeds == (), "it is being removed"
+    lent.note(known(ONE, Phase.WAITING, attempt=1), 12.0)
+    assert lent.given is None
+    assert lent.held_at is None
+    assert choose(lent, BOTH).deeds == (Deed(Do.QUEUE, TWO),)
+    lent.note(known(ONE, Phase.READY, attempt=1, granted_at="2"), 13.0)
+    chosen = choose(lent, BOTH)
+    assert (chosen.give, chosen.deeds) == (False, (Deed(Do.LOOK, TWO),)), "another may have come there meanwhile"
+    lent.look(TWO, 14.0, [], 14.0)
+    assert choose(lent, BOTH).give

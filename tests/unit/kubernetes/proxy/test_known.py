@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 from hypothesis import given
@@ -104,3 +105,38 @@ def test_nothing_goes_back(events: list[EventBody], first: Known) -> None:
 
 def test_a_state_of_a_newer_controller_is_not_ready() -> None:
     assert known_of("c", body("FLOATING")).phase is Phase.WAITING
+
+
+LENT = (
+    event("claim.granted", 1, name="job-x-0", devices="0-3"),
+    event("claim.ready", 2),
+    event("claim.reclaiming", 3, until=1_767_225_660_000_000),
+    event("claim.yielding", 4, why="its Pods have ended"),
+    replace(event("claim.requeued", 5), partition=None, data={"attempt": 1}),
+    event("claim.granted", 6, 1, name="job-x-0-r1", devices="4-7"),
+    event("claim.ready", 7, 1),
+)
+
+
+def test_a_claim_that_gives_its_partition_back_waits_again_and_gets_another() -> None:
+    found = Known(controller="pod1:8090", id="claim-abc", owner="kubernetes/lab/n/j/u/0", size=4)
+    seen = []
+    for one in LENT:
+        found = after(found, one)
+        seen.append((found.phase, found.attempt, found.held, found.partition, found.until != ""))
+    assert seen == [
+        (Phase.GRANTED, 0, True, "job-x-0", False),
+        (Phase.READY, 0, True, "job-x-0", False),
+        (Phase.RECLAIMING, 0, True, "job-x-0", True),
+        (Phase.RELEASING, 0, False, "job-x-0", True),
+        (Phase.WAITING, 1, False, "", False),
+        (Phase.GRANTED, 1, True, "job-x-0-r1", False),
+        (Phase.READY, 1, True, "job-x-0-r1", False),
+    ]
+
+
+def test_a_list_tells_until_when_a_claim_may_keep_its_partition() -> None:
+    until = "2026-01-01T00:01:00.000000Z"
+    listed = known_of("pod1:8090", replace(body("RECLAIMING"), asked_until=until))
+    assert (listed.phase, listed.until, listed.held) == (Phase.RECLAIMING, until, True)
+    assert known_of("pod1:8090", body("YIELDING")).phase is Phase.RELEASING

@@ -1,0 +1,141 @@
+"""Borrowed IPUs go back to who is guaranteed them: Pods end, the job waits in its old place, and goes on (law 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster import KubernetesCluster, Obj
+from tests.kubernetes.laws import Watcher, lawful
+from tests.kubernetes.site import CLUSTER, Site, ipu_site
+
+PHOENIX = Path(__file__).with_name("phoenix.py")
+PREEMPTIBLE = {"graphcore.ai/preemptible": "true"}
+POLICY = 'min_run = 0\nyield = "40s"\n'
+LAUNCHER = {"command": ["mpirun", "train"]}
+
+
+@pytest.fixture(scope="module")
+def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
+    with ipu_site(kept_cluster, start=False, policy=POLICY) as found:
+        found.start_proxy()
+        yield found
+
+
+@pytest.fixture
+def lab(site: Site, watched: Watcher) -> Iterator[str]:
+    """A namespace that is guaranteed all 16 IPUs; everybody else only borrows them."""
+    with lawful(site) as watcher:
+        project = f"lab-{watcher.namespace}"
+        shares = [{"pool": "pool1", "blocks": {"16": 1}}]
+        body = {"shares": shares, "aliases": [f"kubernetes/{CLUSTER}/{watcher.namespace}"]}
+        status, answer = site.pod.ask("PUT", f"/v1/projects/{project}", body)
+        assert status in (200, 201), answer
+        yield watcher.namespace
+    site.cluster.wait(lambda: site.pod.ask("DELETE", f"/v1/projects/{project}")[0] in (200, 204))
+
+
+@pytest.fixture
+def operator(site: Site) -> Iterator[None]:
+    site.start_operator()
+    yield
+    site.stop_operator()
+
+
+@pytest.fixture
+def places(site: Site, tmp_path: Path) -> Iterator[Path]:
+    """Where operators died."""
+    program, site.program = site.program, [str(PHOENIX)]
+    site.start_operator("operator", f"--places={tmp_path / 'places'}")
+    yield tmp_path / "places"
+    site.stop_operator()
+    site.program = program
+
+
+def claim_of(site: Site, job: str) -> Obj:
+    (found,) = (one for one in site.pod.claims() if one["owner"].split("/")[3] == job)
+    return found
+
+
+def lend(site: Site, home: str, *, launcher: bool) -> dict[str, Obj]:
+    """A job that runs on all IPUs, and may be asked to give them back; its Pods."""
+    more = {"launcher": LAUNCHER} if launcher else {}
+    site.submit(home, "lent", annotations=PREEMPTIBLE, ipusPerJobInstance="16", workerPerJobInstance="2", **more)
+    names = ["lent-worker-0", "lent-worker-1", *(["lent-launcher"] if launcher else [])]
+    pods = site.await_pods(home, "lent", *names, timeout=90)
+    for name in names:
+        site.run_pod(home, name)
+    site.await_state(home, "lent", "Running")
+    return pods
+
+
+def go_on(site: Site, lab: str, home: str, before: dict[str, Obj]) -> None:
+    """The lab's job has its IPUs, and ends; then the borrower goes on with new Pods."""
+    site.await_pods(lab, "own", "own-worker-0", timeout=120)
+    site.run_pod(lab, "own-worker-0")
+    site.await_state(lab, "own", "Running")
+    status = site.await_state(home, "lent", "Pending")
+    assert status.get("restartCount", 0) == 0
+    assert "waiting for" in status["lastMessage"]
+    assert (claim_of(site, "lent")["state"], claim_of(site, "lent")["attempt"]) == ("PENDING", 1)
+    site.end_pod(lab, "own-worker-0", 0)
+    site.await_state(lab, "own", "Completed")
+    for name, pod in before.items():
+        site.await_another(home, "lent", name, pod["metadata"]["uid"])
+    for name in before:
+        site.run_pod(home, name)
+    site.await_state(home, "lent", "Running")
+
+
+@pytest.mark.parametrize("launcher", [True, False], ids=["training", "inference"])
+def test_a_borrower_gives_its_ipus_back_keeps_its_place_and_goes_on(
+    site: Site, operator: None, watched: Watcher, home: str, lab: str, launcher: bool
+) -> None:
+    before = lend(site, home, launcher=launcher)
+    arrived = claim_of(site, "lent")["createdAt"]
+    site.submit(lab, "own", ipusPerJobInstance="16")
+    go_on(site, lab, home, before)
+    claim = claim_of(site, "lent")
+    assert (claim["state"], claim["createdAt"]) == ("READY", arrived)
+    told = {one["reason"]: one["message"] for one in site.cluster.list("events", home)}
+    assert "its IPUs were lent, and are needed" in told["MakingRoom"]
+    ends = ["lent-launcher"] if launcher else ["lent-worker-0", "lent-worker-1"]
+    for name in ends:
+        site.end_pod(home, name, 0)
+    assert site.await_state(home, "lent", "Completed").get("restartCount", 0) == 0
+
+
+def test_one_that_does_not_say_so_is_never_asked(
+    site: Site, operator: None, watched: Watcher, home: str, lab: str
+) -> None:
+    site.submit(home, "firm", ipusPerJobInstance="16")
+    site.cluster.wait(lambda: "guaranteed to others" in site.status(home, "firm").get("lastMessage", ""))
+    assert claim_of(site, "firm")["state"] == "PENDING"
+    site.submit(lab, "own", ipusPerJobInstance="16")
+    site.await_pods(lab, "own", "own-worker-0", timeout=60)
+
+
+def test_a_job_that_is_deleted_while_it_makes_room_leaves_nothing(
+    site: Site, operator: None, watched: Watcher, home: str, lab: str
+) -> None:
+    lend(site, home, launcher=True)
+    site.stop_operator()
+    site.submit(lab, "own", ipusPerJobInstance="16")
+    site.delete(home, "lent")
+    site.start_operator()
+    site.cluster.wait(lambda: site.is_gone(home, "lent"), 60)
+    site.await_pods(lab, "own", "own-worker-0", timeout=60)
+
+
+def test_the_operator_is_killed_before_and_after_everything_it_does_for_it(
+    site: Site, places: Path, watched: Watcher, home: str, lab: str
+) -> None:
+    before = lend(site, home, launcher=True)
+    site.submit(lab, "own", ipusPerJobInstance="16")
+    go_on(site, lab, home, before)
+    hit = places.read_text().splitlines()
+    assert {"before yield lent 0", "after yield lent 0"} <= set(hit)
+    for name, pod in before.items():
+        assert f"before delete Pod {name} {pod['metadata']['uid']}" in hit
