@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 FENCING = "fencing"
-LAWS = ("1", "2", "3", "4", "5", "7", "8", "9", "10", FENCING)  # law 6 has no code yet
+LAWS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", FENCING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from tests.guards.appliance import APPLIANCE_JOBS
 from tests.guards.guard import Guard
 from tests.guards.ipujobs import IPUJOBS
 from tests.guards.jobs import JOBS
+from tests.guards.lending import LENDING
 from tests.guards.order import ORDER
 from tests.guards.privacy import PRIVACY
 from tests.guards.queued import QUEUED
@@ -13,4 +14,15 @@ from tests.guards.secure import SECURE
 from tests.guards.sharing import SHARING
 from tests.guards.vendor import VENDOR
 
-GUARDS: tuple[Guard, ...] = (*SHARING, *JOBS, *ORDER, *PRIVACY, *SECURE, *QUEUED, *VENDOR, *IPUJOBS, *APPLIANCE_JOBS)
+GUARDS: tuple[Guard, ...] = (
+    *SHARING,
+    *JOBS,
+    *LENDING,
+    *ORDER,
+    *PRIVACY,
+    *SECURE,
+    *QUEUED,
+    *VENDOR,
+    *IPUJOBS,
+    *APPLIANCE_JOBS,
+)

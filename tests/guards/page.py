@@ -17,8 +17,8 @@ A test that has never failed proves nothing. This is the list of the guards: the
 beside it over that copy, and fails if one of them does not fail. `make guards` does only that.
 
 There are {count} guards. Their words stand in `tests/guards`, so one that moves is told, too; this page is written by
-`python -m tests.guards`. Law 6 (projects) has no code yet. The simulator takes some of them out as well, and must find
-the broken law by chance alone: `tests/simulation/test_guards.py`.
+`python -m tests.guards`. The simulator takes some of them out as well, and must find the broken law by chance alone:
+`tests/simulation/test_guards.py`.
 """
 
 _TITLES = {
@@ -27,6 +27,7 @@ _TITLES = {
     "3": "Law 3: a live job never loses its partition because of us",
     "4": "Law 4: no process starts before its partition is ACTIVE",
     "5": "Law 5: the same key gives the same claim; names are unique",
+    "6": "Law 6: a project gets its guaranteed share in bounded time",
     "7": "Law 7: nobody starves",
     "8": "Law 8: every wait and every refusal says why",
     "9": "Law 9: the same inputs give the same decisions, byte for byte",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.laws import Watcher, lawful
-from tests.kubernetes.site import CLUSTER, Site, ipu_site
+from tests.kubernetes.site import CLUSTER, Site, ipu_site, template
 
 PHOENIX = Path(__file__).with_name("phoenix.py")
 PREEMPTIBLE = {"graphcore.ai/preemptible": "true"}
@@ -127,6 +129,33 @@ def test_a_job_that_is_deleted_while_it_makes_room_leaves_nothing(
     site.start_operator()
     site.cluster.wait(lambda: site.is_gone(home, "lent"), 60)
     site.await_pods(lab, "own", "own-worker-0", timeout=60)
+
+
+def test_a_program_that_does_not_mind_is_ended_in_time(node_cluster: KubernetesCluster) -> None:
+    """On a real node: TERM is ignored, and the Pod says that it may take ten minutes."""
+    (node,) = node_cluster.nodes
+    with ipu_site(node_cluster, policy='min_run = 0\nyield = "10s"\n') as site, lawful(site) as watched:
+        home = watched.namespace
+        project = {"shares": [{"pool": "pool1", "blocks": {"16": 1}}]}
+        assert site.pod.ask("PUT", "/v1/projects/lab", project)[0] in (200, 201)
+        node_cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
+        busybox = images.busybox().name
+        deaf = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+        pods = template(*deaf, image=busybox, terminationGracePeriodSeconds=600)
+        site.submit(home, "lent", annotations=PREEMPTIBLE, ipusPerJobInstance="16", workers={"template": pods})
+        site.await_state(home, "lent", "Running")
+        claim = {"size": 16, "project": "lab", "accelerator": "ipu", "name": "own"}
+        status, own = site.pod.ask("POST", "/v1/claims", claim)
+        assert status in (200, 201), own
+        begun = time.monotonic()
+        node_cluster.wait(lambda: site.pod.ask("GET", f"/v1/claims/{own['id']}")[1]["state"] == "READY", 60)
+        assert time.monotonic() - begun > 3, "it had some time"
+        site.await_state(home, "lent", "Pending")
+        assert site.job_pods(home, "lent") == {}
+        site.pod.ask("DELETE", f"/v1/claims/{own['id']}")
+        site.await_state(home, "lent", "Running")
+        site.delete(home, "lent")
+        node_cluster.kubectl("delete", "pod", "lent-worker-0", "-n", home, "--grace-period=0", "--force")
 
 
 def test_the_operator_is_killed_before_and_after_everything_it_does_for_it(

@@ -11,7 +11,6 @@ from bisect import bisect_left, insort
 from typing import Final, Protocol
 
 from moorings.core.instants import Instant
-from moorings.core.placement import NEVER
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
 FREE: Final = Instant(-1)
@@ -269,8 +268,3 @@ def _read(until: list[Instant], block: Block) -> list[tuple[Block, Instant]]:
     if ends.count(ends[0]) == len(ends):
         return [(block, ends[0])]
     return [(Block(range(index, index + 1)), end) for index, end in zip(block, ends, strict=True)]
-
-
-def is_known(until: Instant) -> bool:
-    """Whether an end is an instant, not ``FREE``, being freed, ``NEVER`` or worse."""
-    return 0 < until < NEVER

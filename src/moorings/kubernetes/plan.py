@@ -18,9 +18,10 @@ from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.wire.codec import parse_time
+from moorings.wire.codec import parse_time, time_text
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
+WORKERS_S = 5  # of the time to make room, for workers to end behind their launcher
 MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be given back
 AGAIN_S = 2.0  # between two looks at what tells nobody when it has changed
 MAKING_ROOM = "making room"  # what a message begins with while its Pods end for the sake of others
@@ -339,7 +340,8 @@ class _Judge:
         if failed:
             return _ended(failed[0])
         wanted = 1 if job.has_launcher else job.workers
-        done = [pod for pod in deciding if pod.phase == SUCCEEDED and not (pod.deleting and self._makes_room)]
+        # Who is told to make room and leaves well has saved, and is not done.
+        done = [pod for pod in deciding if pod.phase == SUCCEEDED and not (pod.deleting and job.preemptible)]
         if len(done) == wanted:
             return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         if job.has_launcher:
@@ -389,11 +391,6 @@ class _Judge:
     def _next(self) -> int:
         """The number of the next attempt: above every Pod's, also of an instance that was given up and wanted again."""
         return max([self._record.restarts, *(pod.restart for pod in self._pods)]) + 1
-
-    @property
-    def _makes_room(self) -> bool:
-        """Whether its Pods were told to end for the sake of others: one that leaves well has saved, and is not done."""
-        return self._partition is not None and self._partition.state == shapes.RECLAIMING
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
@@ -460,13 +457,18 @@ class _Judge:
         left_s = max(int(seconds_between(self._now, by) - MARGIN_S), 1)
         launchers = [pod for pod in self._pods if pod.is_launcher and not pod.ended]
         # The workers' programs are to save while they live. Past its time nobody waits for a launcher that is lost.
-        first = launchers if launchers and self._now < by else self._pods
+        first = self._pods
+        if launchers and self._now < by:
+            first, left_s = launchers, max(left_s - WORKERS_S, (left_s + 1) // 2)
+        late = after(self._now, left_s + 1)
         acts: tuple[Act, ...] = tuple(
-            DeletePod(pod.name, pod.uid, min(pod.grace_s, left_s)) for pod in first if not pod.deleting
+            DeletePod(pod.name, pod.uid, min(pod.grace_s, left_s))
+            for pod in first
+            if not pod.deleting or (pod.gone_by is not None and pod.gone_by > late)
         )
         if not self._pods:
             acts = (Yield(self._number),)
-        waits = f"{MAKING_ROOM}: {partition.message}"
+        waits = f"{MAKING_ROOM} until {time_text(by)[11:19]} UTC: {partition.message}"
         again_at = by if self._pods and self._now < by else None
         return Instance(record=record, acts=acts, waits=waits, code="claim.reclaiming", again_at=again_at)
 

@@ -35,6 +35,7 @@ class Pod:
         why: what it waits for, or how it ended, in kubelet's words; may be empty.
         ended_at: when its main container ended, if that is known.
         grace_s: how long it may take to end when it is deleted.
+        gone_by: of one that is deleted: when its processes are killed, if that is known.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Pod:
     why: str = ""
     ended_at: Instant | None = None
     grace_s: int = GRACE_S
+    gone_by: Instant | None = None
 
     @property
     def is_launcher(self) -> bool:
@@ -91,6 +93,7 @@ def parse_pod(found: Obj) -> Pod | None:
         why=why,
         ended_at=ended_at,
         grace_s=_grace_s(found.get("spec") or {}),
+        gone_by=_time(meta.get("deletionTimestamp") or None),
     )
 
 

@@ -461,3 +461,12 @@ def test_who_may_have_a_block_when_it_is_empty(topology: Topology) -> None:
     assert land.estate().could_hold(Block(range(4, 8)))
     assert land.estate().could_hold(cell), "by then its cell may lie in the other half"
     assert not land.estate().could_hold(Block(range(8)))
+
+
+def test_a_borrower_is_in_a_cell_only_where_the_others_still_fit() -> None:
+    """A cell of four in the half that is whole would leave no place for the eight of another."""
+    land = tree(PowerOfTwo(1, 16, 16), lab=((4, 1),), other=((8, 1),), c=())
+    land.arrive("c", Block(range(4)), preemptible=False)
+    assert land.estate().place_of(land.open_cells("lab"), Block(range(8, 12))) is None
+    beside = Block(range(4, 8))
+    assert land.estate().place_of(land.open_cells("lab"), beside) == Place("lab", beside, beside)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, LateEnds, SubsetEnds, ends_of, is_known
+from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, LateEnds, SubsetEnds, ends_of
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
@@ -154,14 +154,6 @@ def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
     assert ends_of(PowerOfTwo(1, 4, 4)).soonest(8) is None
     assert ends_of(AnySubset(4, 4)).soonest(5) is None
     assert ends_of(RACK).soonest(4) is None
-
-
-@pytest.mark.parametrize(
-    ("until", "known"),
-    [(FREE, False), (Instant(0), False), (Instant(1), True), (NEVER, False), (OUT_OF_SERVICE, False)],
-)
-def test_only_an_instant_is_known(until: Instant, known: bool) -> None:
-    assert is_known(until) is known
 
 
 def test_late_ends_are_written_when_they_are_read_and_undone():

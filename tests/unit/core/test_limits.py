@@ -86,6 +86,21 @@ def test_two_parts_that_are_owed_ask_for_twice_as_much_and_only_once() -> None:
     assert {site.claim(one.id).state for one in (first, second)} == {ClaimState.READY}
 
 
+def test_a_part_that_is_within_its_guarantee_yields_to_no_other_under_a_limit() -> None:
+    """The youngest loses least work, but it has only what it is guaranteed."""
+    site = lab(POD)
+    borrowers = [ask(site, "lab", 2) for _ in range(5)]
+    site.pass_s(5)
+    within = ask(site, "lab/b", 2)
+    site.pass_s(4)
+    wanted = ask(site, "lab/a", 2)
+    site.step()
+    assert site.claim(within.id).state is ClaimState.READY
+    assert [site.claim(one.id).state for one in borrowers].count(ClaimState.RECLAIMING) == 1
+    site.pass_s(BOUND_S)
+    assert {site.claim(one.id).state for one in (within, wanted)} == {ClaimState.READY}
+
+
 def test_what_cannot_be_asked_back_is_lent_only_beside_the_guarantees_under_a_limit() -> None:
     """12 may be held, 8 are guaranteed: 4 for borrowers that never yield, although more is free."""
     site = lab(POD)
@@ -125,11 +140,13 @@ def test_a_guarantee_further_up_is_used_only_beside_those_under_a_limit(*, preem
 
 
 def test_a_subject_s_own_limit_is_no_reason_to_ask_others() -> None:
+    """Two of its own guarantee are left, but somebody who holds as much as a subject may has to wait."""
     site = lab(POD)
-    site.step(SetProject(Project(name="d", shares=(Share(POD.name, ((4, 1),)),), user_devices_max=4), None))
-    borrowers = [ask(site, "d", 2) for _ in range(2)]
+    site.step(SetProject(Project(name="d", shares=(Share(POD.name, ((2, 1),)),), user_devices_max=4), None))
+    borrowers = [ask(site, "d", 4), *(ask(site, "c", 2) for _ in range(6))]
     site.pass_s(5)
-    more = ask(site, "d", 4)
+    assert {site.claim(one.id).state for one in borrowers} == {ClaimState.READY}
+    more = ask(site, "d", 2)
     site.pass_s(5)
     assert site.claim(more.id).state is ClaimState.PENDING
     assert {site.claim(one.id).state for one in borrowers} == {ClaimState.READY}

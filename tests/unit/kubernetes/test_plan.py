@@ -450,9 +450,12 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
     job = build_job(workers=2, ipus=2)
     workers, launcher = [pod(job, 0), pod(job, 1)], pod(job, -1, grace_s=600)
     found, status = decide(job, [*workers, launcher], reclaimed(job))
-    assert found.acts == (DeletePod(launcher.name, launcher.uid, 57),), "it has ended in time, whatever it says"
-    assert (status.state, status.message) == ("Pending", "making room: its IPUs were lent, and are needed")
-    going = replace(launcher, deleting=True)
+    assert found.acts == (DeletePod(launcher.name, launcher.uid, 52),), "it has ended in time, whatever it says"
+    told = f"making room until {time_text(after(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
+    assert (status.state, status.message) == ("Pending", told)
+    slow = replace(launcher, deleting=True, gone_by=after(START, 600.0))
+    assert decide(job, [*workers, slow], reclaimed(job))[0].acts == found.acts, "somebody gave it more time"
+    going = replace(launcher, deleting=True, gone_by=after(START, 52.0))
     assert decide(job, [*workers, going], reclaimed(job))[0].acts == (), "they may be saving"
     found, _ = decide(job, [replace(workers[0], deleting=True), workers[1]], reclaimed(job))
     assert found.acts == (DeletePod(workers[1].name, workers[1].uid, 30),)
@@ -472,10 +475,11 @@ def test_past_its_time_nobody_waits_for_a_launcher_that_does_not_end() -> None:
 
 @pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
 def test_how_pods_end_that_were_told_to_is_neither_done_nor_a_failure(phase: str) -> None:
-    job = build_job(INFERENCE)
+    job = build_job(INFERENCE, preemptible=True)
     ended = pod(job, 0, phase, deleting=True, exit_code=0 if phase == SUCCEEDED else 143)
-    found, _ = decide(job, [ended], reclaimed(job))
-    assert (found.acts, found.records) == ((), {})
+    for partitions in (reclaimed(job), Partitions({}, current=False), held(build_partition(job))):
+        found, status = decide(job, [ended], partitions)
+        assert (status.state != "Completed", found.records) == (True, {}), "also while the proxy is away"
 
 
 def test_what_has_ended_before_it_was_told_to_counts_as_ever() -> None:

@@ -13,6 +13,7 @@ from moorings.kubernetes.admission import OUR_LABELS, OUR_PATHS, OUR_PREFIX, OUR
 from moorings.kubernetes.crd import COLUMNS, build_crd
 from moorings.kubernetes.fields import SPEC, STATUS, Field, Type
 from moorings.kubernetes.ipujob import API_VERSION, KIND
+from moorings.kubernetes.names import PREEMPTIBLE, RESUMABLE
 
 _PLAIN = "deploy/kubernetes/CRDs/graphcore.ai_ipujobs.yaml"
 _CEL = "deploy/kubernetes/CRDs-cel/graphcore.ai_ipujobs.yaml"
@@ -37,6 +38,10 @@ _CHANGES = """\
 While the job exists: `jobInstances` (not of a job that has ended), `restartPolicy`, `cleanPodPolicy`, `releaseOnFinish`
 and metadata. Everything else is refused with `ipujob.invalid`: delete the job and create it anew.
 """
+_ANNOTATIONS = (
+    (PREEMPTIBLE, "It may be asked to give its partitions back for those who are guaranteed them, and goes on later."),
+    (RESUMABLE, "Its program goes on from a checkpoint: it may also be moved to other IPUs."),
+)
 _OURS = """\
 A job that has one of these is refused: they would point it at another partition, or keep its launcher from its workers.
 
@@ -69,6 +74,8 @@ def ipujob_page() -> str:
     text = MADE + "# The IPUJob\n\n" + _ABOUT + "\n" + table(("it has", "it is", "what runs"), _KINDS)
     text += "\n## Spec\n\n" + _fields(SPEC)
     text += "\nNumbers may be written with or without quotes.\n\n" + _CHANGES
+    text += '\n## Annotations\n\n`"true"` or `"false"`; they count when the partition is asked for.\n\n'
+    text += table(("annotation", "meaning"), [(code(name), said) for name, said in _ANNOTATIONS])
     text += "\n## What Moorings sets itself\n\n" + _ours()
     text += "\n## Status\n\nWritten by the operator alone.\n\n"
     text += table(

@@ -81,6 +81,10 @@ def differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, 
         told.append("on which nodes its tasks run is Kubernetes' choice")
     if not settings.request_cpus and job.resources.cpus > 1:
         told.append("its CPUs are not asked of Kubernetes")
+    if job.preemptible:
+        told.append(
+            "Kubernetes does not ask it to make room for others, so it does not borrow what they are guaranteed"
+        )
     if job.checkpoint.resumable:
         told.append("Kubernetes does not start it again by itself, though it can be resumed")
     return tuple(told)
