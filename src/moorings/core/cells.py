@@ -141,7 +141,7 @@ class Counted(Estate):
     ) -> None:
         super().__init__(cells)
         self._parts: dict[ClaimId, dict[str, int]] = {}
-        self._tenants: dict[ClaimId, Tenant] = {}
+        self._users: dict[str, list[tuple[Tenant, int]]] = {}  # of each owner's devices
         self._held: list[Block] = []  # by borrowers that nobody can ask to yield
         taken = set(out)
         for tenant in tenants:
@@ -169,7 +169,8 @@ class Counted(Estate):
             self._left[first, 1] -= left
             parts[first] = parts.get(first, 0) + left
         self._parts[tenant.claim] = parts
-        self._tenants[tenant.claim] = tenant
+        for owner, used in parts.items():
+            self._users.setdefault(owner, []).append((tenant, used))
 
     def _left_of(self, owners: Iterable[str]) -> int:
         return sum(self._left.get((owner, 1), 0) for owner in owners)
@@ -194,10 +195,12 @@ class Counted(Estate):
 
     def within(self, open_cells: OpenCells, priority: int) -> list[tuple[Tenant, int]]:
         """Those who may be asked to make room for that priority, and how many of these cells' devices each uses."""
-        owners = {owner for owner, _, _ in open_cells}
-        able = (one for one in self._tenants.values() if _gives_way(one, priority))
-        used = ((one, sum(n for owner, n in self._parts[one.claim].items() if owner in owners)) for one in able)
-        return [(one, count) for one, count in used if count]
+        found: dict[ClaimId, tuple[Tenant, int]] = {}
+        for owner in sorted({owner for owner, _, _ in open_cells}):
+            for tenant, used in self._users.get(owner, ()):
+                if _gives_way(tenant, priority):
+                    found[tenant.claim] = (tenant, used + found.get(tenant.claim, (tenant, 0))[1])
+        return [found[ident] for ident in sorted(found)]
 
     def left(self, open_cells: OpenCells) -> int:
         """Devices of these cells that nobody uses."""

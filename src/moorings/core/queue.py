@@ -35,7 +35,7 @@ from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
-from moorings.core.reclaims import Overdraft, Wanted, cheapest, holders_of
+from moorings.core.reclaims import Known, Overdraft, Wanted, cheapest
 from moorings.core.room import Room, room_for
 from moorings.core.serving import pools_for
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
@@ -74,7 +74,7 @@ class _Pass:
         self._kept: dict[PoolName, list[Kept]] = {}
         self._open_windows: dict[tuple[object, ...], list[float]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
-        self._holders: dict[PoolName, dict[int, Tenant]] = {}  # of each device; who was asked does not count
+        self._priced: dict[PoolName, Known] = {}  # what tenants cost
         self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
         self._filled: set[tuple[PoolName, str, int]] = set()  # who found no free place within its guarantee
         self._asked: set[ClaimId] = set()
@@ -480,7 +480,8 @@ class _Pass:
                     self.reclaims.append(Reclaim(tenant.claim, claim.id))
         for tenant in wanted.victims:
             self._asked.add(tenant.claim)
-            self._holders.pop(tenant.pool, None)
+            if tenant.pool in self._priced:
+                self._priced[tenant.pool].holders = None
             if not tenant.leaving:
                 self._limits.leave(tenant)
         until = after(max(wanted.when, self.now), self.policy.yield_s)
@@ -495,8 +496,8 @@ class _Pass:
         if asks in self._vain:
             return None
         tenants = self._seen[name].values()
-        if name not in self._holders:
-            self._holders[name] = holders_of(tenants, self._asked)
+        if name not in self._priced:
+            self._priced[name] = Known(self.policy, self.now)
         found = cheapest(
             self._estates[name],
             self._cells(spec.project, name, spec.size),
@@ -507,7 +508,7 @@ class _Pass:
             self._asked,
             self.policy,
             self.now,
-            self._holders[name],
+            self._priced[name],
             Overdraft(owed, self._tenants) if owed else None,
         )
         if found is None:
@@ -546,7 +547,8 @@ class _Pass:
         self._moves_left -= len(moves)
         for tenant, block in room.moves:
             self._asked.add(tenant.claim)
-            self._holders.pop(name, None)
+            if name in self._priced:
+                self._priced[name].holders = None
             for part in state.free.free_within(block):
                 self.trials[name].take(part)
         self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))

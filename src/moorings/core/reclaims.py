@@ -40,6 +40,28 @@ class Wanted:
         return (self.when, self.lost, len(self.place.cell), self.place.block.start if len(self.place.block) else 0)
 
 
+class Known:
+    """What is reckoned once a turn of the tenants of a pool.
+
+    Attributes:
+        now: the turn's time.
+        holders: who holds each device, but those that were asked already; None: not reckoned.
+    """
+
+    def __init__(self, policy: Policy, now: Instant) -> None:
+        self.now = now
+        self.holders: dict[int, Tenant] | None = None
+        self._policy = policy
+        self._prices: dict[ClaimId, tuple[Instant, float]] = {}
+
+    def price(self, tenant: Tenant) -> tuple[Instant, float]:
+        """When a tenant may be asked, and the device-seconds it loses."""
+        found = self._prices.get(tenant.claim)
+        if found is None:
+            found = self._prices[tenant.claim] = _price(tenant, self._policy, self.now)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Overdraft:
     """What must be given back under limits of projects before a claim may have its devices, wherever they are.
@@ -63,7 +85,7 @@ def cheapest(
     asked: Collection[ClaimId],
     policy: Policy,
     now: Instant,
-    holders: Mapping[int, Tenant] | None = None,
+    known: Known | None = None,
     overdraft: Overdraft | None = None,
 ) -> Wanted | None:
     """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
@@ -78,16 +100,18 @@ def cheapest(
         asked: those that yield for somebody else already.
         policy: how long borrowers run at least, and what it costs to start anew.
         now: the turn's time.
-        holders: ``holders_of`` the same, if it is known.
+        known: what was reckoned for the same tenants in this pool before, in the same turn.
         overdraft: what must be given back besides; None: no limit stands against the claim.
     """
-    due = _Due(overdraft, asked, policy, now) if overdraft is not None else None
+    known = known if known is not None else Known(policy, now)
+    due = _Due(overdraft, asked, known) if overdraft is not None else None
     if isinstance(estate, Counted):
-        known = [tenant for tenant in tenants if tenant.claim not in asked]
-        price = {tenant.claim: _price(tenant, policy, now) for tenant in known}
-        return _counted(estate, open_cells, state, size, over, known, price, now, due)
+        able = [tenant for tenant in tenants if tenant.claim not in asked]
+        return _counted(estate, open_cells, state, size, over, able, known, due)
     best: Wanted | None = None
-    holder = holders if holders is not None else holders_of(tenants, asked)
+    if known.holders is None:
+        known.holders = holders_of(tenants, asked)
+    holder = known.holders
     for place in estate.places(open_cells, size, over):
         inside_it = {one.claim: one for index in place.block if (one := holder.get(index)) is not None}
         victims = list(inside_it.values())
@@ -101,7 +125,7 @@ def cheapest(
         if more is None:
             continue
         victims += more
-        found = _wanted(place, victims, {one.claim: _price(one, policy, now) for one in victims}, now)
+        found = _wanted(place, victims, known)
         if best is None or found.cost < best.cost:
             best = found
     return best
@@ -130,11 +154,11 @@ def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float
 class _Due:
     """Who else has to yield for the sake of limits."""
 
-    def __init__(self, overdraft: Overdraft, asked: Collection[ClaimId], policy: Policy, now: Instant) -> None:
+    def __init__(self, overdraft: Overdraft, asked: Collection[ClaimId], known: Known) -> None:
         self._owed = overdraft.owed
         able = [one for one in overdraft.tenants if _may_lend(one) and one.claim not in asked]
-        self.price = {tenant.claim: _price(tenant, policy, now) for tenant in able}
-        self._able = sorted(able, key=lambda one: (*self.price[one.claim], one.claim))
+        self._known = known
+        self._able = sorted(able, key=lambda one: (*known.price(one), one.claim))
 
     def beside(self, victims: Iterable[Tenant]) -> list[Tenant] | None:
         """Those that must yield beside ``victims``, as few and cheap as they are; None: they are not enough."""
@@ -143,7 +167,7 @@ class _Due:
         for project, devices in self._owed:
             given = sum(len(one.block) for one in chosen.values() if not one.leaving and _is_part(one.project, project))
             rest = [one for one in self._able if one.claim not in chosen and _is_part(one.project, project)]
-            found = _cheapest(rest, devices - given, self.price)
+            found = _cheapest(rest, devices - given, self._known)
             if found is None:
                 return None
             more += found
@@ -159,12 +183,10 @@ def _is_part(name: str, project: str) -> bool:
     return name == project or name.startswith(f"{project}/")
 
 
-def _wanted(
-    place: Place, victims: Iterable[Tenant], price: dict[ClaimId, tuple[Instant, float]], now: Instant
-) -> Wanted:
+def _wanted(place: Place, victims: Iterable[Tenant], known: Known) -> Wanted:
     chosen = tuple(victims)
-    when = max((price[tenant.claim][0] for tenant in chosen), default=now)
-    return Wanted(place, chosen, when, sum(price[tenant.claim][1] for tenant in chosen))
+    when = max((known.price(tenant)[0] for tenant in chosen), default=known.now)
+    return Wanted(place, chosen, when, sum(known.price(tenant)[1] for tenant in chosen))
 
 
 def _may_be_asked(tenant: Tenant, place: Place, over: int | None) -> bool:
@@ -184,8 +206,7 @@ def _counted(
     size: int,
     over: int | None,
     tenants: Sequence[Tenant],
-    price: dict[ClaimId, tuple[Instant, float]],
-    now: Instant,
+    known: Known,
     due: _Due | None,
 ) -> Wanted | None:
     """Where any devices do: the cheapest claims that together hold enough."""
@@ -195,7 +216,7 @@ def _counted(
         used = estate.within(open_cells, over) if over is not None else []
         worth = {one.claim: count for one, count in used if one.claim in held}
         own = [held[ident] for ident in worth]
-        own.sort(key=lambda one: (not one.leaving, one.priority, price[one.claim]))
+        own.sort(key=lambda one: (not one.leaving, one.priority, known.price(one)))
         first = _enough(own, size - estate.left(open_cells), worth)
         if first is None:
             continue
@@ -206,8 +227,8 @@ def _counted(
         free = state.free.free
         gained = sum(len(one.block) for one in first if one.pool == state.pool.name)
         others = [one for one in tenants if one.cell is None and (one.leaving or one.preemptible) and one not in first]
-        others.sort(key=lambda one: (not one.leaving, *price[one.claim], one.claim))
-        more = _cheapest(others, size - free - gained, price)
+        others.sort(key=lambda one: (not one.leaving, *known.price(one), one.claim))
+        more = _cheapest(others, size - free - gained, known)
         if more is None:
             continue
         victims = [*first, *more]
@@ -215,8 +236,7 @@ def _counted(
         devices = [index for part in state.free.free_within(_all(state)) for index in part][:size]
         devices += [index for one in here for index in one.block]
         block = Block.of(sorted(devices[:size]))
-        prices = price if due is None else price | due.price
-        found = _wanted(Place(place.owner, block, block), victims, prices, now)
+        found = _wanted(Place(place.owner, block, block), victims, known)
         if best is None or found.cost < best.cost:
             best = found
     return best
@@ -226,23 +246,21 @@ def _all(state: PoolState) -> Block:
     return Block(range(state.pool.topology.n_devices))
 
 
-def _cheapest(
-    tenants: Sequence[Tenant], needed: int, price: Mapping[ClaimId, tuple[Instant, float]]
-) -> list[Tenant] | None:
+def _cheapest(tenants: Sequence[Tenant], needed: int, known: Known) -> list[Tenant] | None:
     """Those that together hold enough, can be asked soonest, and lose least; None: all are too few.
 
     Args:
         tenants: those that leave anyway, then the others by price.
         needed: devices.
-        price: of each, when it may be asked and what it loses.
+        known: of each, when it may be asked and what it loses.
     """
     worth = {tenant.claim: len(tenant.block) for tenant in tenants}
     few = _enough(tenants, needed, worth)
     if not few or few[-1].leaving or len(tenants) * needed > CHOICES_MAX:
         return few
     gone = [tenant for tenant in few if tenant.leaving]
-    last = max(price[tenant.claim][0] for tenant in few)
-    able = [one for one in tenants if not one.leaving and price[one.claim][0] <= last]
+    last = max(known.price(tenant)[0] for tenant in few)
+    able = [one for one in tenants if not one.leaving and known.price(one)[0] <= last]
     needed -= sum(worth[tenant.claim] for tenant in gone)
     # For each number of devices, up to what is needed: the least that is lost for them, and by whom (as bits).
     least: list[tuple[float, int] | None] = [(0.0, 0), *(None for _ in range(needed))]
@@ -252,9 +270,9 @@ def _cheapest(
             if before is None:
                 continue
             then = min(needed, have + worth[tenant.claim])
-            lost = before[0] + price[tenant.claim][1]
-            known = least[then]
-            if known is None or lost < known[0]:
+            lost = before[0] + known.price(tenant)[1]
+            so_far = least[then]
+            if so_far is None or lost < so_far[0]:
                 least[then] = (lost, before[1] | 1 << number)
     best = least[needed]
     assert best is not None, "the first few were enough"
