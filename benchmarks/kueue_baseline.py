@@ -40,7 +40,7 @@ from moorings.core.topology import AnySubset, Pool
 from moorings.store.sqlite import open_sqlite
 
 POOL: Final = PoolName("cluster")
-POLICY: Final = Policy(making_s=0.0, min_run_s=0.0, yield_s=1.0, move_s=0.0, fair_share=False)
+POLICY: Final = Policy(making_s=0.0, min_run_s=0.25, yield_s=1.0, move_s=0.0, fair_share=False)
 KUEUE_WALL_S, PROMISE_WALL_S = 351.1, 90
 KUEUE_ADMISSION_S: Final = {"small": 215.5, "medium": 76.8, "large": 16.5}
 LIMIT_S: Final = 400.0  # it has failed by then

@@ -14,11 +14,19 @@ DELETED = f"{PLAN}test_a_deleted_job_goes_pods_first_then_partitions_then_itself
 
 IPUJOBS = (
     Guard(
+        law="3",
+        what="a borrowed partition goes back when none of its Pods is left",
+        file="kubernetes/plan.py",
+        old="        if not self._pods:\n            acts = (Yield(self._number),)\n",
+        new="        acts = (*acts, Yield(self._number))\n",
+        tests=(f"{PLAN}test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launcher_first",),
+    ),
+    Guard(
         law="1",
         what="of two controllers' grants one is given out, when the other claim has ended",
         file="kubernetes/proxy/choice.py",
-        old="    give = winner.phase is Phase.READY and (not why or book.given is not None)\n",
-        new="    give = winner.phase is Phase.READY\n",
+        old="    give = winner.phase in (Phase.READY, Phase.RECLAIMING) and (not why or book.given is not None)\n",
+        new="    give = winner.phase in (Phase.READY, Phase.RECLAIMING)\n",
         tests=(f"{CHOICE}test_what_waits_elsewhere_is_withdrawn_before_anything_is_given",),
     ),
     Guard(

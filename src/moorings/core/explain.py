@@ -18,6 +18,7 @@ from moorings.core.projects import Project
 from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 from moorings.core.serving import pools_for
+from moorings.core.topology import Block, Catalogue
 
 BLOCKERS_SHOWN = 8
 
@@ -39,14 +40,22 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
     except MooringsError as refusal:
         return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
     reasons = [_why(fleet, claim, state) for state in able]
-    barred = _barred(fleet, claim)
-    if barred is None and mine is None:
-        barred = _beside(fleet, claim)
+    barred = limit_against(fleet, claim) if mine is None else _barred(fleet, claim)
     if barred is not None:
-        reasons.insert(0, barred)
+        reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
     if mine is not None:
         reasons.insert(0, _kept(fleet, mine, now))
     return Wait(position, tuple(reasons))
+
+
+def limit_against(fleet: Fleet, claim: Claim) -> Reason | None:
+    """The limit of a project that keeps a claim from what is free; None: there is none."""
+    return _barred(fleet, claim) or _beside(fleet, claim)
+
+
+def is_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
+    """Whether a claim may have what is free in a pool, as far as others are guaranteed it."""
+    return not _is_guaranteed_to_others(fleet, claim, state)
 
 
 def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
@@ -95,9 +104,12 @@ def _beside(fleet: Fleet, claim: Claim) -> Reason | None:
     if limit is None:
         return None
     name, most = limit
-    kept = (
-        f"{projects.guaranteed(name)} of the {most} devices that project {name} may hold at once are guaranteed in it"
-    )
+    promised = projects.guaranteed(name)
+    kept = f"{promised} of the {most} devices that project {name} may hold at once are guaranteed in it"
+    if spec.size + promised > most:
+        left = f"ask for {most - promised} or fewer, or " if most > promised else ""
+        said = f"{kept}; beside them it never gets {spec.size} for a claim that cannot be asked to yield"
+        return Reason("project.guaranteed", said, hint=f"{left}let it be asked to yield (preemptible)")
     said = f"{kept}; the others are only lent to claims that can be asked to yield, or are used"
     return Reason("project.guaranteed", said, hint="let it be asked to yield (preemptible), or wait")
 
@@ -142,6 +154,16 @@ def _is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bo
     return estate is not None and not estate.may_hold(block)
 
 
+def _could_ever_be_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
+    """Whether a pool that nobody uses would have a block for it beside all that is guaranteed."""
+    estate, topology, size = _estate(fleet, state, ()), state.pool.topology, claim.spec.size
+    if estate is None:
+        return True
+    if isinstance(topology, Catalogue):
+        return any(estate.may_hold(block) for block in topology.blocks if len(block) == size)
+    return estate.may_hold(Block(range(size)))  # where it lies is all the same there
+
+
 def _estate(fleet: Fleet, state: PoolState, tenants: Sequence[Tenant]) -> Estate | None:
     """The cells of a pool as its tenants use them; None: nobody is guaranteed anything there."""
     cells = fleet.projects.cells(state.pool.name)
@@ -178,7 +200,8 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
         lent = (
             f"{wants}: what is free is guaranteed to other projects, and only lent to claims that can be asked to yield"
         )
-        return Reason("project.guaranteed", lent, hint="let it be asked to yield (preemptible), or wait")
+        wait = ", or wait" if _could_ever_be_lent(fleet, claim, state) else ""
+        return Reason("project.guaranteed", lent, hint=f"let it be asked to yield (preemptible){wait}")
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
@@ -228,6 +251,10 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     holders = _holders(fleet, mine)
     until = mine.until if now < mine.until < NEVER else None
     if not holders:
+        first = next((r for r in fleet.reservations if r.claim != mine.claim and _is_before(r, mine)), None)
+        if first is not None:
+            told = f"devices {mine.block} of {mine.pool} are kept for {_called(fleet, first.claim)}, and then for it"
+            return Reason("queue.reserved", told, (first.claim,))
         return Reason("queue.reserved", _unheld(fleet, mine))
     shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
@@ -240,6 +267,11 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
         limit += ", asked to yield" if asked == len(holders) else f", {asked} of them asked to yield"
     what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
     return Reason("queue.reserved", what, tuple(holders), until)
+
+
+def _is_before(other: Reservation, mine: Reservation) -> bool:
+    """Whether what is kept for one is kept for another until that one has ended."""
+    return other.pool == mine.pool and mine.until >= NEVER > other.until and other.block.overlaps(mine.block)
 
 
 def _unheld(fleet: Fleet, mine: Reservation) -> str:

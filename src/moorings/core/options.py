@@ -8,7 +8,7 @@ from typing import Final
 
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
-from moorings.core.explain import tenants_of
+from moorings.core.explain import is_lent, limit_against, tenants_of
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant
 from moorings.core.placement import trial
@@ -47,10 +47,17 @@ def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState]) -> Iterator[Opti
                 if kept.pool == state.pool.name and kept.claim != claim.id and len(kept.block):
                     for part in state.free.free_within(kept.block):
                         only.take(part)
-            sizes = [size for size in state.pool.topology.sizes if size < claim.spec.size and state.free.find(size)]
-            best = max(best, max(sizes, default=0))
+            sizes = sorted((size for size in state.pool.topology.sizes if best < size < claim.spec.size), reverse=True)
+            found = (size for size in sizes if state.free.find(size) and _may_have(fleet, claim, state, size))
+            best = max(best, next(found, 0))
     if best:
         yield Option("smaller", f"it would start now with {best} device{'s' if best != 1 else ''}")
+
+
+def _may_have(fleet: Fleet, claim: Claim, state: PoolState, size: int) -> bool:
+    """Whether neither limits nor guarantees of others keep it from so many devices."""
+    smaller = replace(claim, spec=replace(claim.spec, size=size))
+    return limit_against(fleet, smaller) is None and is_lent(fleet, smaller, state)
 
 
 def _moved(fleet: Fleet, policy: Policy, now: Instant, claim: Claim, able: list[PoolState]) -> Iterator[Option]:

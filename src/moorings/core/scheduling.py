@@ -262,7 +262,7 @@ class Scheduling(Demands):
 
     def _reclaim(self, reclaim: Reclaim) -> None:
         """Ask a claim's holder to yield."""
-        claim, by = self.claim(reclaim.claim), self.claim(reclaim.by)
+        claim, by = self.claim(reclaim.claim), self.claim(reclaim.by) or self._announced_job(reclaim.by)
         assert claim is not None
         until = after(self.now, self.policy.yield_s)
         whom = f"{by.name} of project {by.spec.project}" if by is not None else reclaim.by or "larger partitions"
@@ -286,6 +286,14 @@ class Scheduling(Demands):
         for move in found.moves:
             self._reclaim(move)
         return found
+
+    def _announced_job(self, ident: ClaimId) -> Claim | None:
+        """A job that waits in another scheduler's queue, with the project that pays for it."""
+        claim = next((one for told in self._elsewhere.believed() for one in told.claims() if one.id == ident), None)
+        if claim is None:
+            return None
+        project = self.projects.resolve(claim.spec.project, claim.owner)
+        return replace(claim, spec=replace(claim.spec, project=project))
 
     def _grant(self, grant: Grant) -> None:
         claim = self.claim(grant.claim)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimState
+from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
@@ -19,6 +20,7 @@ from moorings.core.inputs import (
     DeleteProject,
     DriverAnswered,
     Input,
+    QueueTold,
     ReleaseClaim,
     SetProject,
     YieldClaim,
@@ -381,3 +383,16 @@ def test_a_clock_that_was_set_back_lets_nobody_run_longer_before_it_is_asked_nor
     )
     site.pass_s(3)
     assert site.claim(first.id).state is ClaimState.READY
+
+
+def test_a_borrower_is_told_which_project_s_job_in_another_scheduler_s_queue_needs_its_devices() -> None:
+    site = Site(POD)
+    own = Project(name="lab", shares=(Share(POD.name, ((8, 2),)),), aliases=("slurm/one/physics",))
+    site.step(SetProject(own, None), SetProject(Project(name="guest"), None))
+    lent = [site.create(8, project="guest", preemptible=True, owner=f"local/run-{n}") for n in range(2)]
+    site.pass_s(5)
+    job = AnnouncedJob("slurm/one/7/nonce/0", ClaimSpec(kind="ipu", size=8, project="physics"), site.now)
+    site.step(QueueTold(Announced("slurm/one", "ipu", (job,), after(site.now, 600.0))))
+    [reason] = [one.reason for one in (site.claim(claim.id) for claim in lent) if one.state is ClaimState.RECLAIMING]
+    assert reason is not None
+    assert "slurm/one/7/nonce/0 of project lab" in reason.message

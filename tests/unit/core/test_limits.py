@@ -13,9 +13,10 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.explain import explain
 from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.instants import SECOND
+from moorings.core.options import options
 from moorings.core.projects import Project, Share
 from moorings.core.topology import Pool
-from tests.unit.core.test_law6 import BOUND_S, CROSS, Site
+from tests.unit.core.test_law6 import BOUND_S, CROSS, QUICK, Site
 from tests.unit.core.worlds import POD
 
 LAB_MAX = 12
@@ -137,6 +138,33 @@ def test_a_guarantee_further_up_is_used_only_beside_those_under_a_limit(*, preem
     site.pass_s(BOUND_S)
     assert site.claim(wanted.id).state is ClaimState.READY
     assert site.claim(other.id).state is ClaimState.PENDING
+
+
+def test_nobody_is_told_that_it_fits_where_a_limit_stands_against_it() -> None:
+    site = Site(POD)
+    site.step(SetProject(Project(name="guests", devices_max=8), None))
+    for size in (4, 2):
+        ask(site, "guests", size)
+    barred = ask(site, "guests", 4)
+    site.pass_s(2)
+    wait = explain(site.fleet, site.claim(barred.id), site.now)
+    assert [reason.code for reason in wait.reasons] == ["project.limit"]
+    told = [one.message for one in options(site.fleet, QUICK, site.now, site.claim(barred.id))]
+    assert told == ["it would start now with 2 devices"]
+
+
+def test_who_can_never_get_so_many_beside_what_is_guaranteed_is_told_so() -> None:
+    site = lab(POD)
+    stuck = ask(site, "lab/b", 8, preemptible=False)
+    site.pass_s(2)
+    [reason, *_] = explain(site.fleet, site.claim(stuck.id), site.now).reasons
+    assert reason.code == "project.guaranteed"
+    assert "never gets 8" in reason.message
+    assert reason.hint == "ask for 4 or fewer, or let it be asked to yield (preemptible)"
+    large = site.create(16, project="c", gcds=2)
+    site.pass_s(2)
+    hints = {one.hint for one in explain(site.fleet, site.claim(large.id), site.now).reasons}
+    assert "let it be asked to yield (preemptible)" in hints, "waiting does not help"
 
 
 def test_a_subject_s_own_limit_is_no_reason_to_ask_others() -> None:
