@@ -284,7 +284,8 @@ JOBS = (
         law="3",
         what="no lease lapses in a turn before which nobody could be heard",
         file="core/scheduling.py",
-        old="        if since >= self.now:\n            self._shorten_leases()\n            self._begin_anew()\n            return []\n",
+        old="        if since >= self.now:\n            self._shorten_leases()\n            self._begin_anew()\n"
+        "            return []\n",
         new="",
         tests=(f"{TURN}test_no_lease_runs_longer_than_was_asked_for_when_the_clock_is_set_back",),
     ),
