@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
 Obj = dict[str, Any]
+
+AGAIN_S = 30.0  # so long what the API server wants to be asked again is asked again
 
 
 class KubernetesError(Exception):
@@ -30,18 +33,22 @@ class Api:
         self._context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
 
     def call(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Obj:
-        """Call it, and take its answer, which is JSON.
+        """Call it, and take its answer, which is JSON; again where it asks for that (an account has no token yet).
 
         Raises:
             KubernetesError: it refused.
             OSError: it is not there.
         """
         text = None if body is None else json.dumps(body)
-        status, answer = self._ask(method, path, text, {"Content-Type": content_type, "Accept": "application/json"})
-        found: Obj = json.loads(answer)
-        if status >= 400:
-            raise KubernetesError(status, found)
-        return found
+        until = time.monotonic() + AGAIN_S
+        while True:
+            status, answer = self._ask(method, path, text, {"Content-Type": content_type, "Accept": "application/json"})
+            found: Obj = json.loads(answer)
+            if status < 400:
+                return found
+            if found.get("reason") != "ServerTimeout" or time.monotonic() > until:
+                raise KubernetesError(status, found)
+            time.sleep(0.2)
 
     def is_ready(self) -> bool:
         """Whether it is there, and says that it is ready."""
