@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
-import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,10 +24,27 @@ from moorings.ports.store import Row, Seq
 from moorings.wire.codec import parse_time
 
 _HELD_UNTIL = ("claim.released", "claim.lost", "claim.failed", "claim.broken", "claim.requeued")
+_TURN = "turn.decided"
+_ABOUT = ("claim", "partition", "run", "pool", "device")
 _EXPORT = "export it with 'moor events --after 0 -o json', or name a file that 'moor backup' wrote"
 _GZIP = b"\x1f\x8b"
 _DATABASE, _POOLS = "moorings.db", "pools.toml"
-_POOLS_BYTES_MAX = 1 << 24
+_UNPACKED_BYTES_MAX = 1 << 32  # of a backup: a small file may unpack to any size
+_READ_BYTES_MAX = 1 << 24  # at once: a header may claim any length
+_TEXT_BYTES_MAX = 1 << 28
+_EVENTS_MAX = 10_000_000
+_COPY_BYTES = 1 << 20
+_TOLD_CHARS = 160
+_WORDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    bytes: "bytes",
+    list: "a list",
+    dict: "a document",
+    type(None): "nothing",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,10 @@ class Log:
 
     rows: tuple[Row, ...]
     pools: str | None = None
+
+
+class _FlawError(Exception):
+    """What is wrong with a log, as a half sentence for people."""
 
 
 def read_log(path: Path) -> Log:
@@ -60,34 +82,111 @@ def read_log(path: Path) -> Log:
         raise MooringsError("log.unreadable", f"{path} cannot be read: {why}", hint=_EXPORT) from error
 
 
+# -- a backup --------------------------------------------------------------------------------------------------------
+
+
+class _Unpacked(gzip.GzipFile):
+    """What a backup unpacks to, as far as it may be read."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _READ_BYTES_MAX:
+            raise _FlawError("there is more in it than a backup has")
+        found = super().read(size)
+        if self.tell() > _UNPACKED_BYTES_MAX:
+            raise _FlawError("there is more in it than a backup has")
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if offset > _UNPACKED_BYTES_MAX:
+            raise _FlawError("there is more in it than a backup has")
+        return super().seek(offset, whence)
+
+
 def _of_backup(file: IO[bytes], source: str) -> Log:
     try:
-        with tarfile.open(fileobj=file, mode="r:gz") as tar, tempfile.NamedTemporaryFile() as copy:
-            shutil.copyfileobj(_member(tar, _DATABASE), copy)
+        with _Unpacked(fileobj=file) as unpacked, tempfile.NamedTemporaryFile() as copy:
+            pools = _take_apart(unpacked, copy)
             copy.flush()
-            pools = _member(tar, _POOLS).read(_POOLS_BYTES_MAX).decode() if _POOLS in tar.getnames() else None
             with contextlib.closing(sqlite3.connect(f"file:{copy.name}?mode=ro&immutable=1", uri=True)) as database:
-                rows = tuple(_logged(database))
-    except (tarfile.TarError, EOFError, KeyError, ValueError, sqlite3.Error, OSError) as error:
-        raise MooringsError("log.unreadable", f"{source} is no whole backup: {error!r:.120}", hint=_EXPORT) from error
+                rows = _logged(database, copy.tell())
+    except (_FlawError, tarfile.TarError, EOFError, zlib.error, ValueError, sqlite3.Error, OSError) as error:
+        raise MooringsError("log.unreadable", f"{source} is no whole backup: {_told(error)}", hint=_EXPORT) from error
     return Log(_whole(rows, source), pools)
 
 
-def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    content = tar.extractfile(name)
-    if content is None:
-        raise ValueError(f"{name} is no file")
-    return content
+def _take_apart(unpacked: _Unpacked, copy: IO[bytes]) -> str | None:
+    """Copy the database out of a backup; the text of its pools file, if it has one."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=unpacked, mode="r:") as tar:
+        for member in tar:
+            if member.name not in (_DATABASE, _POOLS):
+                continue
+            if not member.isreg() or member.issparse():
+                raise _FlawError(f"{member.name} in it is no plain file")
+            if member.name in found:
+                raise _FlawError(f"{member.name} is in it twice")
+            content = tar.extractfile(member)
+            if content is None:
+                raise _FlawError(f"{member.name} in it is no plain file")
+            if member.name == _DATABASE:
+                found[_DATABASE] = b""
+                _copy(content, copy, member.size)
+            else:
+                found[_POOLS] = content.read(_READ_BYTES_MAX)
+    while unpacked.read(_COPY_BYTES):
+        pass  # at its end stands whether all of it was as it was written
+    if _DATABASE not in found:
+        raise _FlawError(f"there is no {_DATABASE} in it")
+    try:
+        return found[_POOLS].decode() if _POOLS in found else None
+    except UnicodeDecodeError:
+        raise _FlawError(f"{_POOLS} in it is not UTF-8") from None
 
 
-def _logged(database: sqlite3.Connection) -> Iterator[Row]:
-    """The events of a database: its own library is the server's, and would change the tables of an older one."""
-    columns = "seq, name, at, claim, partition, run, pool, device, data"
-    for seq, name, at, claim, partition, run, pool, device, data in database.execute(
-        f"SELECT {columns} FROM outbox ORDER BY seq"  # noqa: S608 - no value of anybody's is in it
-    ):
-        about = {"claim": claim, "partition": partition, "run": run, "pool": pool, "device": device}
-        yield Row(Seq(seq), Event(name=name, at=Instant(at), data=data, **about))
+def _copy(content: IO[bytes], copy: IO[bytes], size: int) -> None:
+    if size > _UNPACKED_BYTES_MAX:
+        raise _FlawError(f"{_DATABASE} in it has {size} bytes, and at most {_UNPACKED_BYTES_MAX} are read")
+    left = size
+    while left > 0:
+        part = content.read(min(left, _COPY_BYTES))
+        if not part:
+            raise _FlawError(f"{_DATABASE} in it ends {left} bytes too soon")
+        copy.write(part)
+        left -= len(part)
+
+
+def _logged(database: sqlite3.Connection, size: int) -> list[Row]:
+    """The events of a database: its own library is the server's, and would change the tables of an older one.
+
+    A view, or a column that is reckoned, could go on for ever: nothing but a plain table is read, and of that no more
+    than its file of ``size`` bytes can hold.
+    """
+    kinds = [kind for (kind,) in database.execute("SELECT type FROM sqlite_master WHERE name = 'outbox'")]
+    if kinds != ["table"] or any(hidden for *_, hidden in database.execute("PRAGMA table_xinfo(outbox)")):
+        raise _FlawError("there is no table of events in it")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _TEXT_BYTES_MAX)
+    database.set_authorizer(_only_plain)
+    columns = ", ".join(("seq", "name", "at", "data", *_ABOUT))
+    asked = f"SELECT {columns} FROM outbox ORDER BY seq LIMIT {_EVENTS_MAX + 1}"  # noqa: S608 - no value of anybody's
+    rows: list[Row] = []
+    for seq, name, at, data, *about in database.execute(asked):
+        row = _checked(seq, name, at, data, dict(zip(_ABOUT, about, strict=True)))
+        size -= len(row.event.data)
+        if size < 0:
+            raise _FlawError("its events are longer than the file that holds them")
+        rows.append(row)
+    if len(rows) > _EVENTS_MAX:
+        raise _FlawError(f"there are more than {_EVENTS_MAX} events in it")
+    return rows
+
+
+def _only_plain(action: int, first: str | None, _second: str | None, _base: str | None, inner: str | None) -> int:
+    """Whether SQLite may do something for a query: what a schema says is a table may still be a view."""
+    plain = action == sqlite3.SQLITE_SELECT or (action == sqlite3.SQLITE_READ and first == "outbox")
+    return sqlite3.SQLITE_OK if plain and inner is None else sqlite3.SQLITE_DENY
+
+
+# -- an export -------------------------------------------------------------------------------------------------------
 
 
 def parse_log(text: str, source: str) -> tuple[Row, ...]:
@@ -97,46 +196,90 @@ def parse_log(text: str, source: str) -> tuple[Row, ...]:
         MooringsError: ``log.unreadable``.
     """
     try:
-        rows = tuple(map(_row, _items(text)))
-    except (ValueError, KeyError, TypeError, RecursionError, MooringsError) as error:
+        rows = [_row(item, at) for at, item in enumerate(_items(text), start=1)]
+    except (_FlawError, ValueError, RecursionError) as error:
         raise MooringsError(
-            "log.unreadable", f"{source} is no export of an event log: {error!r:.120}", hint=_EXPORT
+            "log.unreadable", f"{source} is no export of an event log: {_told(error)}", hint=_EXPORT
         ) from error
     return _whole(rows, source)
 
 
-def _items(text: str) -> Iterable[dict[str, Any]]:
-    first = text.split("\n", 1)[0].strip()
+def _items(text: str) -> Iterable[object]:
+    first, _, rest = text.partition("\n")
     try:
         alone = json.loads(first)
     except ValueError:  # a document that is written over many lines, or none at all
         alone = None
     if isinstance(alone, dict) and "seq" in alone:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    items: list[dict[str, Any]] = json.loads(text)["items"]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    document = json.loads(text) if alone is None or rest.strip() else alone
+    if not isinstance(document, dict):
+        raise _FlawError(f"it is {_word(document)}, not a document with items")
+    items = document.get("items")
+    if not isinstance(items, list):
+        raise _FlawError("it is a document without a list of items")
     return items
 
 
-def _whole(rows: tuple[Row, ...], source: str) -> tuple[Row, ...]:
-    for at, row in enumerate(rows):
-        if row.seq != at + 1:
-            what = f"event {row.seq} stands where event {at + 1} should be"
+def _row(item: object, at: int) -> Row:
+    if not isinstance(item, dict):
+        raise _FlawError(f"item {at} of it is {_word(item)}, not an event")
+    seq, when, data = item.get("seq"), item.get("at"), item.get("data", {})
+    if not isinstance(when, str):
+        raise _FlawError(f"the time of item {at} is {_word(when)}")
+    if not isinstance(data, dict):
+        raise _FlawError(f"the data of item {at} is {_word(data)}")
+    try:
+        instant = parse_time(when)
+    except MooringsError as error:
+        raise _FlawError(f"the time of item {at}: {error.detail}") from None
+    return _checked(seq, item.get("name"), instant, canonical(data), {key: item.get(key) for key in _ABOUT})
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+def _checked(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> Row:
+    """The row of these values, whoever wrote them."""
+    if not isinstance(seq, int) or isinstance(seq, bool):
+        raise _FlawError(f"the number of an event is {_word(seq)}")
+    if not isinstance(name, str):
+        raise _FlawError(f"the name of event {seq} is {_word(name)}")
+    if not isinstance(at, int):
+        raise _FlawError(f"the time of event {seq} is {_word(at)}")
+    if not isinstance(data, str):
+        raise _FlawError(f"the data of event {seq} is {_word(data)}")
+    for key, value in about.items():
+        if value is not None and not isinstance(value, str):
+            raise _FlawError(f"the {key} of event {seq} is {_word(value)}, not a name")
+    return Row(Seq(seq), Event(name=name, at=Instant(at), data=data, **about))
+
+
+def _word(value: object) -> str:
+    return _WORDS.get(type(value), "something else")
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, without the words of a program."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON, at line {error.lineno}, column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    packing = (zlib.error, EOFError, gzip.BadGzipFile)
+    if isinstance(error, packing) or isinstance(error.__context__, packing):
+        return "what is packed in it is damaged, or cut off"
+    words = error.strerror if isinstance(error, OSError) else None
+    return (words or str(error) or "it is damaged")[:_TOLD_CHARS]
+
+
+def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
+    for at, row in enumerate(rows, start=1):
+        if row.seq != at:
+            what = f"event {str(row.seq)[:20]} stands where event {at} should be"
             raise MooringsError("log.unreadable", f"{source} is not the whole log: {what}", hint=_EXPORT)
-    return rows
-
-
-def _row(item: dict[str, Any]) -> Row:
-    event = Event(
-        name=item["name"],
-        at=parse_time(item["at"]),
-        claim=item.get("claim"),
-        partition=item.get("partition"),
-        run=item.get("run"),
-        pool=item.get("pool"),
-        device=item.get("device"),
-        data=canonical(item.get("data", {})),
-    )
-    return Row(Seq(int(item["seq"])), event)
+    if not any(row.event.name == _TURN for row in rows):
+        raise MooringsError("log.unreadable", f"{source} cannot be replayed: there is no turn in it", hint=_EXPORT)
+    return tuple(rows)
 
 
 def policy_of(rows: Sequence[Row]) -> Policy:
@@ -146,24 +289,29 @@ def policy_of(rows: Sequence[Row]) -> Policy:
         MooringsError: ``log.unreadable``: there is no turn, or one of another release.
     """
     for row in reversed(rows):
-        if row.event.name == "turn.decided":
+        if row.event.name == _TURN:
             try:
                 return revive(Policy, json.loads(row.event.data)["policy"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise MooringsError("log.unreadable", f"the policy of a turn cannot be read: {error!r:.120}") from error
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise MooringsError(
+                    "log.unreadable",
+                    f"the policy of the turn that ends with event {row.seq} cannot be read",
+                    hint="it was written by another release; replay it with that one",
+                ) from error
     raise MooringsError("log.unreadable", "there is no turn in the log", hint=_EXPORT)
 
 
-def trace_of(rows: Iterable[Row]) -> tuple[SimulatedJob, ...]:
+def trace_of(rows: Sequence[Row]) -> tuple[SimulatedJob, ...]:
     """The claims of a log that were granted something, as jobs: each runs as long as it held devices.
 
-    What still held devices at the end of the log ran until then.
+    What still held devices at the end of the last turn ran until then; what stands behind that was not decided again.
     """
+    end = max((at for at, row in enumerate(rows, start=1) if row.event.name == _TURN), default=0)
     created: dict[str, tuple[Instant, dict[str, Any]]] = {}
     since: dict[str, Instant] = {}
     held_s: dict[str, float] = {}
     last = Instant(0)
-    for row in rows:
+    for row in rows[:end]:
         event, last = row.event, max(last, row.event.at)
         if event.claim is None:
             continue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,13 @@ from moorings.core.topology import AnySubset, Pool, PowerOfTwo
 from moorings.core.traces import Report, Waits, report
 
 USUAL = "the defaults"
+_WRITE_POOL = "write power-of-two:8x64, any-subset:512 or the name of a pools file"
+_POOL_KEYS = "'man moorings-pools' tells all that a pools file may have"
+_PROJECT_KEYS = (
+    "each [[project]] has a name of its own, and may have guarantee, weight, devices_max and user_devices_max; "
+    'write weight = 2.0, guarantee = ["pod64=16x2"]'
+)
+_POOLS_SHOWN = 8
 _SPEC = re.compile(r"(power-of-two:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})|any-subset:([1-9][0-9]{0,6}))")
 
 
@@ -37,8 +45,8 @@ class Outcome:
     told: Report
 
 
-def read_file(path: Path, code: str) -> str:
-    """The text of a file.
+def read_file(path: Path, code: str, hint: str = "name a text file that you may read") -> str:
+    """The text of a file; ``hint`` tells what to do if there is none.
 
     Raises:
         MooringsError: of that code: it cannot be read.
@@ -47,7 +55,7 @@ def read_file(path: Path, code: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise MooringsError(code, f"{path} cannot be read: {why}") from error
+        raise MooringsError(code, f"{path} cannot be read: {why}", hint=hint) from error
 
 
 def read_pools(spec: str) -> tuple[Pool, ...]:
@@ -58,15 +66,26 @@ def read_pools(spec: str) -> tuple[Pool, ...]:
     """
     match = _SPEC.fullmatch(spec)
     if match is None:
-        if re.match(r"(power-of-two|any-subset):", spec):
-            raise MooringsError(
-                "pools.invalid", f"{spec[:80]!r} is no pool", hint="write power-of-two:8x64, any-subset:512 or a file"
-            )
-        return tuple(entry.pool for entry in parse_pools(read_file(Path(spec), "pools.invalid"), source=spec))
+        if not spec or re.match(r"(power-of-two|any-subset):", spec):
+            raise MooringsError("pools.invalid", f"{spec[:80]!r} is no pool", hint=_WRITE_POOL)
+        text = read_file(Path(spec), "pools.invalid", _WRITE_POOL)
+        with _hinting(_POOL_KEYS):
+            return tuple(entry.pool for entry in parse_pools(text, source=spec))
     if match[4]:
         return (Pool(PoolName("pool"), "ipu", "simulated", AnySubset(int(match[4]), int(match[4]))),)
     domains, size = int(match[2]), int(match[3])
     return (Pool(PoolName("pool"), "ipu", "simulated", PowerOfTwo(domains, size, _largest(domains, size))),)
+
+
+@contextlib.contextmanager
+def _hinting(hint: str) -> Iterator[None]:
+    """Give an error that has no hint this one."""
+    try:
+        yield
+    except MooringsError as error:
+        if error.hint:
+            raise
+        raise MooringsError(error.code, error.detail, hint=hint) from error
 
 
 def _largest(domains: int, size: int) -> int:
@@ -89,21 +108,28 @@ def read_projects(path: Path | None, pools: Sequence[Pool]) -> Projects:
     Raises:
         MooringsError: ``project.invalid``, and others of a project; file and line are named.
     """
-    projects = Projects((), pools)
     if path is None:
-        return projects
-    top = Table.parse(read_file(path, "project.invalid"), source=str(path), code="project.invalid")
+        return Projects((), pools)
+    text = read_file(path, "project.invalid")
+    with _hinting(_PROJECT_KEYS):
+        return _parse_projects(text, str(path), pools)
+
+
+def _parse_projects(text: str, source: str, pools: Sequence[Pool]) -> Projects:
+    projects = Projects((), pools)
+    top = Table.parse(text, source=source, code="project.invalid")
     tables = top.tables("project")
     top.finish()
     by_name = {pool.name: pool for pool in pools}
     for table in sorted(tables, key=lambda one: one.text("name").count("/")):  # parents before their parts
         project = _project(table, by_name)
         if projects.get(project.name) is not None:
-            table.complain("name", f"project {project.name!r} is defined twice")
+            table.complain("name", f"project {project.name!r} is defined twice", "keep one of them")
         try:
             check_project(project, projects, by_name)
         except MooringsError as error:
-            raise MooringsError(error.code, f"{table.where('name')}: {error.detail}", hint=error.hint) from error
+            hint = _pools_text(by_name) if error.code == "pool.unknown" else error.hint
+            raise MooringsError(error.code, f"{table.where('name')}: {error.detail}", hint=hint) from error
         projects = projects.replaced(project)
     return projects
 
@@ -112,7 +138,7 @@ def _project(table: Table, pools: Mapping[PoolName, Pool]) -> Project:
     def topology_of(name: str) -> str:
         pool = pools.get(PoolName(name))
         if pool is None:
-            table.complain("guarantee", f"there is no pool {name[:40]!r}", f"pools: {', '.join(pools)}")
+            table.complain("guarantee", f"there is no pool {name[:40]!r}", _pools_text(pools))
         return "any-subset" if isinstance(pool.topology, AnySubset) else "blocks"
 
     try:
@@ -134,6 +160,12 @@ def _project(table: Table, pools: Mapping[PoolName, Pool]) -> Project:
     )
     table.finish()
     return project
+
+
+def _pools_text(pools: Iterable[PoolName]) -> str:
+    names = list(pools)
+    shown = ", ".join(names[:_POOLS_SHOWN]) + (f" and {len(names) - _POOLS_SHOWN} more" * (len(names) > _POOLS_SHOWN))
+    return f"the only pool is {shown}" if len(names) == 1 else f"the pools are {shown}"
 
 
 def play(name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects) -> Outcome:
@@ -208,8 +240,10 @@ def _measures(outcomes: Sequence[Outcome]) -> list[list[str]]:
     ]
     if any(told.unstarted for told in reports):
         rows.append(["jobs that never started", *(str(told.unstarted) for told in reports)])
-    if any(told.refused for told in reports):
-        rows.append(["jobs of a size no pool has", *(str(told.refused) for told in reports)])
+    if any(told.unknown_kind for told in reports):
+        rows.append(["jobs of a kind no pool has", *(str(told.unknown_kind) for told in reports)])
+    if any(told.refused > told.unknown_kind for told in reports):
+        rows.append(["jobs of a size no pool has", *(str(told.refused - told.unknown_kind) for told in reports)])
     return rows
 
 
@@ -229,6 +263,7 @@ def _report_data(told: Report) -> dict[str, object]:
         "projects": {name: _waits_data(waits) for name, waits in told.projects.items()},
         "jobs": told.jobs,
         "refused": told.refused,
+        "unknownKind": told.unknown_kind,
         "unstarted": told.unstarted,
         "devices": told.n_devices,
         "utilisation": told.utilisation,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from moorings.controller.forecasts import Lane
 from moorings.controller.loop import Loop
 from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.access import Caller, check_admin
@@ -31,7 +29,12 @@ from moorings.ports.clock import Clock
 
 T = TypeVar("T")
 
-WHAT_IF_S_MAX: Final = 10.0  # so long two policies are played at most; what is known by then is the answer
+# So long a forecast is played at most, and so many others wait for theirs: who waits has an answer in half a minute,
+# which is how long ``moor`` waits for one.
+ESTIMATE_S_MAX: Final = 3.0
+ESTIMATES_WAITING_MAX: Final = 8
+WHAT_IF_S_MAX: Final = 10.0  # what is known by then is the answer
+WHAT_IFS_WAITING_MAX: Final = 2
 _ASKED_ABOUT = ClaimId("estimate")  # never the id of a claim
 
 
@@ -41,9 +44,8 @@ class ProjectCases:
     def __init__(self, loop: Loop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
-        # A forecast of a long queue takes seconds: in a thread beside the turns, and one at a time.
-        self._forecaster = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
-        self._turn_to_ask = asyncio.Lock()
+        self._estimates = Lane("estimates", ESTIMATES_WAITING_MAX)
+        self._what_ifs = Lane("comparisons of policies", WHAT_IFS_WAITING_MAX)
 
     def all(self) -> Sequence[Project]:
         """All projects, by name."""
@@ -89,7 +91,7 @@ class ProjectCases:
         """When a claim of the caller's would start that was made now; whether it may use the project is not asked.
 
         Raises:
-            MooringsError: ``claim.*``, ``pool.unknown``, ``kind.unknown``, ``project.unknown``.
+            MooringsError: ``claim.*``, ``pool.unknown``, ``kind.unknown``, ``project.unknown``, ``forecast.busy``.
         """
         fleet, owner = self._loop.fleet, f"user/{caller.subject}"
         spec = check_spec(spec)
@@ -108,27 +110,37 @@ class ProjectCases:
             state=ClaimState.PENDING,
             arrival=max(self._clock.now(), fleet.last_arrival),
         )
-        return await self.when(claim)
+        return await self.when(caller, claim)
 
-    async def when(self, claim: Claim) -> EstimateView:
-        """When a claim would start that waits, or that could."""
-        now, found = await self._forecast(lambda fleet, policy, now: estimate(fleet, policy, now, claim))
-        starts_now = found.starts_at is not None and found.starts_at <= now
-        return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
+    async def when(self, caller: Caller, claim: Claim) -> EstimateView:
+        """When a claim would start that waits, or that could.
 
-    async def what_if(self, other: Policy) -> WhatIfView:
-        """What another policy would change for those who wait now."""
+        Raises:
+            MooringsError: ``forecast.busy``.
+        """
 
-        def tried(fleet: Fleet, policy: Policy, now: Instant) -> WhatIfView:
-            until = time.monotonic() + WHAT_IF_S_MAX
-            found = what_if(fleet, now, policy, other, lambda: time.monotonic() < until)
+        def played(fleet: Fleet, policy: Policy, now: Instant, go_on: Callable[[], bool]) -> EstimateView:
+            found = estimate(fleet, policy, now, claim, go_on)
+            starts_now = found.starts_at is not None and found.starts_at <= now
+            return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
+
+        return await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
+
+    async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:
+        """What another policy would change for those who wait now.
+
+        Raises:
+            MooringsError: ``forecast.busy``.
+        """
+
+        def played(fleet: Fleet, policy: Policy, now: Instant, go_on: Callable[[], bool]) -> WhatIfView:
+            found = what_if(fleet, now, policy, other, go_on)
             named = {ident for asked in found.asked for ident in (one.claim for one in asked)}
             named.update(one.claim for one in found.claims)
             claims = {ident: fleet.claims[ident] for ident in named if ident in fleet.claims}
             return WhatIfView(now, found, claims)
 
-        _, view = await self._forecast(tried)
-        return view
+        return await self._what_ifs.play(caller.subject, WHAT_IF_S_MAX, self._of_now(played))
 
     async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
         """What moves so that the room that is ordered becomes free; for a dry run what would, and nothing does.
@@ -155,9 +167,8 @@ class ProjectCases:
         moved = [(claims[move.claim], held[move.claim], move.to) for move in reply.moves if move.claim in held]
         return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in moved if to))
 
-    async def _forecast(self, asked: Callable[[Fleet, Policy, Instant], T]) -> tuple[Instant, T]:
-        """What is found out about a snapshot of now."""
-        async with self._turn_to_ask:
-            now, still = self._clock.now(), snapshot(self._loop.fleet)
-            work = partial(asked, still, self._loop.policy, now)
-            return now, await asyncio.get_running_loop().run_in_executor(self._forecaster, work)
+    def _of_now(
+        self, played: Callable[[Fleet, Policy, Instant, Callable[[], bool]], T]
+    ) -> Callable[[], Callable[[Callable[[], bool]], T]]:
+        """A forecast that begins with the fleet as it is when its turn comes."""
+        return lambda: partial(played, snapshot(self._loop.fleet), self._loop.policy, self._clock.now())

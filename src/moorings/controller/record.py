@@ -149,10 +149,11 @@ def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
     try:
         data = json.loads(text)
         return revive(Occasion, data), tuple(revive(INPUTS[name], one) for name, one in data["inputs"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f": {error!s:.200}" if type(error) is ValueError else ""  # the others' words are those of a program
         raise MooringsError(
             "log.unreadable",
-            f"a turn in the log cannot be read: {error!r:.200}",
+            f"a turn in the log cannot be read{why}",
             hint="it was written by another release; replay it with that one",
         ) from error
 

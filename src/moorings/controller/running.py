@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
@@ -31,6 +32,8 @@ log = logging.getLogger("moorings.controller")
 RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
 ORPHANS_S = 10.0
+LOOK_S = 5.0  # so long a look at a checkpoint folder is waited for before the subject's next one
+LOOKS_HUNG_MAX = 2  # of one subject; while so many have not returned, its other folders are not looked at
 SAVED_S = 15.0  # between two looks at checkpoint folders, and at least between two checkpoints of a claim that are told
 
 _OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
@@ -49,6 +52,8 @@ class Running:
         self._installation = installation
         self._acts: dict[RunId, asyncio.Task[None]] = {}
         self._submitting: set[RunId] = set()
+        self._looks: dict[RunId, tuple[str, asyncio.Task[None]]] = {}  # by whom, those that have not returned
+        self._lookers: dict[str, asyncio.Task[None]] = {}  # by subject
         self._fenced = {name: asyncio.Event() for name in engines}
         self._closing = False
         loop.listen(self._follow)
@@ -63,10 +68,11 @@ class Running:
                 group.create_task(self._watch_checkpoints(), name="checkpoints")
         finally:
             self._closing = True
-            acts = list(self._acts.values())
-            for task in acts:
+            looks = [*self._lookers.values(), *(look for _, look in self._looks.values())]
+            tasks = [*self._acts.values(), *looks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*acts, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, change: Change) -> None:
         for run in change.runs:
@@ -205,29 +211,59 @@ class Running:
             self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is Phase.ABSENT)
 
     async def _watch_checkpoints(self) -> None:
-        """Tell when jobs that may be stopped have saved their state: those that lose least by it are asked first."""
+        """Tell when jobs that may be stopped have saved their state: those that lose least by it are asked first.
+
+        A folder is where its user says, also on a disk that never answers: then that user's looks wait, and no others.
+        """
         while True:
             await self._clock.sleep(SAVED_S)
-            for run in list(self._loop.runs.by_id.values()):
-                engine = self.engines.get(run.engine)
-                if engine is None or engine.schedules or run.state is not RunState.RUNNING:
-                    continue
-                try:
-                    await self._look_for_checkpoint(engine, run)
-                except Exception:  # an engine's fault must not end the controller
-                    log.exception("engine.fault", extra={"run": run.id})
+            saving: dict[str, list[RunId]] = {}
+            for run in self._loop.runs.by_id.values():
+                if self._may_save(run):
+                    saving.setdefault(run.subject, []).append(run.id)
+            for subject in saving.keys() - self._lookers.keys():
+                task = asyncio.create_task(self._look_for_checkpoints(subject, saving[subject]), name="checkpoints")
+                self._lookers[subject] = task
+                task.add_done_callback(partial(self._looked, subject))
 
-    async def _look_for_checkpoint(self, engine: Engine, run: Run) -> None:
+    def _looked(self, subject: str, _: object) -> None:
+        del self._lookers[subject]
+
+    def _may_save(self, run: Run) -> bool:
+        engine = self.engines.get(run.engine)
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        if claim is None or claim.ready_at is None:
+        if engine is None or engine.schedules or run.state is not RunState.RUNNING or claim is None:
+            return False
+        return claim.ready_at is not None and (claim.spec.preemptible or claim.spec.checkpoint.resumable)
+
+    async def _look_for_checkpoints(self, subject: str, runs: Iterable[RunId]) -> None:
+        for ident in runs:
+            hung = sum(whose == subject for whose, _ in self._looks.values())
+            if ident in self._looks or hung >= LOOKS_HUNG_MAX:
+                continue
+            look = asyncio.create_task(self._look_for_checkpoint(ident), name=f"checkpoint-{ident}")
+            self._looks[ident] = subject, look
+            look.add_done_callback(partial(self._returned, ident))
+            await asyncio.wait((look,), timeout=LOOK_S)
+
+    def _returned(self, ident: RunId, _: object) -> None:
+        del self._looks[ident]
+
+    async def _look_for_checkpoint(self, ident: RunId) -> None:
+        run = self._loop.runs.by_id.get(ident)
+        if run is None or not self._may_save(run):
             return
-        if not (claim.spec.preemptible or claim.spec.checkpoint.resumable):
+        try:
+            at = await self.engines[run.engine].saved_at(run.job)
+        except Exception:  # an engine's fault must not end the controller
+            log.exception("engine.fault", extra={"run": ident})
             return
-        at = await engine.saved_at(run.job)
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        if at is None or claim is None or claim.ready_at is None or at <= claim.ready_at:
+            return
         before = claim.checkpoint_at
-        if at is None or at <= claim.ready_at or (before is not None and at < after(before, SAVED_S)):
-            return
-        self._loop.tell(CheckpointSeen(claim.id, Instant(min(at, self._clock.now()))))
+        if before is None or at >= after(before, SAVED_S):
+            self._loop.tell(CheckpointSeen(claim.id, Instant(min(at, self._clock.now()))))
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a net under the transactions that make both together."""

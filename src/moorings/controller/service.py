@@ -282,21 +282,21 @@ class Controller:
         found = await asyncio.to_thread(self._store.claims, page, states=states, owner_prefix=owner_prefix, pool=pool)
         return [self._claim_view(self._newer(claim)) for claim in found]
 
-    async def explain_claim(self, ident: str, *, when: bool = False) -> Explanation:
-        """Why a claim is where it is; with ``when`` also when it would start, if it waits.
+    async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
+        """Why a claim is where it is; for somebody who asks ``when`` also when it would start, if it waits.
 
         Raises:
-            MooringsError: ``claim.unknown``.
+            MooringsError: ``claim.unknown``, ``forecast.busy``.
         """
         claim = await self._find_claim(ident)
         if not claim.ended and claim.id not in self._loop.fleet.claims:
             claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain(self._loop.fleet, claim, self._clock.now())
-            if not when:
+            if when_for is None:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
             ways = options(self._loop.fleet, self._loop.policy, self._clock.now(), claim)
-            starts = await self.projects.when(claim)
+            starts = await self.projects.when(when_for, claim)
             told = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew

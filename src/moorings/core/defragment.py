@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Spot
 from moorings.core.errors import MooringsError
@@ -17,6 +18,7 @@ from moorings.core.room import Room, room_for
 from moorings.core.serving import pools_for
 
 NOBODY = ClaimId("")  # room that is made for no claim
+POOLS_TOLD: Final = 3
 
 
 def moves_for(
@@ -47,9 +49,13 @@ def moves_for(
     kept = [(one.pool, one.block) for one in reservations if given.claim is None or one.claim != given.claim]
     kept += [(one.kept.pool, one.kept.block) for one in scene.kept if one.kept is not None]
     found: list[tuple[Room, PoolState]] = []
+    lacks: list[tuple[str, str]] = []
     for state in states:
-        if state.problem or _would_break_a_promise(claim, state, scene):
+        lack = _closed(claim, state, scene)
+        if lack is not None:
+            lacks.append(lack)
             continue
+        free = state.free.free
         with trial(state.free) as only:
             for block in (block for pool, block in kept if pool == state.pool.name):
                 for part in state.free.free_within(block):
@@ -57,17 +63,14 @@ def moves_for(
             if state.free.find(size) is not None:
                 detail = f"a block of {size} devices in {state.pool.name} is free already"
                 raise MooringsError("room.is_free", detail, hint="nobody has to move for it")
+            left = state.free.free
             room = _room(state, size, scene, policy, now, moves_max)
         if room is not None:
             found.append((room, state))
+        else:
+            lacks.append(_lack(state, size, free, left, policy, moves_max))
     if not found:
-        where = " and ".join(state.pool.name for state in states) or "any pool"
-        raise MooringsError(
-            "room.not_found",
-            f"no room for {size} devices can be made in {where}",
-            hint=f"enough devices must be free; {moves_max} more claims may be moved in this hour, and only those that "
-            "go on from a checkpoint",
-        )
+        raise _not_found(size, states, lacks)
     room, state = min(found, key=lambda pair: pair[0].cost)
     if given.cost_max is not None and room.cost > given.cost_max:
         raise MooringsError(
@@ -88,7 +91,12 @@ def _where(given: MakeRoom, claim: Claim | None, scene: Scene) -> tuple[Sequence
         states = [state for name, state in scene.pools.items() if given.pool in (None, name)]
         able = [state for state in states if given.size in state.pool.topology.sizes]
         if not able:
-            raise MooringsError("claim.size_not_allowed", f"no pool has blocks of {given.size} devices")
+            where = f"pool {given.pool!r} has no" if given.pool is not None else "no pool has"
+            raise MooringsError(
+                "claim.size_not_allowed",
+                f"{where} blocks of {given.size} devices",
+                hint=_sizes_hint(given.size, states),
+            )
         return able, given.size
     if claim is None or claim.ended:
         raise MooringsError("claim.unknown", f"no claim {given.claim!r} waits", hint="moor get claims")
@@ -101,9 +109,60 @@ def _where(given: MakeRoom, claim: Claim | None, scene: Scene) -> tuple[Sequence
     return [state for state in pools_for(spec, scene.pools) if given.pool in (None, state.pool.name)], spec.size
 
 
-def _would_break_a_promise(claim: Claim | None, state: PoolState, scene: Scene) -> bool:
-    """Whether the claim could not enter the room: it cannot be asked back, and the pool's blocks are promised."""
-    return claim is not None and not claim.spec.preemptible and bool(scene.projects.cells(state.pool.name))
+def _sizes_hint(size: int, states: Sequence[PoolState]) -> str:
+    known: dict[str, list[str]] = {}
+    for state in states:
+        reason = state.pool.topology.why_not(max(size, 0), size)
+        if reason is not None:
+            known.setdefault(reason.hint, []).append(state.pool.name)
+    told = [hint if len(known) == 1 else f"in {names[0]} {hint}" for hint, names in known.items()]
+    return "; ".join(told[:POOLS_TOLD]) or "moor get pools"
+
+
+def _closed(claim: Claim | None, state: PoolState, scene: Scene) -> tuple[str, str] | None:
+    """Why no room is looked for in a pool, and what to do; None: it is."""
+    if state.problem:
+        return "its driver does not answer", f"see 'moor describe pool {state.pool.name}'"
+    if claim is not None and not claim.spec.preemptible and scene.projects.cells(state.pool.name):
+        why = f"{claim.name} is not preemptible, and blocks there are promised to projects"
+        return why, "only who can be asked to yield may borrow what others are promised"
+    return None
+
+
+def _lack(state: PoolState, size: int, free: int, left: int, policy: Policy, moves_max: int) -> tuple[str, str]:
+    """Why no room was found in a pool, and what to do.
+
+    Args:
+        state: the pool.
+        size: devices that are needed.
+        free: devices that are free there.
+        left: those of them that are kept for nobody.
+        policy: tells how many claims may be moved in an hour.
+        moves_max: how many still may.
+    """
+    if left < size:
+        kept = f" ({free - left} of them are kept for others)" if left < free else ""
+        told = f"{free} of {state.pool.topology.n_devices} are free{kept}, {size} are needed"
+        return told, "wait until more claims end, or ask for a smaller block"
+    if moves_max < 1:
+        told = f"as many claims as may be moved in an hour were moved ({policy.moves_per_hour})"
+        return told, "try again later, or raise moves_per_hour of the policy"
+    more = "1 more claim" if moves_max == 1 else f"{moves_max} more claims"
+    return (
+        f"{left} of {state.pool.topology.n_devices} are free, but those in the way cannot all go on elsewhere",
+        f"only claims that go on from a checkpoint are moved, and {more} in this hour",
+    )
+
+
+def _not_found(size: int, states: Sequence[PoolState], lacks: Sequence[tuple[str, str]]) -> MooringsError:
+    told = [f"{state.pool.name}: {why}" for state, (why, _) in zip(states, lacks, strict=True)]
+    if len(told) > POOLS_TOLD:
+        told = [*told[:POOLS_TOLD], f"and so on in {len(told) - POOLS_TOLD} more"]
+    return MooringsError(
+        "room.not_found",
+        f"no room for {size} devices can be made in {'; '.join(told) or 'any pool'}",
+        hint="; ".join(list(dict.fromkeys(hint for _, hint in lacks))[:POOLS_TOLD]) or "moor get pools",
+    )
 
 
 def _room(state: PoolState, size: int, scene: Scene, policy: Policy, now: Instant, moves_max: int) -> Room | None:

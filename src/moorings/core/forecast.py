@@ -6,6 +6,7 @@ later (a higher priority, a guarantee) can push it back. Where somebody in the w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,7 @@ from moorings.core.topology import Block
 
 HORIZON_S: Final = 30 * 86_400
 TURNS_MAX: Final = 4_000  # bounds the time that one answer may take
+_STEP: Final = 16  # turns between two looks whether to go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,31 @@ class Estimate:
     why: str = ""
 
 
-def estimate(fleet: Fleet, policy: Policy, now: Instant, wanted: Claim) -> Estimate:
-    """When ``wanted`` would start; it need not be in the fleet, and then comes last among its equals."""
+def estimate(
+    fleet: Fleet, policy: Policy, now: Instant, wanted: Claim, go_on: Callable[[], bool] = lambda: True
+) -> Estimate:
+    """When ``wanted`` would start; it need not be in the fleet, and then comes last among its equals.
+
+    Args:
+        fleet: as it is now; it is left as it is.
+        policy: the one in force.
+        now: from when on it is played.
+        wanted: a claim that waits.
+        go_on: asked between turns; once it says no, nobody can say.
+    """
     played = playing(fleet, policy, now)
     if wanted.id not in fleet.claims:
         played.wait_for(wanted)
-    starts = played.until_started(wanted.id, Instant(now + HORIZON_S * SECOND), TURNS_MAX)
-    if starts is not None:
-        return Estimate(starts)
+    horizon = Instant(now + HORIZON_S * SECOND)
+    while True:
+        bound = min(played.turns + _STEP, TURNS_MAX)
+        if not go_on():
+            return Estimate(None, "the queue is too long to tell in the time that an answer may take")
+        starts = played.until_started(wanted.id, horizon, bound)
+        if starts is not None:
+            return Estimate(starts)
+        if played.turns <= bound or bound == TURNS_MAX:
+            break
     held = sum(claim.spec.time_limit_s is None for claim in fleet.claims.values() if claim.partition is not None)
     if held:
         told = "1 claim that holds devices has" if held == 1 else f"{held} claims that hold devices have"

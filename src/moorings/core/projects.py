@@ -31,6 +31,7 @@ from moorings.core.shares import (
     lack_in_pool,
     lack_within,
     left_in_pool,
+    most_of,
     sizes_promised,
     together,
 )
@@ -499,7 +500,8 @@ def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolN
         if lack:
             fits = "guarantee fewer or smaller blocks"
             if left is not None:
-                fits = f"beside the others {project.name!r} may have {blocks_text(topology, left)}"
+                most = most_of(topology, left, share.blocks) or left  # of what it asked for; of that nothing: all else
+                fits = f"beside the others {project.name!r} may have {blocks_text(topology, most)}"
             raise _not_feasible(
                 f"{what} if {project.name!r} has {blocks_text(topology, share.blocks)}: {lack}",
                 f"{fits}; or guarantee {parent.name!r} more" if parent is not None else fits,

@@ -98,6 +98,20 @@ def left_in_pool(topology: Topology, promised: Blocks) -> Blocks | None:
     return cut(topology, together([tuple(room), ((topology.max_block, whole),)]), promised)
 
 
+def most_of(topology: Topology | None, room: Blocks, wanted: Blocks) -> Blocks:
+    """As many of the blocks ``wanted`` as the blocks ``room`` have place for, the largest first."""
+    fits: list[tuple[int, int]] = []
+    for size, count in reversed(wanted):
+        if isinstance(topology, PowerOfTwo):
+            taken = sum(one // size * many for one, many in fits)  # all of ``fits`` are at least as large
+            places = sum(one // size * many for one, many in room if one >= size) - taken
+        else:
+            places = dict(room).get(size, 0)
+        if places > 0:
+            fits.append((size, min(count, places)))
+    return tuple(reversed(fits))
+
+
 def lack_within(topology: Topology | None, promised: Blocks, room: Blocks) -> str:
     """What is missing if ``promised`` is to be cut out of the blocks ``room``; empty: nothing is.
 

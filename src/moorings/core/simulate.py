@@ -74,6 +74,7 @@ class Course:
     moves: int = 0
     yields: int = 0
     refused: str = ""
+    unknown_kind: bool = False  # it was refused because no pool has such devices
     guaranteed: bool = False  # it first started within a guarantee
 
     @property
@@ -245,7 +246,10 @@ class Simulation:
     def _arrive(self, job: SimulatedJob) -> None:
         ident = ClaimId(job.name)
         course = self.courses[ident] = Course(job)
-        sizes = (state.pool.topology.sizes for state in self.pools.values() if state.pool.kind == job.kind)
+        sizes = [state.pool.topology.sizes for state in self.pools.values() if state.pool.kind == job.kind]
+        if not sizes:
+            course.refused, course.unknown_kind = f"no pool has devices of kind {job.kind}", True
+            return
         if not any(job.size in able for able in sizes):
             course.refused = f"no pool has partitions of {job.size}"
             return

@@ -242,7 +242,8 @@ class Report:
         guaranteed: of those that first started within a guarantee.
         projects: by project; empty if there is one only.
         jobs: of the trace.
-        refused: jobs of a size that no pool has.
+        refused: jobs of a kind or of a size that no pool has.
+        unknown_kind: those of them that are of a kind that no pool has.
         unstarted: others that never started.
         n_devices: of all pools.
         utilisation: the share of device time in use until the last job ended.
@@ -258,6 +259,7 @@ class Report:
     projects: Mapping[str, Waits]
     jobs: int
     refused: int
+    unknown_kind: int
     unstarted: int
     n_devices: int
     utilisation: float
@@ -288,6 +290,7 @@ def report(simulated: Simulated) -> Report:
         projects={name: _all_waits(mine) for name, mine in by_project.items()} if len(by_project) > 1 else {},
         jobs=len(courses),
         refused=len(courses) - len(able),
+        unknown_kind=sum(course.unknown_kind for course in courses),
         unstarted=sum(course.started_s is None for course in able),
         n_devices=simulated.n_devices,
         utilisation=simulated.utilisation(),

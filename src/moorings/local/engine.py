@@ -36,7 +36,7 @@ from moorings.local.logs import TaskLog, read_logs
 from moorings.local.processes import boot_id, everyone, open_pidfd, send
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, YieldOrder
 from moorings.local.rundir import Extent, RunFolder, Stamps, Survey
-from moorings.local.saved import saved_at
+from moorings.local.saved import Looks
 from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
@@ -121,6 +121,7 @@ class LocalEngine:
         self._watches: dict[RunId, _Watch] = {}
         self._absences: dict[RunId, _Absence] = {}
         self._told: dict[RunId, dict[str, str]] = {}  # what was logged of a run: the detail, by event
+        self._looks = Looks()
         self._news = asyncio.Event()
 
     @property
@@ -199,7 +200,7 @@ class LocalEngine:
 
     async def saved_at(self, job: JobSpec) -> Instant | None:
         folder = job.checkpoint_directory
-        return await asyncio.to_thread(saved_at, folder) if folder is not None else None
+        return await self._looks.saved_at(folder, self._clock.now()) if folder is not None else None
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         signum = parse_signal(signal_name, RELAY_MAX).value

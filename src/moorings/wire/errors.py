@@ -81,6 +81,7 @@ ERRORS: dict[str, ErrorKind] = {
     "engine.rejected": ErrorKind(422, Exit.FAILED, "the engine will not run this job"),
     "engine.unavailable": ErrorKind(503, Exit.UNREACHABLE, "the engine does not answer"),
     "engine.unknown": ErrorKind(422, Exit.USAGE, "there is no such engine"),
+    "forecast.busy": ErrorKind(503, Exit.UNREACHABLE, "too many ask at this moment when claims would start"),
     "internal.error": ErrorKind(500, Exit.FAILED, "the controller met a fault of its own"),
     "execution.failed": ErrorKind(500, Exit.FAILED, "the work of an appliance's job cannot go on"),
     "ipujob.in_use": ErrorKind(409, Exit.CONFLICT, "a Pod still uses the partition"),

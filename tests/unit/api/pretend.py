@@ -235,9 +235,11 @@ class PretendController:
         self.seen.append(("checkpoint", at))
         return self._view(claim)
 
-    async def explain_claim(self, ident: str, *, when: bool = False) -> Explanation:
+    async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
         claim = self._claim(ident)
-        starts = EstimateView(Instant(START + 60_000_000)) if when else None
+        if self.endless:
+            await self._news()
+        starts = EstimateView(Instant(START + 60_000_000)) if when_for is not None else None
         return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),), starts)
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
@@ -478,6 +480,8 @@ class PretendProjects:
 
     async def estimate(self, caller: Caller, spec: ClaimSpec) -> EstimateView:
         self._whole.seen.append(("estimate", spec))
+        if self._whole.endless:
+            await self._whole._news()
         return EstimateView(None, why="1 claim that holds devices has no time limit")
 
     async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
@@ -488,8 +492,10 @@ class PretendProjects:
         spot = Spot(PoolName("pod16"), Block.parse("8-15"))
         return MovesView(spot, 480.0, ((held, Block.parse("8-11"), Block.parse("0-3")),))
 
-    async def what_if(self, other: Policy) -> WhatIfView:
+    async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:
         self._whole.seen.append(("whatif", other))
+        if self._whole.endless:
+            await self._whole._news()
         held = next(iter(self._whole.claims.values()))
         later = Instant(START + 60_000_000)
         changed = Changed(held.id, held.spec.size, None, later)

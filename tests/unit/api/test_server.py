@@ -211,6 +211,27 @@ async def test_a_wait_is_given_up_when_its_client_has_gone(controller: PretendCo
         assert controller.waiting == []
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/estimate", b'{"size": 4}'),
+        ("POST", "/v1/whatif", b'{"policy": "reserve = false"}'),
+        ("GET", "/v1/claims/{ident}/explain?when=true", b""),
+    ],
+)
+async def test_a_forecast_is_given_up_when_its_client_has_gone(
+    controller: PretendController, method: str, path: str, body: bytes
+) -> None:
+    controller.endless = True
+    async with serving(controller) as served:
+        async with connected(served) as client:
+            ident = await made(client, "/v1/claims", CLAIM)
+            client.ask(method, path.format(ident=ident), body)
+            await controller.waits_begun.wait()
+        await controller.waits_given_up.wait()
+        assert controller.waiting == []
+
+
 async def test_output_is_followed_until_its_reader_has_gone(controller: PretendController) -> None:
     controller.endless = True
     async with serving(controller, Limits(follows_per_key_max=1)) as served:

@@ -1,12 +1,15 @@
 """``moor defrag``: what is ordered, what is shown, and who is asked before."""
 
+import io
 import json
 
 import pytest
 
+from moorings.cli.commands.defrag import agreed_order
+from moorings.cli.console import Console
 from moorings.cli.main import main
 from moorings.wire.codec import encode
-from moorings.wire.forecasts import DefragmentBody, MoveBody
+from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, MoveBody
 from tests.unit.client.recorded import Reply
 
 FOUND = DefragmentBody(
@@ -54,6 +57,34 @@ def test_nobody_is_moved_without_a_word(server, moor):
     code, out, err = moor("--ipus", "32")
     assert (code, out, server.seen) == (2, "", [])
     assert "say --yes (-y)" in err
+
+
+@pytest.mark.parametrize("size", ["0", "-3", "three"])
+def test_a_size_is_a_number_of_devices(server, moor, size):
+    code, out, err = moor("--ipus", size, "--dry-run")
+    assert (code, out, server.seen) == (2, "", [])
+    assert "--ipus" in err
+
+
+@pytest.mark.parametrize(("given", "bound"), [((), None), (("--cost-max", "9000"), 9000.0)])
+def test_no_more_is_lost_than_was_shown_before_the_question(server, moor, monkeypatch, given, bound):
+    monkeypatch.setattr(Console, "can_ask", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    code, out, err = moor("--ipus", "32", *given)
+    assert (code, out) == (0, TABLE)
+    assert err.startswith(f"{TABLE}Ask these claims to go on elsewhere?")
+    shown, order = (sent.json for sent in server.seen)
+    assert shown["dryRun"] is True
+    assert (order["dryRun"], order["pool"]) == (False, "pod64")
+    if bound is None:  # twenty devices work on while the question is read
+        assert 1920.0 + 20 * 5 <= order["costMaxS"] < 1920.0 + 20 * 60
+    else:
+        assert order["costMaxS"] == bound
+
+
+def test_who_thinks_for_long_is_not_refused_for_it():
+    order = DefragmentRequest(size=32)
+    assert agreed_order(order, FOUND, 60.0).cost_max_s == 1920.0 + 20 * 65
 
 
 @pytest.mark.parametrize("arguments", [(), ("--ipus", "8", "--claim", "big")])

@@ -1,12 +1,14 @@
 """``moor replay``: a log that is exported, decided again, and tried with another policy."""
 
 import contextlib
+import gzip
 import json
 import sqlite3
 import tarfile
 
 import pytest
 
+from moorings.cli import logs
 from moorings.cli.logs import parse_log, policy_of, trace_of
 from moorings.cli.main import main
 from moorings.core.claims import ClaimId
@@ -90,11 +92,13 @@ def test_a_line_an_event_is_the_same_log(moor, tmp_path):
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     assert moor("log.jsonl") == (0, "7 turns, all the same, byte for byte\n", "")
     (tmp_path / "alone.jsonl").write_text(lines[0])
-    assert moor("alone.jsonl") == (0, "0 turns, all the same, byte for byte\n", "")
+    code, out, err = moor("alone.jsonl")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: alone.jsonl cannot be replayed: there is no turn in it (log.unreadable)\nhint: ")
 
 
-def saved(folder, log, *, pools=POOLS):
-    """A file as ``moor backup`` writes it, as far as a replay reads it."""
+def saved(folder, log, *, pools=POOLS, then=""):
+    """A file as ``moor backup`` writes it, as far as a replay reads it; ``then`` is done to its database."""
     columns = ("seq", "name", "at", "claim", "partition", "run", "pool", "device", "version", "data")
     with contextlib.closing(sqlite3.connect(folder / "moorings.db")) as database:
         database.execute(f"CREATE TABLE outbox ({', '.join(columns)})")
@@ -103,6 +107,7 @@ def saved(folder, log, *, pools=POOLS):
             about = (event.claim, event.partition, event.run, event.pool, event.device)
             values = (row.seq, event.name, event.at, *about, 1, event.data)
             database.execute(f"INSERT INTO outbox VALUES ({', '.join('?' * len(values))})", values)
+        database.executescript(then)
         database.commit()
     with tarfile.open(folder / "backup.tar.gz", "w:gz") as tar:
         tar.add(folder / "moorings.db", "moorings.db")
@@ -131,9 +136,154 @@ def test_what_is_no_whole_backup_is_refused(moor, tmp_path):
         code, out, err = moor(f"{name}.tar.gz")
         assert (code, out) == (1, "")
         assert err.startswith(f"error: {name}.tar.gz is no whole backup: ")
+        assert "(log.unreadable)" in err
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
     assert moor("binary.json")[2].startswith("error: binary.json cannot be read: it is not UTF-8")
     assert moor("none.json")[2].startswith("error: none.json cannot be read: No such file or directory")
+
+
+COLUMNS = "seq, name, at, claim, partition, run, pool, device, version, data"
+ENDLESS = """
+    DROP TABLE outbox;
+    CREATE VIEW outbox AS WITH RECURSIVE more(seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM more)
+        SELECT seq, 'key.made' AS name, 1 AS at, NULL AS claim, NULL AS partition, NULL AS run, NULL AS pool,
+        NULL AS device, 1 AS version, '{}' AS data FROM more;
+"""
+FORGED = """
+    PRAGMA writable_schema = ON;
+    UPDATE sqlite_master SET type = 'table' WHERE name = 'outbox';
+"""
+RECKONED = f"""
+    CREATE TABLE more ({COLUMNS.removesuffix(", data")}, data AS (hex(zeroblob(1 << 26))));
+    INSERT INTO more SELECT {COLUMNS.removesuffix(", data")} FROM outbox;
+    DROP TABLE outbox;
+    ALTER TABLE more RENAME TO outbox;
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("UPDATE outbox SET at = 'soon' WHERE seq = 3", "the time of event 3 is a text"),
+        ("UPDATE outbox SET at = NULL WHERE seq = 3", "the time of event 3 is nothing"),
+        ("UPDATE outbox SET seq = 'x' WHERE seq = 3", "the number of an event is a text"),
+        ("UPDATE outbox SET name = 5 WHERE seq = 3", "the name of event 3 is a number"),
+        ("UPDATE outbox SET data = x'00' WHERE seq = 3", "the data of event 3 is bytes"),
+        ("UPDATE outbox SET pool = 1.5 WHERE seq = 3", "the pool of event 3 is a number, not a name"),
+        ("ALTER TABLE outbox DROP COLUMN device", "no such column: device"),
+        ("DROP TABLE outbox", "there is no table of events in it"),
+        (ENDLESS, "there is no table of events in it"),
+        (ENDLESS + FORGED, "malformed database schema"),
+        (RECKONED, "there is no table of events in it"),
+    ],
+)
+@pytest.mark.parametrize("policy", [(), ("--policy", "other.toml")])
+def test_a_database_of_another_make_is_refused(moor, tmp_path, then, told, policy):
+    saved(tmp_path, lived(), then=then)
+    code, out, err = moor("backup.tar.gz", *policy)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: backup.tar.gz is no whole backup: {told}")
+    assert "(log.unreadable)" in err
+
+
+def test_nothing_but_the_columns_of_a_table_is_read():
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(
+            "CREATE TABLE outbox (seq);" + ENDLESS.replace("DROP TABLE outbox;", "").replace("outbox", "endless")
+        )
+        database.set_authorizer(logs._only_plain)
+        assert list(database.execute("SELECT seq FROM outbox ORDER BY seq LIMIT 3")) == []
+        for wish in ("seq FROM endless", "type FROM sqlite_master", "hex(seq) FROM outbox"):
+            with pytest.raises(sqlite3.DatabaseError, match=r"prohibited|not authorized"):
+                database.execute(f"SELECT {wish} LIMIT 3")
+
+
+def test_a_backup_without_a_turn_is_refused(moor, tmp_path):
+    saved(tmp_path, lived(), then="DELETE FROM outbox")
+    assert moor("backup.tar.gz")[2].startswith("error: backup.tar.gz cannot be replayed: there is no turn in it")
+
+
+def test_no_more_events_are_read_than_a_replay_can_hold(moor, tmp_path, monkeypatch):
+    log = lived()
+    saved(tmp_path, log)
+    monkeypatch.setattr(logs, "_EVENTS_MAX", len(log.rows))
+    assert moor("backup.tar.gz")[0] == 0
+    monkeypatch.setattr(logs, "_EVENTS_MAX", len(log.rows) - 1)
+    assert f"there are more than {len(log.rows) - 1} events in it" in moor("backup.tar.gz")[2]
+
+
+def packed(path, *members):
+    """A backup of these members: name, what its header says of its size, content."""
+    with gzip.open(path, "wb") as file:
+        for name, size, content in members:
+            header = tarfile.TarInfo(name)
+            header.size = size
+            file.write(header.tobuf(tarfile.GNU_FORMAT) + content)
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ([("moorings.db", 1 << 40, b"")], f"moorings.db in it has {1 << 40} bytes, and at most {1 << 32} are read"),
+        ([("moorings.db", 8192, bytes(4096))], "unexpected end of data"),
+        ([("other", 1 << 40, b""), ("moorings.db", 0, b"")], "there is more in it than a backup has"),
+        ([("other.toml", 0, b"")], "there is no moorings.db in it"),
+        ([("moorings.db", 0, b""), ("moorings.db", 0, b"")], "moorings.db is in it twice"),
+        ([("moorings.db", 0, b""), ("pools.toml", 512, b"\xff" * 512)], "pools.toml in it is not UTF-8"),
+    ],
+)
+def test_what_a_small_file_unpacks_to_has_a_bound(moor, tmp_path, members, told):
+    packed(tmp_path / "bomb.tar.gz", *members)
+    code, out, err = moor("bomb.tar.gz")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: bomb.tar.gz is no whole backup: {told} (log.unreadable)")
+
+
+def test_what_is_unpacked_is_counted(moor, tmp_path, monkeypatch):
+    saved(tmp_path, lived())
+    size = len(gzip.decompress((tmp_path / "backup.tar.gz").read_bytes()))
+    monkeypatch.setattr(logs, "_UNPACKED_BYTES_MAX", size)
+    assert moor("backup.tar.gz")[0] == 0
+    monkeypatch.setattr(logs, "_UNPACKED_BYTES_MAX", size // 8)
+    assert "(log.unreadable)" in moor("backup.tar.gz")[2]
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_is_not_read_at_any_length(moor, tmp_path, kind):
+    header = tarfile.TarInfo("moorings.db")
+    header.type, header.size = kind, 1 << 31
+    (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT)))
+    assert "there is more in it than a backup has (log.unreadable)" in moor("bomb.tar.gz")[2]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_a_member_that_is_no_file_is_refused(moor, tmp_path, kind):
+    with tarfile.open(tmp_path / "odd.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("moorings.db")
+        member.type, member.linkname = kind, "moorings.db"
+        tar.addfile(member)
+    assert "moorings.db in it is no plain file (log.unreadable)" in moor("odd.tar.gz")[2]
+
+
+def test_packed_bytes_that_are_damaged_are_told_in_words(moor, tmp_path):
+    whole = bytearray(saved(tmp_path, lived()).read_bytes())
+    for at in range(20, len(whole), len(whole) // 40):
+        damaged = whole.copy()
+        damaged[at] ^= 0xFF
+        (tmp_path / "damaged.tar.gz").write_bytes(damaged)
+        code, out, err = moor("damaged.tar.gz")
+        assert (code, out) == (1, "")
+        assert err.startswith("error: damaged.tar.gz is no whole backup: "), err
+        assert "zlib" not in err
+
+
+def test_what_follows_the_last_turn_is_no_part_of_the_trace(moor, tmp_path):
+    items = json.loads(exported(lived()))["items"]
+    at = items[-1]["at"]
+    for name in ("claim.created", "claim.granted"):
+        items.append({"seq": len(items) + 1, "name": name, "at": at, "claim": "claim-9", "data": {}})
+    (tmp_path / "log.json").write_text(json.dumps({"items": items}))
+    assert moor("log.json", "--policy", "other.toml")[0] == 0
 
 
 def test_the_first_turn_that_is_not_the_same_is_shown(moor, tmp_path):
@@ -184,7 +334,16 @@ def test_another_policy_is_tried_on_the_log(moor, tmp_path):
     [
         ("arrives,runs\n", "log.json is no export of an event log"),
         ('{"seq": 1, "name": "a.b"}\nnonsense', "log.json is no export of an event log"),
-        ('{"items": [{"seq": 1}]}', "log.json is no export of an event log"),
+        ("", "log.json is no export of an event log: it is no JSON, at line 1, column 1"),
+        ("[]", "log.json is no export of an event log: it is a list, not a document with items"),
+        ("[\n]", "log.json is no export of an event log: it is a list, not a document with items"),
+        ("5", "log.json is no export of an event log: it is a number, not a document with items"),
+        ("null", "log.json is no export of an event log: it is nothing, not a document with items"),
+        ('{"items": {}}', "log.json is no export of an event log: it is a document without a list of items"),
+        ('{"items": ["x"]}', "log.json is no export of an event log: item 1 of it is a text, not an event"),
+        ('{"items": []}', "log.json cannot be replayed: there is no turn in it"),
+        ("[" * 100_000, "log.json is no export of an event log: it is nested too deeply"),
+        ('{"items": [{"seq": 1}]}', "log.json is no export of an event log: the time of item 1 is nothing"),
         ('{"items": [{"seq": 2, "name": "a.b", "at": "2026-01-31T12:00:00Z"}]}', "log.json is not the whole log"),
     ],
 )
@@ -193,6 +352,37 @@ def test_what_is_no_whole_log_is_refused(moor, tmp_path, text, told):
     code, out, err = moor("log.json")
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {told}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("name", 5, "the name of event 1 is a number"),
+        ("name", None, "the name of event 1 is nothing"),
+        ("seq", "1", "the number of an event is a text"),
+        ("seq", True, "the number of an event is true or false"),
+        ("at", 5, "the time of item 1 is a number"),
+        ("at", "soon", "the time of item 1: 'soon' is not a time"),
+        ("data", [], "the data of item 1 is a list"),
+        ("claim", {}, "the claim of event 1 is a document, not a name"),
+        ("device", 3, "the device of event 1 is a number, not a name"),
+    ],
+)
+def test_an_event_of_another_make_is_refused(moor, tmp_path, key, value, told):
+    items = json.loads(exported(lived()))["items"]
+    (tmp_path / "log.json").write_text(json.dumps({"items": [{**item, key: value} for item in items]}))
+    code, out, err = moor("log.json", "--policy", "other.toml")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: log.json is no export of an event log: {told} (log.unreadable)\nhint: ")
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[]", "[" * 100_000, '{"inputs":[["fly",{}]]}'])
+def test_a_turn_of_another_make_is_told_in_words(moor, tmp_path, text):
+    saved(tmp_path, lived(), then=f"UPDATE outbox SET data = '{text}' WHERE name = 'turn.decided'")
+    code, out, err = moor("backup.tar.gz")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: a turn in the log cannot be read")
+    assert "Error(" not in err
 
 
 def test_a_log_without_a_turn_has_no_policy():

@@ -22,6 +22,12 @@ TRACE = """arrives,runs,size,project,limit
 30,10m,64,guests,1h
 """
 PROJECTS = '[[project]]\nname = "lab"\nguarantee = ["pool=16x2"]\n[[project]]\nname = "guests"\n'
+POOL = """[[pool]]
+name = "g"
+kind = "gpu"
+driver = "simulated"
+topology = { type = "any-subset", domain_size = 8 }
+"""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -123,7 +129,59 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line(moor, tmp_path, name,
 
 def test_a_trace_that_is_not_there_is_told(moor):
     code, _, err = moor("simulate", "none.csv", "--pool", "any-subset:8")
-    assert (code, err) == (2, "error: none.csv cannot be read: No such file or directory (trace.invalid)\n")
+    assert code == 2
+    assert err.startswith("error: none.csv cannot be read: No such file or directory (trace.invalid)\nhint: ")
+
+
+def test_jobs_of_a_kind_that_no_pool_has_are_counted_as_such(moor, tmp_path):
+    (tmp_path / "kinds.csv").write_text("arrives,runs,size,kind\n0,1,4,gpu\n0,1,4,ipu\n0,1,3,ipu\n0,1,3,gpu\n")
+    _, out, _ = moor("simulate", "kinds.csv", "--pool", "power-of-two:1x64", "--out", "result")
+    assert [line.split() for line in out.splitlines()[-2:]] == [
+        ["jobs", "of", "a", "kind", "no", "pool", "has", "2"],
+        ["jobs", "of", "a", "size", "no", "pool", "has", "1"],
+    ]
+    told = json.loads((tmp_path / "result" / "report.json").read_text())["reports"][0]
+    assert (told["refused"], told["unknownKind"]) == (3, 2)
+    jobs = list(csv.DictReader((tmp_path / "result" / "jobs.csv").read_text().splitlines()))
+    assert [job["why"] for job in jobs] == [
+        *("no pool has devices of kind gpu", "", "no pool has partitions of 3", "no pool has devices of kind gpu"),
+    ]
+    (tmp_path / "kinds.csv").write_text("arrives,runs,size,kind\n0,1,4,gpu\n0,1,4,ipu\n")
+    assert "of a size" not in moor("simulate", "kinds.csv", "--pool", "power-of-two:1x64")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('[[project]]\nname = "a"\nguarantee = ["nope=16x1"]\n', "the only pool is pool"),
+        ('[[project]]\nname = "a"\nguarantee = ["pol=16x1"]\n', "the only pool is pool"),
+        ('[[project]]\nname = "a"\nguarantee = ["nope=16"]\n', "the only pool is pool"),
+        ('[[project]]\nname = "a"\n[[project]]\nname = "a"\n', "keep one of them"),
+        ('[[project]]\nname = "a"\nweight = "2"\n', "each [[project]] has a name of its own"),
+        ("project = 3\n", "each [[project]] has a name of its own"),
+    ],
+)
+def test_a_file_of_projects_that_cannot_be_used_comes_with_a_hint(moor, tmp_path, text, hint):
+    (tmp_path / "bad.toml").write_text(text)
+    _, _, err = moor("simulate", "jobs.csv", "--pool", "power-of-two:1x64", "--projects", "bad.toml")
+    assert f"\nhint: {hint}" in err
+
+
+def test_the_pools_that_a_guarantee_may_name_are_told(moor, tmp_path):
+    (tmp_path / "pools.toml").write_text("".join(POOL.replace('"g"', f'"p{number}"') for number in range(10)))
+    (tmp_path / "bad.toml").write_text('[[project]]\nname = "a"\nguarantee = ["nope=1x1"]\n')
+    _, _, err = moor("simulate", "jobs.csv", "--pool", "pools.toml", "--projects", "bad.toml")
+    assert "\nhint: the pools are p0, p1, p2, p3, p4, p5, p6, p7 and 2 more\n" in err
+
+
+@pytest.mark.parametrize("spec", ["", ".", "none.toml", "power-of-two:6", "twice.toml", "wrong.toml"])
+def test_a_pool_that_cannot_be_used_comes_with_a_hint(moor, tmp_path, spec):
+    (tmp_path / "twice.toml").write_text(POOL * 2)
+    (tmp_path / "wrong.toml").write_text(POOL.replace('"gpu"', "3"))
+    code, out, err = moor("simulate", "jobs.csv", "--pool", spec)
+    assert (code, out) == (2, "")
+    assert "(pools.invalid)\nhint: " in err
+    assert ("'' is no pool" in err) is (spec == "")
 
 
 def test_pools_are_a_file_or_a_word(moor, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from moorings.core.instants import SECOND
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
+from moorings.core.whatif import WhatIf, what_if
 from tests.unit.controller.stepping import POOL, Stepper
 
 T = TypeVar("T")
@@ -117,7 +119,7 @@ async def test_an_estimate_says_now_later_or_why_not(rig: Rig) -> None:
     assert ready is not None
     assert later.starts_at is not None
     assert (later.starts_now, later.starts_at - ready) == (False, 600 * SECOND)
-    assert (await rig.projects.when(rig.loop.fleet.claims[await rig.asks(8)])).starts_at == later.starts_at
+    assert (await rig.projects.when(ANN, rig.loop.fleet.claims[await rig.asks(8)])).starts_at == later.starts_at
 
 
 async def test_where_somebody_holds_without_end_nobody_can_say(rig: Rig) -> None:
@@ -141,7 +143,7 @@ async def test_another_policy_is_compared_with_the_one_in_force(rig: Rig) -> Non
     await rig.asks(4, limit_s=600.0)
     first, short = await rig.asks(8, limit_s=600.0), await rig.asks(4, limit_s=1200.0)
     seq = rig.loop.seq
-    view = await rig.projects.what_if(Policy(reserve=False))
+    view = await rig.projects.what_if(ANN, Policy(reserve=False))
     found = {one.claim: one for one in view.found.claims}
     assert view.claims.keys() == found.keys() == {first, short}
     assert found[short].then_at == view.at
@@ -155,7 +157,42 @@ async def test_a_comparison_that_takes_too_long_tells_what_is_known(rig: Rig, mo
     await rig.asks(8, limit_s=600.0)
     await rig.asks(8, limit_s=600.0)
     monkeypatch.setattr("moorings.controller.projects.WHAT_IF_S_MAX", 0.0)
-    assert not (await rig.projects.what_if(Policy())).found.whole
+    assert not (await rig.projects.what_if(ANN, Policy())).found.whole
+
+
+async def test_an_estimate_that_takes_too_long_says_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorings.controller.projects.ESTIMATE_S_MAX", 0.0)
+    found = await rig.projects.estimate(ANN, spec(4))
+    assert (found.starts_now, found.starts_at, "too long" in found.why) == (False, None, True)
+
+
+async def test_an_estimate_does_not_wait_for_a_comparison(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    def slow(*given: object) -> WhatIf:
+        begun.set()
+        assert told.wait(60.0)
+        return what_if(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("moorings.controller.projects.what_if", slow)
+    compared = asyncio.create_task(rig.projects.what_if(ANN, Policy()))
+    try:
+        await rig.until(begun.is_set)
+        assert (await rig.projects.estimate(ANN, spec(4))).starts_now
+        assert not compared.done()
+    finally:
+        told.set()
+    assert (await compared).found.whole
+
+
+async def test_a_subject_asks_for_one_forecast_of_a_kind_at_a_time(rig: Rig) -> None:
+    asked = asyncio.create_task(rig.projects.estimate(ANN, spec(4)))
+    compared = asyncio.create_task(rig.projects.what_if(ANN, Policy()))
+    await asyncio.sleep(0)
+    assert await rig.refused(rig.projects.estimate(ANN, spec(4))) == "forecast.busy"
+    assert await rig.refused(rig.projects.what_if(ANN, Policy())) == "forecast.busy"
+    assert (await rig.projects.estimate(ROOT, spec(4))).starts_now
+    assert ((await asked).starts_now, (await compared).found.whole) == (True, True)
 
 
 async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> None:

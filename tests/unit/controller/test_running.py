@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.controller.hardware import Hardware
-from moorings.controller.running import ORPHANS_S, RETRY_S_MAX, Running
+from moorings.controller.running import LOOKS_HUNG_MAX, ORPHANS_S, RETRY_S_MAX, SAVED_S, Running
 from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
@@ -55,6 +55,8 @@ class HeldEngine(LocalEngine):
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
         self.to_yield: list[tuple[int, str, Instant]] = []
         self.submitted: list[RunId] = []
+        self.looks: list[str] = []
+        self.disks: dict[str, asyncio.Future[Instant | None]] = {}
 
     async def submit(self, order: StartOrder) -> str:
         self.submitted.append(order.run)
@@ -64,6 +66,10 @@ class HeldEngine(LocalEngine):
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
         self.to_yield.append((attempt, reason, by))
+
+    async def saved_at(self, job: JobSpec) -> Instant | None:
+        self.looks.append(job.name)
+        return await self.disks[job.name]
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
         seen = await super().observe(runs)
@@ -116,6 +122,37 @@ class Rig(Stepper):
         self.loop.tell(CreateClaim(id=LABS, name="labs", owner="user/bob", subject="bob", spec=spec))
         await self.settle()
         assert self.run.state is RunState.YIELDING
+
+    async def borrow(self, *whose: str) -> None:
+        """Runs that may be stopped, of these subjects: each job has a checkpoint folder on a disk of its own."""
+        self.engine.hold()
+        await self.engine.fence(self.loop.epoch)
+        self.running._fenced["local"].set()
+        for number, subject in enumerate(whose):
+            run = a_run(number)
+            wanted = Accelerators(size=1)
+            job = JobSpec(name=f"job-{number}", command=("true",), workdir="/", accelerators=wanted, preemptible=True)
+            self.engine.disks[job.name] = asyncio.get_running_loop().create_future()
+            self.loop.tell(CreateRun(id=run.id, claim=run.claim, job=job, engine="local", subject=subject))
+            await self.settle()
+            self.loop.tell(RunSighting(run.id, Phase.RUNNING))
+            await self.settle()
+        self.extra.append(asyncio.create_task(self.running._watch_checkpoints()))
+        await asyncio.sleep(0)
+
+    async def a_round(self) -> None:
+        """Looks at the checkpoint folders: as far as they come without the disks that do not answer."""
+        self.engine.looks.clear()
+        before = set(self.running._lookers.values())
+        self.clock.forward(SAVED_S)
+        await self.until(lambda: self.clock.sleepers > 0)
+        begun = set(self.running._lookers.values()) - before
+        if begun:
+            await asyncio.wait(begun)
+
+    def saved(self, number: int) -> Instant | None:
+        """When the claim of that run is known to have saved its state."""
+        return self.loop.fleet.claims[ClaimId(f"claim-{number:04d}")].checkpoint_at
 
     async def look(self) -> None:
         """One look at the engine, which answers at once, and what follows."""
@@ -338,3 +375,60 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     stored = rig.store.run(RUN)
     assert stored is not None
     assert (stored.state, stored.attempt) == (RunState.CANCELLED, 1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorings.controller.running.LOOK_S", 0.05)
+
+
+async def test_a_disk_that_never_answers_holds_up_the_looks_at_no_other(impatient: None, rig: Rig) -> None:
+    await rig.borrow("ann", "ann", "bob")
+    saved = rig.clock.now()
+    for number in (1, 2):
+        rig.engine.disks[f"job-{number}"].set_result(saved)
+    await rig.a_round()
+    await rig.settle()
+    assert sorted(rig.engine.looks) == ["job-0", "job-1", "job-2"]
+    assert [rig.saved(number) for number in range(3)] == [None, saved, saved]
+    await rig.a_round()
+    assert sorted(rig.engine.looks) == ["job-1", "job-2"], "its last look has not returned"
+    rig.engine.disks["job-0"].set_result(saved)
+    await rig.until(lambda: not rig.running._looks)
+    await rig.settle()
+    assert rig.saved(0) == saved, "it is told late, and not lost"
+    await rig.a_round()
+    assert sorted(rig.engine.looks) == ["job-0", "job-1", "job-2"]
+
+
+async def test_who_has_many_disks_that_never_answer_has_few_looks_under_way(impatient: None, rig: Rig) -> None:
+    await rig.borrow(*["ann"] * (LOOKS_HUNG_MAX + 2), "bob")
+    rig.engine.disks[f"job-{LOOKS_HUNG_MAX + 2}"].set_result(rig.clock.now())
+    for _ in range(3):
+        await rig.a_round()
+        assert len(rig.running._looks) == LOOKS_HUNG_MAX
+    await rig.settle()
+    assert rig.saved(LOOKS_HUNG_MAX + 2) is not None
+
+
+async def test_a_folder_in_which_nothing_is_new_tells_nothing(rig: Rig) -> None:
+    await rig.borrow("ann")
+    rig.engine.disks["job-0"].set_result(rig.clock.now())
+    await rig.a_round()
+    await rig.settle()
+    seq = rig.loop.seq
+    assert rig.saved(0) is not None
+    await rig.a_round()
+    await rig.settle()
+    assert (rig.engine.looks, rig.loop.seq) == (["job-0"], seq)
+
+
+async def test_a_fault_in_a_look_ends_no_other(rig: Rig) -> None:
+    await rig.borrow("ann", "ann")
+    rig.engine.disks["job-0"].set_exception(OSError("a fault"))
+    rig.engine.disks["job-1"].set_result(rig.clock.now())
+    for _ in range(2):
+        await rig.a_round()
+        assert rig.engine.looks == ["job-0", "job-1"]
+    await rig.settle()
+    assert rig.saved(1) is not None

@@ -150,6 +150,6 @@ async def test_an_explanation_has_an_estimate_if_one_was_asked_for(rig: Rig) -> 
     await rig.claim(size=8)
     waiting = await rig.claim(size=8)
     assert (await rig.controller.explain_claim(waiting)).estimate is None
-    told = await rig.controller.explain_claim(waiting, when=True)
+    told = await rig.controller.explain_claim(waiting, when_for=BOB)
     assert told.estimate is not None
     assert "no time limit" in told.estimate.why

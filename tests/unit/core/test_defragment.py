@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moorings.core.claims import CheckpointContract, Claim, ClaimState, Spot
@@ -13,7 +15,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
 from moorings.core.topology import Block
 from moorings.core.turn import Turn
-from tests.unit.core.worlds import POD, World
+from tests.unit.core.worlds import POD, RACK, World
 
 KEEPS = CheckpointContract(resumable=True)
 
@@ -38,9 +40,67 @@ def goes_on(world: World, claim: Claim) -> Claim:
 
 
 def refused(world: World, given: MakeRoom) -> str:
+    return refusal(world, given).code
+
+
+def refusal(world: World, given: MakeRoom) -> MooringsError:
     [reply] = world.step(given)
     assert isinstance(reply, MooringsError), reply
-    return reply.code
+    return reply
+
+
+def test_what_is_lacking_is_told():
+    world = World(POD, policy=Policy(moves_per_hour=1))
+    held = [world.ready(4, name=f"job-{n}") for n in range(4)]  # none of them can be moved
+    error = refusal(world, MakeRoom(size=8))
+    assert error.detail == "no room for 8 devices can be made in pod: 0 of 16 are free, 8 are needed"
+    assert error.hint == "wait until more claims end, or ask for a smaller block"
+    for claim in (held[0], held[2]):
+        world.end(claim)
+    error = refusal(world, MakeRoom(size=8))
+    assert error.detail.endswith("pod: 8 of 16 are free, but those in the way cannot all go on elsewhere")
+    assert error.hint == "only claims that go on from a checkpoint are moved, and 1 more claim in this hour"
+
+
+def test_devices_that_are_kept_for_others_are_told():
+    world = World(POD)
+    scattered(world)
+    assert isinstance(world.step(MakeRoom(size=8))[0], Moves)
+    error = refusal(world, MakeRoom(size=8))
+    assert "8 of 16 are free (4 of them are kept for others), 8 are needed" in error.detail
+
+
+def test_an_hour_that_is_used_up_is_told():
+    world = World(POD, policy=Policy(moves_per_hour=0))
+    scattered(world)
+    error = refusal(world, MakeRoom(size=8))
+    assert error.detail.endswith("pod: as many claims as may be moved in an hour were moved (0)")
+    assert "moves_per_hour" in error.hint
+
+
+def test_each_pool_says_for_itself_what_it_lacks():
+    other = replace(POD, name=POD.name.__class__("other"))
+    world = World(POD, other)
+    jobs = [world.ready(8, pool=one.name) for one in (POD, POD, other, other)]
+    error = refusal(world, MakeRoom(size=8))
+    assert error.detail.endswith("pod: 0 of 16 are free, 8 are needed; other: 0 of 16 are free, 8 are needed")
+    assert error.hint == "wait until more claims end, or ask for a smaller block"
+    assert all(job.state is ClaimState.READY for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("size", "hint"),
+    [(3, "ask for 2 or 4"), (32, "ask for 16 or fewer"), (-3, "ask for 1 or 2"), (0, "ask for 1 or 2")],
+)
+def test_the_sizes_that_there_are_are_told(size, hint):
+    error = refusal(World(POD), MakeRoom(size=size, pool=POD.name))
+    assert (error.code, error.detail) == ("claim.size_not_allowed", f"pool 'pod' has no blocks of {size} devices")
+    assert error.hint == hint
+
+
+def test_each_pool_tells_its_own_sizes():
+    error = refusal(World(POD, RACK), MakeRoom(size=12))
+    assert error.hint == "in pod ask for 8 or 16; in rack ask for 6 or fewer"
 
 
 def test_a_claim_that_waits_gets_the_room_that_is_made_for_it():
@@ -150,7 +210,9 @@ def test_who_cannot_be_asked_back_gets_no_room_of_what_is_promised():
     for claim in (jobs[0], jobs[2]):
         world.end(claim)
     firm = world.create(8, project="guests")
-    assert refused(world, MakeRoom(claim=firm.id)) == "room.not_found"
+    error = refusal(world, MakeRoom(claim=firm.id))
+    assert error.code == "room.not_found"
+    assert error.detail.endswith("is not preemptible, and blocks there are promised to projects")
     world.end(firm)
     lent = world.create(8, project="guests", preemptible=True)
     assert isinstance(world.step(MakeRoom(claim=lent.id))[0], Moves)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.forecast import HORIZON_S, estimate
 from moorings.core.instants import Instant, after
@@ -61,6 +63,27 @@ def test_an_answer_beyond_the_horizon_is_none():
     world = World(POD)
     world.ready(16, gcds=2, time_limit_s=HORIZON_S + HOUR_S)
     assert estimate(world.fleet, Policy(), world.now, asked(8)).starts_at is None
+
+
+def test_once_it_shall_not_go_on_nobody_can_say():
+    world = World(POD)
+    for _ in range(4):
+        world.create(16, gcds=2, time_limit_s=HOUR_S)
+    found = estimate(world.fleet, Policy(), world.now, asked(8), lambda: False)
+    assert (found.starts_at, "too long to tell" in found.why) == (None, True)
+
+
+def test_it_is_asked_whether_to_go_on_again_and_again():
+    world = World(POD)
+    for _ in range(100):
+        world.create(16, gcds=2, time_limit_s=HOUR_S)
+    looks = count()
+    first = estimate(world.fleet, Policy(), world.now, asked(16), lambda: next(looks) >= 0)
+    assert next(looks) > 5
+    assert first == estimate(world.fleet, Policy(), world.now, asked(16))
+    assert first.starts_at is not None
+    left = iter([True, True])
+    assert estimate(world.fleet, Policy(), world.now, asked(16), lambda: next(left, False)).starts_at is None
 
 
 def test_asking_changes_nothing():

@@ -30,7 +30,16 @@ from moorings.core.projects import (
     with_use,
 )
 from moorings.core.records import plain, revive
-from moorings.core.shares import Blocks, cut, devices_of, lack_in_pool, lack_within, left_in_pool
+from moorings.core.shares import (
+    Blocks,
+    cut,
+    devices_of,
+    lack_in_pool,
+    lack_within,
+    left_in_pool,
+    most_of,
+    sizes_promised,
+)
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 
 POD = PowerOfTwo(3, 4, 8)  # 12 devices: one block of 8 and one of 4
@@ -338,6 +347,39 @@ def test_guarantees_must_fit_the_pool_and_what_would_fit_is_told():
     assert error.hint == "beside the others 'b' may have 4x1"
     error = refusal(project("b", share("cross", (1, 8))), project("a", share("cross", (1, 3))))
     assert error.hint == "beside the others 'b' may have 7 devices"
+
+
+@pytest.mark.parametrize(
+    ("wish", "there", "told"),
+    [
+        (((64, 9),), (), "64x8"),
+        (((64, 9),), ((128, 1), (32, 1)), "64x5"),
+        (((256, 1), (64, 3), (16, 9)), ((128, 1),), "256x1,64x2"),
+        (((512, 1),), ((1, 1),), "256x1,128x1,64x1,32x1,16x1,8x1,4x1,2x1,1x1"),  # of what was asked for nothing fits
+    ],
+)
+def test_of_what_was_asked_for_the_most_that_fits_is_told(wish, there, told):
+    pod = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(8, 64, 512))
+    others = [project("b", share("pod", *there))] if there else []
+    with pytest.raises(MooringsError) as caught:
+        check_project(project("a", share("pod", *wish)), Projects(others, [pod]), {pod.name: pod})
+    assert caught.value.hint == f"beside the others 'a' may have {told}"
+
+
+@given(st.data())
+def test_the_most_that_fits_is_within_both(data):
+    topology = data.draw(st.sampled_from([POD, CROSS, RACK]))
+    sizes = sizes_promised(topology)
+    counts = st.dictionaries(st.sampled_from(sizes), st.integers(1, 9))
+    room, wanted = (tuple(sorted(data.draw(counts).items())) for _ in range(2))
+    most = most_of(topology, room, wanted)
+    assert lack_within(topology, most, room) == ""
+    assert all(count <= dict(wanted)[size] for size, count in most)
+    for size, count in wanted:  # the largest that are missing do not fit any more
+        if dict(most).get(size, 0) < count:
+            before = tuple(one for one in most if one[0] > size)
+            more = tuple(sorted([*before, (size, dict(most).get(size, 0) + 1)]))
+            assert lack_within(topology, more, room) != ""
 
 
 def test_enough_devices_are_not_enough_blocks():

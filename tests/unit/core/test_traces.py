@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_the_jobs():
         ("8", 2, 45.0, 90.0),
     ]
     assert (told.every.jobs, told.every.median_s, told.every.p95_s) == (4, 90.0, 100.0)
-    assert (told.jobs, told.refused, told.unstarted, told.n_devices) == (5, 1, 0, 8)
+    assert (told.jobs, told.refused, told.unknown_kind, told.unstarted, told.n_devices) == (5, 1, 0, 0, 8)
     assert (told.utilisation, told.utilisation_arriving, told.span_s) == (1.0, 1.0, 180.0)
     assert (told.moves, told.yields, told.guaranteed.jobs, told.projects) == (0, 0, 0, {})
 

@@ -23,6 +23,7 @@ from moorings.api.parameters import (
     WHEN,
 )
 from moorings.api.render import binding_body, claim_body, explanation_body
+from moorings.controller.projects import ESTIMATE_S_MAX
 from moorings.wire.shapes import (
     BindingBody,
     CheckpointRequest,
@@ -131,8 +132,9 @@ async def explain_claim(call: Call) -> Response:
 
     With `when` also when it starts, at the latest, as things stand.
     """
-    explanation = await call.controller.explain_claim(call.path("id"), when=call.query(WHEN))
-    return call.answer(explanation_body(explanation))
+    when = call.query(WHEN)
+    work = call.controller.explain_claim(call.path("id"), when_for=call.caller if when else None)
+    return call.answer(explanation_body(await call.hold(work, ESTIMATE_S_MAX if when else 0.0)))
 
 
 async def get_binding(call: Call) -> Response:

@@ -8,6 +8,7 @@ from moorings.api.calls import Call
 from moorings.api.demands import estimate_spec
 from moorings.api.operations import Operation, one
 from moorings.api.render import estimate_body
+from moorings.controller.projects import ESTIMATE_S_MAX
 from moorings.wire.shapes import EstimateBody, EstimateRequest
 
 
@@ -18,7 +19,8 @@ async def estimate(call: Call) -> Response:
     limits: claims that end earlier bring the start forward, and only those that come first later put it back.
     """
     spec = estimate_spec(call.body(EstimateRequest))
-    return call.answer(estimate_body(await call.controller.projects.estimate(call.caller, spec)))
+    work = call.controller.projects.estimate(call.caller, spec)
+    return call.answer(estimate_body(await call.hold(work, ESTIMATE_S_MAX)))
 
 
 OPERATIONS = (Operation("POST", "/v1/estimate", estimate, one("Estimate", EstimateBody), body=EstimateRequest),)

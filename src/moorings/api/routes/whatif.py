@@ -7,6 +7,7 @@ from starlette.responses import Response
 from moorings.api.calls import Call
 from moorings.api.operations import Operation, one
 from moorings.api.render import what_if_body
+from moorings.controller.projects import WHAT_IF_S_MAX
 from moorings.core.policy import parse_policy
 from moorings.wire.forecasts import WhatIfBody, WhatIfRequest
 
@@ -18,7 +19,8 @@ async def what_if(call: Call) -> Response:
     their time limits and nobody coming later; one comparison at a time, beside the turns.
     """
     policy = parse_policy(call.body(WhatIfRequest).policy, source="policy")
-    return call.answer(what_if_body(await call.controller.projects.what_if(policy)))
+    work = call.controller.projects.what_if(call.caller, policy)
+    return call.answer(what_if_body(await call.hold(work, WHAT_IF_S_MAX)))
 
 
 OPERATIONS = (Operation("POST", "/v1/whatif", what_if, one("WhatIf", WhatIfBody), body=WhatIfRequest),)

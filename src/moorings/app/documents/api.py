@@ -44,7 +44,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         ("claim.unknown", "claim.ended", "claim.not_asked", "claim.held_by_run", "owner.denied"),
     ),
     "checkpoint_claim": (HOLDERS, ("claim.unknown", "claim.invalid", "owner.denied")),
-    "explain_claim": (READERS, ("claim.unknown",)),
+    "explain_claim": (READERS, ("claim.unknown", "forecast.busy")),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
     "tell_queue": (AGENTS, ("queue.invalid", "queue.taken", "owner.invalid", "owner.denied")),
     "get_queue": (AGENTS, ("queue.unknown", "queue.taken", "owner.denied")),
@@ -95,9 +95,12 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "list_quotas": (READERS, ("page.invalid",)),
     "estimate": (
         READERS,
-        ("claim.size_not_allowed", "claim.too_large", "kind.unknown", "pool.unknown", "project.unknown"),
+        (
+            *("claim.size_not_allowed", "claim.too_large", "kind.unknown", "pool.unknown", "project.unknown"),
+            "forecast.busy",
+        ),
     ),
-    "what_if": (READERS, ("policy.invalid",)),
+    "what_if": (READERS, ("policy.invalid", "forecast.busy")),
     "defragment": (
         f"{ADMINS}; with `dryRun` also users, agents and viewers",
         (

@@ -55,6 +55,7 @@ REMEDIES: dict[str, str] = {
     "engine.unavailable": "wait; the controller's log says why",
     "engine.unknown": "this release has one engine, `local`",
     "execution.failed": "the detail says what ended it; `run.py` goes on from the newest checkpoint",
+    "forecast.busy": "wait for the answer that you asked for before, or ask again in half a minute",
     "internal.error": "the controller's log has the story under the request id; please report it",
     "ipujob.in_use": "nothing: the operator looks again",
     "ipujob.name_taken": "rename the job, or remove the object that the detail names",

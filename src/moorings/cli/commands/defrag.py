@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import click
@@ -11,9 +12,12 @@ from moorings.cli.grammar import MoorCommand, bare_names, examples, live
 from moorings.cli.output import Look, render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
+from moorings.core.topology import Block
 from moorings.wire.codec import encode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
 from moorings.wire.shapes import API_VERSION
+
+ANSWER_S = 5.0  # an order may be on its way so long
 
 
 @click.command(
@@ -27,7 +31,9 @@ from moorings.wire.shapes import API_VERSION
         "moor defrag --ipus 32 --dry-run", "moor defrag --claim big", "moor defrag --pool pod64 --ipus 32 -y"
     ),
 )
-@click.option("--ipus", "--size", "size", type=int, metavar="N", help="Devices of the block that shall be free.")
+@click.option(
+    "--ipus", "--size", "size", type=click.IntRange(min=1), metavar="N", help="Devices of the block that shall be free."
+)
 @click.option("--claim", metavar="CLAIM", help="Room for this claim, which waits.", shell_complete=live("claim"))
 @click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
 @click.option("--cost-max", type=float, metavar="SECONDS", help="Only if no more device-seconds of work are lost.")
@@ -54,11 +60,17 @@ def defrag(
     named = bare_names("claim", [claim])[0] if claim is not None else None
     order = DefragmentRequest(size=size, claim=named, pool=pool, dry_run=dry_run, cost_max_s=cost_max)
 
+    asked: list[tuple[DefragmentBody, float]] = []
+
     def look() -> None:
-        session.console.note(moves_text(session.client.defragment(replace(order, dry_run=True)), shown.look))
+        asked.append((session.client.defragment(replace(order, dry_run=True)), time.monotonic()))
+        for line in moves_text(asked[0][0], shown.look).splitlines():
+            session.console.note(line)
 
     if not dry_run:
         confirm(session, "Ask these claims to go on elsewhere?", look, yes=yes)
+    for agreed, at in asked:
+        order = agreed_order(order, agreed, time.monotonic() - at)
     found = session.client.defragment(order)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "Defragment", **encode(found)}
@@ -67,6 +79,17 @@ def defrag(
     session.console.data(moves_text(found, shown.look))
     if not dry_run:
         session.console.note("they are asked; 'moor get claims' shows how far they are")
+
+
+def agreed_order(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:
+    """The order, so that no more is lost by it than was agreed to that long ago, in that pool.
+
+    Those that would move go on working meanwhile, and lose that, too.
+    """
+    if order.cost_max_s is not None:
+        return replace(order, pool=agreed.pool)
+    devices = sum(len(Block.parse(move.devices)) for move in agreed.moves)
+    return replace(order, pool=agreed.pool, cost_max_s=agreed.cost_s + devices * (elapsed_s + ANSWER_S))
 
 
 def moves_text(found: DefragmentBody, look: Look) -> str:
