@@ -66,12 +66,21 @@ static int take_replicas(int val, const char *text, int remote)
  * Here only the words are checked; the submit script records them, for a batch job that may be requeued. */
 static int take_preemptible(int val, const char *text, int remote)
 {
+	/* What scancel knows and a program can catch; moorings_submit.lua has the same list. */
+	static const char known[] = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU";
 	const char *name = text && strncmp(text, "B:", 2) == 0 ? text + 2 : text;
 	(void)val;
-	if (remote || !text || !*text || (*name && strlen(name) <= 9 && only(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ" DIGITS, 9)))
+	if (remote || !text || !*text)
 		return 0;
-	slurm_error("--ipu-preemptible=%.40s: say which signal warns the job's steps (USR1), or its batch script (B:USR1)",
-		    text);
+	for (const char *word = known; *word;) {
+		size_t length = strcspn(word, " ");
+		if (strlen(name) == length && strncmp(name, word, length) == 0)
+			return 0;
+		word += length + strspn(word + length, " ");
+	}
+	slurm_error("--ipu-preemptible=%.40s: say which signal warns the job's steps (USR1), or its batch script (B:USR1); "
+		    "one of %s",
+		    text, known);
 	return -1;
 }
 

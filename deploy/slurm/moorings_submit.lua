@@ -151,18 +151,24 @@ local function may_requeue(desc, bounds)
     return bounds.requeue ~= false
 end
 
+-- What scancel knows and a program can catch; moorings_spank.c has the same list.
+local SIGNALS = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU"
+
 -- The signal of --ipu-preemptible, as --signal has it: USR1 for the steps, B:USR1 for the batch script.
 local function signal_of(text)
     if text == "" or text == "(null)" then return "USR1" end
     local name = text:match("^B:(.*)$") or text
-    return #name <= 9 and name:match("^[A-Z][A-Z0-9]+$") and text or nil
+    for known in SIGNALS:gmatch("%S+") do
+        if name == known then return text end
+    end
+    return nil
 end
 
 -- Why a job cannot be asked to make room, as a sentence; nil: it can.
 local function wrong_preemptible(text, desc, bounds)
     if not signal_of(text) then
-        return ("--ipu-preemptible=%s: say which signal warns its steps (USR1), or its batch script (B:USR1)")
-            :format(text:sub(1, 40))
+        return ("--ipu-preemptible=%s: say which signal warns its steps (USR1), or its batch script (B:USR1); one of %s")
+            :format(text:sub(1, 40), SIGNALS)
     end
     if not desc.script then
         return "--ipu-preemptible: only a batch job can make room and go on later; submit it with sbatch"
@@ -251,8 +257,12 @@ end
 local function modify(desc, job, uid)
     local record, licenses, tasks = desc.admin_comment, desc.licenses, desc.num_tasks
     local changes_tasks = type(tasks) == "number" and tasks <= UNSET
-    if not record and not licenses and not changes_tasks and not tres_of_ours(desc) then return nil end
+    local stays = desc.requeue == 0 and (job.admin_comment or ""):match("^" .. RECORD .. ".* preemptible=") ~= nil
+    if not record and not licenses and not changes_tasks and not stays and not tres_of_ours(desc) then return nil end
     if is_admin(uid) then return nil end
+    if stays then
+        return "a job with --ipu-preemptible must be one that may be requeued: cancel it, or leave requeue=1"
+    end
     if (job.admin_comment or ""):sub(1, #RECORD) == RECORD then
         return "the licenses, tasks and AdminComment of a job with --ipus cannot be changed: cancel it and submit it again"
     end

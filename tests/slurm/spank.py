@@ -16,13 +16,12 @@ LIMITS = "return { max = 256, sizes = { 1, 2, 4, 8, 16, 32, 64, 128 }, domain = 
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror")
 
 
-def build_plugin(cluster: SlurmCluster) -> Path:
+def build_plugin(cluster: SlurmCluster, source: Path = SOURCES / "moorings_spank.c") -> Path:
     """The plugin for this cluster's Slurm, beside its slurm.conf."""
     plugin = cluster.etc / "moorings_spank.so"
     words = ["gcc", "-std=c99", *WARNINGS, "-shared", "-fPIC", "-O2", f"-I{cluster.programs.headers}"]
-    done = subprocess.run(
-        [*words, "-o", plugin, SOURCES / "moorings_spank.c", "-ldl"], capture_output=True, text=True, check=False
-    )
+    words += [f"-I{SOURCES}", "-o", str(plugin), str(source), "-ldl"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return plugin
 

@@ -27,6 +27,7 @@ while :; do sleep 0.2 & wait $!; done
 GOES = BORROWER.format(then="scontrol requeue $SLURM_JOB_ID")
 LEAVES = BORROWER.format(then="exit 85")
 DEAF = BORROWER.format(then=":").replace("trap", "trap '' TERM; trap", 1)
+NO = "return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR"
 HOLDS = "until [ -e over.$SLURM_JOB_ID ]; do sleep 0.1; done"
 # The same in a program that srun starts.
 STEP = """#!/bin/bash
@@ -140,6 +141,24 @@ def test_an_agent_that_is_killed_after_the_warning_warns_nobody_twice_and_requeu
     runs_again(site, job)
 
 
+def test_of_an_array_one_task_makes_room_and_the_other_runs_on(site: IpuSite) -> None:
+    script = LEAVES.replace("echo ready", "echo ready > ready.$SLURM_ARRAY_TASK_ID").replace(
+        "echo warned", "echo warned > warned.$SLURM_ARRAY_TASK_ID"
+    )
+    half = ("--ipus=8", "--open-mode=append")
+    array = site.cluster.sbatch(
+        script, "--account=guest", *half, "--array=1-2%1", "--ipu-preemptible=B:USR1", "--requeue", user="games"
+    )
+    until(lambda: [*site.cluster.work.glob("ready.*")], what=site.log)
+    # The younger loses less. It is the array's last, so its number is the array's.
+    site.cluster.check("scontrol", "update", f"jobid={array}", "arraytaskthrottle=2")
+    until(lambda: len([*site.cluster.work.glob("ready.*")]) == 2, what=site.log)
+    owner = site.cluster.sbatch("true", "--account=lab", *half, user="man")
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert [path.name for path in site.cluster.work.glob("warned.*")] == ["warned.2"]
+    assert "JobState=RUNNING" in site.cluster.check("scontrol", "-o", "show", "job", f"{array}_1")
+
+
 def test_one_that_ends_well_is_done(site: IpuSite) -> None:
     job = borrow(site, BORROWER.format(then="exit 0"))
     owner = site.cluster.sbatch("true", *LAB, user="man")
@@ -148,17 +167,41 @@ def test_one_that_ends_well_is_done(site: IpuSite) -> None:
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0")
 
 
-def test_one_that_may_not_be_requeued_any_more_is_told_of_and_keeps_its_devices(site: IpuSite) -> None:
-    job = borrow(site, GOES)
-    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=0")
-    before = site.log().count("job.cannot_yield")
+def test_a_user_cannot_keep_what_was_lent_by_forbidding_the_requeue(site: IpuSite) -> None:
+    job = borrow(site, DEAF)
+    assert site.cluster.run("scontrol", "update", f"jobid={job}", "requeue=0", user="games").returncode != 0
     owner = site.cluster.sbatch("true", *LAB, user="man")
-    until(lambda: site.log().count("job.cannot_yield") > before, what=site.log)
-    assert "warned" not in site.cluster.output(job)
-    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=1")
     site.cluster.wait_job(owner, "COMPLETED")
-    assert site.log().count("job.cannot_yield") == before + 1
+    assert site.cluster.output(job).count("warned") == 1
     runs_again(site, job)
+
+
+def test_an_admin_who_forbids_the_requeue_is_overruled_when_the_devices_are_needed(site: IpuSite) -> None:
+    job = borrow(site, DEAF)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=0")
+    owner = site.cluster.sbatch("true", *LAB, user="man")
+    site.cluster.wait_job(owner, "COMPLETED")
+    assert site.log().count(f"job.unlocked logger=moorings.slurm.agent job={job} ") == 1
+    assert site.cluster.output(job).count("warned") == 1
+    runs_again(site, job)
+
+
+def test_one_that_slurm_does_not_let_be_requeued_is_warned_and_cancelled_in_time(site: IpuSite) -> None:
+    job = borrow(site, DEAF)
+    site.cluster.check("scontrol", "update", f"jobid={job}", "requeue=0")
+    before, ours = site.log().count("job.cannot_yield"), (site.cluster.etc / "job_submit.lua").read_text()
+    call = "return moorings.modify("
+    site.cluster.write_conf("job_submit.lua", ours.replace(call, f"if desc.requeue == 1 then {NO} end {call}"))
+    try:
+        owner = site.cluster.sbatch("true", *LAB, user="man")
+        site.cluster.wait_job(owner, "COMPLETED")
+    finally:
+        site.cluster.write_conf("job_submit.lua", ours)
+    assert site.cluster.job(job)["JobState"] == "CANCELLED"
+    assert site.cluster.output(job).count("warned") == 1
+    ended = site.cluster.check("scontrol", "-o", "show", "job", str(job))
+    assert "-- cancelled, for its devices are needed and it cannot be requeued " in ended
+    assert site.log().count("job.cannot_yield") == before + 1
 
 
 def test_a_borrower_that_slurm_starts_in_an_owners_place_steps_aside(site: IpuSite) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.cluster import SlurmCluster, new_folder, until
-from tests.slurm.spank import LICENSES, LIMITS, build_plugin, copy_lua, plug
+from tests.slurm.spank import LICENSES, LIMITS, SOURCES, build_plugin, copy_lua, plug
 
 USER = "games"
+SIGNALS = re.findall(r"\w+", "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU")
 RECORD = re.compile(r" AdminComment=moorings:1 nonce=([0-9a-f]{16}) ipus=(\d+) gcds=(\d+) replicas=(\d+) ")
 REFUSALS = {
     ("--ipus=256",): "--ipus=256: the number of IPUs must be one of 1, 2, 4, 8, 16, 32, 64, 128",
@@ -109,11 +110,44 @@ def test_how_a_job_is_asked_to_make_room_is_recorded(cluster, flag, signal):
     assert "preemptible" not in cluster.check("scontrol", "-o", "show", "job", str(held(cluster, "--ipus=2")))
 
 
-@pytest.mark.parametrize("word", ["usr1", "B:", "USR1@60", "X" * 10, "U", "B:B:USR1", "USR1 asked=0@1,1"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "usr1",
+        "B:",
+        "USR1@60",
+        "X" * 10,
+        "U",
+        "B:B:USR1",
+        "USR1 asked=0@1,1",
+        *("ZZTOP", "B:ZZTOP", "KILL", "B:STOP", "PIPE", "SIGUSR1", "USR1 USR2", "US"),
+    ],
+)
 def test_a_signal_that_is_none_is_refused(cluster, word):
     done = cluster.run("sbatch", "--ipus=2", f"--ipu-preemptible={word}", input="#!/bin/sh\n", user=USER)
     assert done.returncode != 0
     assert "say which signal warns its steps" in done.stderr.replace("the job's steps", "its steps")
+    assert f"; one of {' '.join(SIGNALS)}\n" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["ZZTOP", "KILL", "B:STOP", "SIGUSR1", "PIPE"])
+def test_the_submit_script_does_not_rely_on_the_plugin(cluster, tmp_path, word):
+    source = (SOURCES / "moorings_spank.c").read_text()
+    assert source.count('TTOU XCPU"') == 1
+    (tmp_path / "lets.c").write_text(source.replace('TTOU XCPU"', f'TTOU XCPU {word.removeprefix("B:")}"'))
+    build_plugin(cluster, tmp_path / "lets.c")
+    try:
+        done = cluster.run("sbatch", "--ipus=2", f"--ipu-preemptible={word}", input="#!/bin/sh\n", user=USER)
+    finally:
+        build_plugin(cluster)
+    assert done.returncode != 0
+    assert f"say which signal warns its steps (USR1), or its batch script (B:USR1); one of {SIGNALS[0]} " in done.stderr
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_signal_that_warns_is_one_that_scancel_knows(cluster, signal):
+    assert "Unknown job signal" in cluster.run("scancel", "--signal=ZZTOP", "99999").stderr
+    assert "Invalid job id" in cluster.run("scancel", f"--signal={signal}", "99999").stderr
 
 
 def test_only_a_job_that_may_be_requeued_can_make_room(cluster):
@@ -204,6 +238,18 @@ def test_a_user_cannot_change_what_opens_the_gate(cluster, change):
     assert done.returncode != 0
     assert cluster.job(job)["Licenses"] == "matlab:1,ipu:2,ipu_1:2,ipu_2:2"
     assert cluster.job(job)["NumTasks"] == "1"
+
+
+def test_a_user_cannot_forbid_the_requeue_of_a_job_that_borrows(cluster):
+    job = held(cluster, "--ipus=2", "--ipu-preemptible", "--requeue")
+    done = cluster.run("scontrol", "update", f"jobid={job}", "requeue=0", user=USER)
+    assert done.returncode != 0
+    assert cluster.job(job)["Requeue"] == "1"
+    cluster.check("scontrol", "update", f"jobid={job}", "requeue=1", "comment=mine", user=USER)
+    cluster.check("scontrol", "update", f"jobid={job}", "requeue=0")
+    assert cluster.job(job)["Requeue"] == "0", "an admin may"
+    other = held(cluster, "--ipus=2", "--requeue")
+    cluster.check("scontrol", "update", f"jobid={other}", "requeue=0", user=USER)
 
 
 def test_a_running_jobs_licenses_stay_taken(cluster):

@@ -32,6 +32,7 @@ _ASKED = re.compile(r" asked=([0-9]{1,9})@([0-9]{10}),([0-9]{10})")
 _NOTE = " -- "  # what follows is ours to write over
 _LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TARGET = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:-]{1,80}\]))?")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}")
 _STATUS = re.compile(r"([0-9]{1,9})(?::([0-9]{1,3}))?")
 _ENTRY = re.compile(r"([A-Za-z0-9_./-]+(?:\[[0-9]+\])?)=(\S*)")
@@ -141,6 +142,14 @@ class JobRecord:
     comment: str = ""
     name: str = ""
 
+    @property
+    def target(self) -> str:
+        """How a command names it alone; the number of an array's last started task means the whole array."""
+        tasks = self.array_tasks.partition("%")[0]
+        if not tasks or tasks.endswith("..."):  # of a rest that was cut, only the whole array can be named
+            return str(self.job_id)
+        return f"{self.array_job}_{tasks}" if tasks.isdecimal() else f"{self.array_job}_[{tasks}]"
+
 
 def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str:
     """The AdminComment that records an order; ``job_submit`` writes the same, without what comes later.
@@ -158,9 +167,14 @@ def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str
     return text + (f"{_NOTE}{note}" if note or asked is not None else "")
 
 
-def build_note(job: int, order: Order, asked: Asked | None, note: str) -> list[str]:
+def build_note(job: int | str, order: Order, asked: Asked | None, note: str) -> list[str]:
     """Writes what ``build_order`` gives into a job's AdminComment."""
-    return ["scontrol", "update", f"jobid={int(job)}", f"admincomment={build_order(order, asked, note)}"]
+    return ["scontrol", "update", f"jobid={_target(job)}", f"admincomment={build_order(order, asked, note)}"]
+
+
+def build_requeueable(job: int | str) -> list[str]:
+    """Lets a batch job be requeued, whatever it or somebody after it said."""
+    return ["scontrol", "update", f"jobid={_target(job)}", "requeue=1"]
 
 
 def parse_order(comment: str) -> Order | None:
@@ -357,15 +371,22 @@ def _limit_s(text: str) -> float | None:
         raise ValueError(f"time limit {text[:20]!r}") from error
 
 
-def build_cancel(job: int, *, signal: str | None = None, batch_only: bool = False) -> list[str]:
-    """Cancels a job, or sends it a signal (``TERM``); an id that is unknown is no error."""
+def _target(job: int | str) -> str:
+    return _checked(_TARGET, str(job))
+
+
+def build_cancel(job: int | str, *, signal: str | None = None, batch_only: bool = False) -> list[str]:
+    """Cancels a job, or sends it a signal (``TERM``); an id that is unknown is no error.
+
+    Here and below a job is its number, or its ``target`` where of an array only that one is meant.
+    """
     flags = [f"--signal={_checked(_SIGNAL, signal)}"] if signal is not None else []
-    return ["scancel", *flags, *(["--batch"] if batch_only else []), str(int(job))]
+    return ["scancel", *flags, *(["--batch"] if batch_only else []), _target(job)]
 
 
-def build_requeue(job: int, *, hold: bool = False) -> list[str]:
+def build_requeue(job: int | str, *, hold: bool = False) -> list[str]:
     """Puts a running batch job back into the queue; with ``hold`` it stays there until it is released."""
-    return ["scontrol", "requeuehold" if hold else "requeue", str(int(job))]
+    return ["scontrol", "requeuehold" if hold else "requeue", _target(job)]
 
 
 def build_hold(job: int) -> list[str]:

@@ -82,6 +82,8 @@ def test_the_tasks_of_an_array_and_its_rest(release):
     rest, *running = sorted(tasks, key=lambda job: job.phase is not Phase.WAITING)
     assert (rest.job_id, rest.array_tasks, rest.reason) == (rest.array_job, "2-5%2", "JobArrayTaskLimit")
     assert [job.array_tasks for job in running] == ["0", "1"]
+    named = rest.array_job
+    assert [job.target for job in (rest, *running)] == [f"{named}_[2-5]", f"{named}_0", f"{named}_1"]
     assert {job.array_job for job in tasks} == {rest.job_id}
     assert len({job.job_id for job in tasks}) == 3
     assert {(job.state, job.phase, job.nodes) for job in running} == {("RUNNING", Phase.LIVE, "n1")}
@@ -294,6 +296,7 @@ def test_every_command_is_words_of_ours():
     assert formats.build_requeue(7) == ["scontrol", "requeue", "7"]
     assert formats.build_requeue(7, hold=True) == ["scontrol", "requeuehold", "7"]
     assert formats.build_cancel(7, signal="TERM") == ["scancel", "--signal=TERM", "7"]
+    assert formats.build_requeueable("7_2") == ["scontrol", "update", "jobid=7_2", "requeue=1"]
     assert formats.build_jobs(jobs=[1, 2], user=3, ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
     assert "--states=all" in formats.build_jobs()
 

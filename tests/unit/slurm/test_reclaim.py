@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +44,16 @@ def reclaimed(job_id: int = 1, *, within_s: float = 120.0, **more: Any) -> Claim
     return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=time_text(until), reason=reason)
 
 
-def decide(job: JobRecord, claim: ClaimBody | None = None, *, after_s: float = 0.0, home: Home = HOME) -> Plan:
+def decide(
+    job: JobRecord,
+    claim: ClaimBody | None = None,
+    *,
+    after_s: float = 0.0,
+    home: Home = HOME,
+    locked: Collection[tuple[int, int]] = (),
+) -> Plan:
     now = Instant(NOW + round(after_s * SECOND))
-    return plan(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S)
+    return plan(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S, locked)
 
 
 def requeued(found: Plan) -> list[int]:
@@ -103,13 +110,37 @@ def test_who_fails_without_a_warning_has_failed() -> None:
     assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == Plan()
 
 
-@pytest.mark.parametrize("how", [{"requeue": False}, {"batch": False}], ids=str)
-def test_who_cannot_be_requeued_is_told_of_and_left_alone(how: Mapping[str, Any]) -> None:
-    for asked in (None, WARNED):
-        found = decide(borrower(asked=asked, **how), after_s=600.0)
-        assert list(found.stuck) == ["claim-1-0"]
-        assert not found.warnings
-        assert not found.requeues
+@pytest.mark.parametrize("asked", [None, WARNED], ids=["not warned", "warned"])
+def test_who_may_not_be_requeued_is_let_first(asked: Asked | None) -> None:
+    job = borrower(requeue=False, asked=asked)
+    assert decide(job, after_s=600.0) == Plan(unlocks=(job,))
+    assert decide(job, after_s=600.0, locked=[(1, 1), (2, 0)]).unlocks == (job,), "another start, another job"
+
+
+# Of one that is no batch job nothing is tried; of another, Slurm has said no.
+HOPELESS = [({"requeue": False}, [(1, 0)]), ({"batch": False}, []), ({"batch": False, "requeue": False}, [])]
+
+
+@pytest.mark.parametrize(("how", "locked"), HOPELESS, ids=str)
+def test_who_cannot_be_requeued_is_warned_all_the_same_and_cancelled_when_its_time_is_over(
+    how: Mapping[str, Any], locked: list[tuple[int, int]]
+) -> None:
+    found = decide(borrower(**how), locked=locked)
+    assert list(found.stuck) == ["claim-1-0"]
+    assert "; it cannot be requeued, so cancelled at " in found.warnings[0].note
+    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == Plan(stuck=found.stuck)
+    late = decide(borrower(asked=WARNED, **how), after_s=60.0, locked=locked)
+    ((job, why),) = late.cancels
+    assert job.job_id == 1
+    assert "cancelled, for " in why
+    assert late == Plan(cancels=late.cancels, stuck=found.stuck)
+
+
+def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
+    found = decide(borrower(asked=WARNED), after_s=60.0, locked=[(1, 0)])
+    assert requeued(found) == [1]
+    assert not found.cancels
+    assert not found.stuck
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING"])
@@ -194,6 +225,11 @@ def test_few_are_told_at_a_time_and_only_the_first() -> None:
     assert [job for job, _ in remarked(*jobs)] == list(range(1, WRITES_MAX + 1))
     done = {n: ("waits for 4 devices in pod", Instant(0)) for n in range(1, REMARKED_MAX + 1)}
     assert remarked(*jobs, written=done) == []
+
+
+def test_of_an_array_that_cannot_be_named_whole_nothing_is_written() -> None:
+    assert remarked(waiting(1, array_job=1, array_tasks="1,3,5...")) == []
+    assert remarked(waiting(1, array_job=1, array_tasks="1,3,5%2")) == [(1, "waits for 4 devices in pod")]
 
 
 def test_an_admins_words_and_who_waits_no_more_are_left_alone() -> None:

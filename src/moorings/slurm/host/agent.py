@@ -258,7 +258,7 @@ class Agent:
         with self._troubles.told("job.give_up") as good:
             await self._set_gate()
             if job.batch and job.requeue:
-                await self._slurm.ask(build_requeue(job.job_id))
+                await self._slurm.ask(build_requeue(job.target))
             elif claim is not None:
                 await self._release_claim(claim, message)
         return bool(good)

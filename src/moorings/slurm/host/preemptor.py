@@ -91,7 +91,7 @@ class Preemptor:
             again = rules.is_requeued(job)
             fields = {"job": job.job_id, "for_job": found.waiting.job_id, "requeued": again}
             log.info("job.displaced", extra=fields)
-            await self._slurm.ask(build_requeue(job.job_id) if again else build_cancel(job.job_id))
+            await self._slurm.ask(build_requeue(job.target) if again else build_cancel(job.target))
 
     def _pools(self, client: Client) -> list[tuple[PoolBody, tuple[DeviceBody, ...]]]:
         named = [pool for pool in client.pools() if pool.accelerator == KIND and self._pool in ("", pool.name)]

@@ -4,6 +4,9 @@ The controller asks a claim (RECLAIMING, with the time by which); its job is war
 queue before that time is over, early enough for Slurm to kill what does not hear TERM. What was done stands in the
 job's AdminComment, so an agent that was killed in between goes on and warns nobody twice. A job that ends with another
 exit code than 0 after it was warned is put back, too: whoever does not know the signal ends by it.
+
+No job keeps the devices that it was asked for: who may not be requeued is made so, and where Slurm will not have that,
+the job is warned all the same and cancelled when its time is over.
 """
 
 from __future__ import annotations
@@ -44,13 +47,17 @@ class Plan:
     Attributes:
         warnings: jobs that were not warned yet.
         requeues: jobs whose time is over, and jobs that ended because they were warned; with what is logged.
+        unlocks: jobs that must be allowed a second start before they are warned.
+        cancels: jobs whose time is over and that cannot be requeued; with what is logged.
         kept: claims, by id, that are not released before their job, which has ended, is back in the queue: that job's
             number and start.
-        stuck: claims, by id, whose jobs cannot make room, with the reason.
+        stuck: claims, by id, whose jobs cannot make room and go on later, with the reason.
     """
 
     warnings: tuple[Asking, ...] = ()
     requeues: tuple[tuple[JobRecord, str], ...] = ()
+    unlocks: tuple[JobRecord, ...] = ()
+    cancels: tuple[tuple[JobRecord, str], ...] = ()
     kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     stuck: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,6 +68,7 @@ def plan(
     home: Home,
     now: Instant,
     kill_wait_s: float,
+    locked: Collection[tuple[int, int]] = (),
 ) -> Plan:
     """What the claims that were asked to yield demand of their jobs.
 
@@ -70,9 +78,12 @@ def plan(
         home: whose jobs they are.
         now: the time.
         kill_wait_s: seconds that Slurm leaves a job between TERM and KILL.
+        locked: starts, by number and restarts of their job, that Slurm does not let be requeued.
     """
     warnings: list[Asking] = []
     requeues: list[tuple[JobRecord, str]] = []
+    unlocks: list[JobRecord] = []
+    cancels: list[tuple[JobRecord, str]] = []
     kept: dict[str, tuple[int, int]] = {}
     stuck: dict[str, str] = {}
     for claim in claims:
@@ -87,15 +98,22 @@ def plan(
             if warned is not None and job.state == FAILED and job.batch and job.requeue:
                 requeues.append((job, f"it ended with {_end_of(job)} after it was asked to make room"))
                 kept[claim.id] = (job.job_id, job.restarts)
-        elif job.phase is not Phase.LIVE or job.state == COMPLETING:
             continue
-        elif not (job.batch and job.requeue):
+        if job.phase is not Phase.LIVE or job.state == COMPLETING:
+            continue
+        goes_on = job.batch and job.requeue
+        if job.batch and not goes_on and (job.job_id, job.restarts) not in locked:
+            unlocks.append(job)
+            continue
+        if not goes_on:
             stuck[claim.id] = f"job {job.job_id} was asked to make room, and cannot be requeued"
-        elif warned is None:
-            warnings.append(_warning(job, claim, now, kill_wait_s))
-        elif now >= warned.requeue_at:
+        if warned is None:
+            warnings.append(_warning(job, claim, now, kill_wait_s, goes_on))
+        elif now >= warned.requeue_at and goes_on:
             requeues.append((job, "its time to make room is over"))
-    return Plan(tuple(warnings), tuple(requeues), kept, stuck)
+        elif now >= warned.requeue_at:
+            cancels.append((job, "cancelled, for its devices are needed and it cannot be requeued"))
+    return Plan(tuple(warnings), tuple(requeues), tuple(unlocks), tuple(cancels), kept, stuck)
 
 
 def in_the_way(
@@ -148,14 +166,15 @@ def _end_of(job: JobRecord) -> str:
     return f"signal {signal}" if signal else f"exit code {code}"
 
 
-def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float) -> Asking:
+def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, goes_on: bool) -> Asking:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
     at = after(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
     since = since_of(job)
     asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
-    return Asking(job, asked, told(f"{why}; requeued at {_clock(asked.requeue_at)} at the latest"))
+    then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
+    return Asking(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest"))
 
 
 def _whole(at: Instant) -> Instant:
@@ -203,6 +222,8 @@ def remarks(
         job = jobs.get(start.job_id) if start is not None else None
         if job is None or job.order is None or job.phase is not Phase.WAITING or not job.note_is_ours:
             continue
+        if job.array_tasks.endswith("..."):
+            continue  # a note could be written only to all of its array, and over what the started ones were asked
         text = remark_of(reason)
         known, at = written.get(job.job_id, (None, None))
         young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
