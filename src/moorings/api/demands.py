@@ -105,10 +105,12 @@ def room_order(request: DefragmentRequest) -> MakeRoom:
     """The room that ``POST /v1/defragment`` orders.
 
     Raises:
-        MooringsError: ``body.invalid``: it names both a size and a claim, or none of them.
+        MooringsError: ``claim.size_not_allowed``: it names both a size and a claim, or none of them.
     """
     if (request.size is None) == (request.claim is None):
-        raise MooringsError("body.invalid", "either size or claim is needed", hint="room is made for one of them")
+        raise MooringsError(
+            "claim.size_not_allowed", "either size or claim is needed", hint="room is made for one of them"
+        )
     return MakeRoom(
         size=request.size or 0,
         pool=_pool(request.pool),

@@ -219,7 +219,7 @@ async def test_room_is_told_to_all_and_made_for_admins(api: httpx2.AsyncClient, 
 @pytest.mark.parametrize("body", [{}, {"size": 8, "claim": "big"}])
 async def test_room_is_made_for_a_size_or_a_claim(api: httpx2.AsyncClient, body: dict[str, object]) -> None:
     answer = await api.post("/v1/defragment", json={**body, "dryRun": True})
-    assert (answer.status_code, answer.json()["code"]) == (422, "body.invalid")
+    assert (answer.status_code, answer.json()["code"]) == (422, "claim.size_not_allowed")
 
 
 # -- claims
