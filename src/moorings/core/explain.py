@@ -13,7 +13,7 @@ from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
 from moorings.core.limits import Limits
 from moorings.core.placement import NEVER
-from moorings.core.plans import Tenant, tenant_of
+from moorings.core.plans import Tenant, tenants_among
 from moorings.core.projects import Project
 from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
@@ -51,11 +51,6 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
 def limit_against(fleet: Fleet, claim: Claim) -> Reason | None:
     """The limit of a project that keeps a claim from what is free; None: there is none."""
     return _barred(fleet, claim) or _beside(fleet, claim)
-
-
-def is_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
-    """Whether a claim may have what is free in a pool, as far as others are guaranteed it."""
-    return not _is_guaranteed_to_others(fleet, claim, state)
 
 
 def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
@@ -137,15 +132,10 @@ def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Tenan
 
 def tenants_of(fleet: Fleet) -> list[Tenant]:
     """Who holds what in a fleet."""
-    found = ((fleet.claims.get(partition.claim), partition) for partition in fleet.partitions.values())
-    return [
-        tenant_of(claim, partition.pool, partition.block)
-        for claim, partition in found
-        if claim is not None and claim.partition == partition.id
-    ]
+    return tenants_among(fleet.partitions.values(), fleet.claims.get)
 
 
-def _is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
+def is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
     """Whether what is free may not be lent to a claim that cannot be asked to yield."""
     block = state.free.find(claim.spec.size)
     if claim.spec.preemptible or block is None:
@@ -196,7 +186,7 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
         until = ahead.until if 0 < ahead.until < NEVER else None
         kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
         return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
-    if spec.size and _is_guaranteed_to_others(fleet, claim, state):
+    if spec.size and is_guaranteed_to_others(fleet, claim, state):
         lent = (
             f"{wants}: what is free is guaranteed to other projects, and only lent to claims that can be asked to yield"
         )

@@ -8,7 +8,7 @@ from typing import Final
 
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
-from moorings.core.explain import is_lent, limit_against, tenants_of
+from moorings.core.explain import is_guaranteed_to_others, limit_against, tenants_of
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant
 from moorings.core.placement import trial
@@ -57,7 +57,7 @@ def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState]) -> Iterator[Opti
 def _may_have(fleet: Fleet, claim: Claim, state: PoolState, size: int) -> bool:
     """Whether neither limits nor guarantees of others keep it from so many devices."""
     smaller = replace(claim, spec=replace(claim.spec, size=size))
-    return limit_against(fleet, smaller) is None and is_lent(fleet, smaller, state)
+    return limit_against(fleet, smaller) is None and not is_guaranteed_to_others(fleet, smaller, state)
 
 
 def _moved(fleet: Fleet, policy: Policy, now: Instant, claim: Claim, able: list[PoolState]) -> Iterator[Option]:

@@ -12,6 +12,7 @@ from moorings.core.devices import PoolName
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
 from moorings.core.lines import LineKey, Waiting
+from moorings.core.partitions import Partition
 from moorings.core.projects import Projects
 from moorings.core.topology import Block
 
@@ -139,6 +140,16 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         since=claim.ready_at,
         saved=claim.checkpoint_at,
     )
+
+
+def tenants_among(partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]) -> list[Tenant]:
+    """Who holds what, by the partitions there are and the claims that have them."""
+    found = ((claim_of(partition.claim), partition) for partition in partitions)
+    return [
+        tenant_of(claim, partition.pool, partition.block)
+        for claim, partition in found
+        if claim is not None and claim.partition == partition.id
+    ]
 
 
 def _no_tenants() -> Sequence[Tenant]:

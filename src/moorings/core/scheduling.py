@@ -21,7 +21,7 @@ from moorings.core.instants import SECOND, Instant, after
 from moorings.core.lines import BY_HAND, LineKey, View, line_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
-from moorings.core.plans import Grant, Moves, Reclaim, Scene, Tenant, tenant_of
+from moorings.core.plans import Grant, Moves, Reclaim, Scene, Tenant, tenants_among
 from moorings.core.policy import Defragment
 from moorings.core.projects import decayed
 from moorings.core.queue import plan
@@ -181,12 +181,7 @@ class Scheduling(Demands):
         self._ends[pool].put(alone, OUT_OF_SERVICE if index in state.out else until)
 
     def _tenants(self) -> list[Tenant]:
-        found = ((self.claim(partition.claim), partition) for partition in self._partitions())
-        return [
-            tenant_of(claim, partition.pool, partition.block)
-            for claim, partition in found
-            if claim is not None and claim.partition == partition.id
-        ]
+        return tenants_among(self._partitions(), self.claim)
 
     def _kept(self) -> list[Claim]:
         """The claims that were asked to move, and have not gone on yet."""
