@@ -1,13 +1,11 @@
 """What the vipu driver makes of a vendor that fails, lies, hangs, forgets, and has other customers."""
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +19,7 @@ from moorings.drivers.vipu.misses import REJECTED_FROM
 from moorings.drivers.vipu.sight import MISPLACED
 from moorings.testing.driver_suite import MARK, becomes, goes, names, opened, order_for, refused
 from moorings.testing.vipu_stand_in import calls_of, vanish
+from tests.procfs import every_process
 from tests.unit.drivers.vipu_rig import AS_ORDERED, ORDERS, VipuRig
 
 SPOILT = ["garbage", "binary", "half", "empty", "flood", "fail_before"]
@@ -52,11 +51,10 @@ def processes_of(rig: VipuRig) -> list[int]:
     """The command's processes, and what they started, that still run."""
     groups = {call["pid"] for call in calls_of(rig.machine)}
     living = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            state, _, group = path.read_text().rpartition(") ")[2].split()[:3]
-            if int(group) in groups and state != "Z":
-                living.append(int(path.parent.name))
+    for pid, stat in every_process("stat"):
+        state, _, group = stat.rpartition(b") ")[2].split()[:3]
+        if int(group) in groups and state != b"Z":
+            living.append(pid)
     return living
 
 

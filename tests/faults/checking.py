@@ -27,6 +27,7 @@ from moorings.core.topology import Block
 from moorings.drivers.simulated.partition import SimulatedPartition, parse_partition
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from tests.faults.victims import Victim, supervisors_below
+from tests.procfs import every_process
 
 _LAST_WORDS = {"claim.failed": "FAILED", "claim.cancelled": "CANCELLED", "claim.released": "RELEASED"}
 _ON_THEIR_WAY = {"PROVISIONING", "RESETTING", "REMOVING"}
@@ -173,14 +174,10 @@ def _replayed(journal: Path) -> list[SimulatedPartition]:
 def processes_of_runs() -> dict[str, list[int]]:
     """Which processes of the machine belong to which run, by the variable every task has."""
     found: dict[str, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = path.read_bytes()
-        except OSError:
-            continue
+    for pid, variables in every_process("environ"):
         for variable in variables.split(b"\0"):
             if variable.startswith(b"MOORINGS_RUN_ID="):
-                found.setdefault(os.fsdecode(variable.partition(b"=")[2]), []).append(int(path.parent.name))
+                found.setdefault(os.fsdecode(variable.partition(b"=")[2]), []).append(pid)
     return found
 
 

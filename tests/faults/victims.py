@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.e2e.processes import ControllerProcess
 from tests.faults.forge import INSIDE
+from tests.procfs import every_process
 
 POOLS = """
 [[pool]]
@@ -261,11 +262,10 @@ def _stop_supervisors(runs: Path) -> None:
 def supervisors_below(runs: Path) -> list[int]:
     """Supervisors of runs whose folders are in that one."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"moorings.local.supervisor" in words and any(word.startswith(os.fsencode(runs)) for word in words):
-                found.append(int(path.parent.name))
+    for pid, line in every_process("cmdline"):
+        words = line.split(b"\0")
+        if b"moorings.local.supervisor" in words and any(word.startswith(os.fsencode(runs)) for word in words):
+            found.append(pid)
     return found
 
 

@@ -106,11 +106,11 @@ def _kill(pid: int, told: set[int]) -> None:
 def _descendants() -> set[int]:
     """The processes below us that have not ended."""
     parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, parent = path.read_text(errors="replace").rpartition(") ")[2].split()[:2]
-            if state not in ("Z", "X"):
-                parents[int(path.parent.name)] = int(parent)
+            state, parent = (process / "stat").read_bytes().rpartition(b") ")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                parents[int(process.name)] = int(parent)
     found = {os.getpid()}
     while True:
         more = {pid for pid, parent in parents.items() if parent in found} - found

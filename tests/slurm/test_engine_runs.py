@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.procfs import every_process
 from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
 
@@ -416,9 +417,7 @@ def test_neither_command_nor_variables_are_to_be_seen_by_others(site: IpuSite, s
     job = run["reference"]
     batch = site.cluster.check("scontrol", "write", "batch_script", job, "-")
     shown = site.cluster.check("scontrol", "show", "job", "-dd", job)
-    words = "".join(
-        path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if _is_ours(path, process.pid)
-    )
+    words = b"".join(line for pid, line in every_process("cmdline") if pid != process.pid).decode(errors="replace")
     fifo.write_text("\n")
     code, output, said = finish(process)
     assert (code, output) == (0, "tell-nobody\n"), said
@@ -430,8 +429,3 @@ def test_neither_command_nor_variables_are_to_be_seen_by_others(site: IpuSite, s
 
 def _holds(folder: Path, files: int) -> bool:
     return len(list(folder.iterdir())) >= files
-
-
-def _is_ours(path: Path, but: int) -> bool:
-    """Whether that is a process other than the one that was told the secret by us."""
-    return path.parent.name != str(but)

@@ -231,7 +231,7 @@ WORKFLOW = _text("workflow", "Only jobs of this workflow.")
 LABELS = Parameter(
     "label",
     "Only jobs with this label, `KEY=VALUE`; with all of them, if several are given.",
-    {"type": "string", "pattern": "^[^=]+=.*$"},
+    {"type": "string", "maxLength": VALUE_CHARS_MAX, "pattern": "^[ -<>-~]+=[ -~]*$"},
     _labels,
     repeated=True,
 )
