@@ -168,3 +168,62 @@ def test_the_operator_is_killed_before_and_after_everything_it_does_for_it(
     assert {"before yield lent 0", "after yield lent 0"} <= set(hit)
     for name, pod in before.items():
         assert f"before delete Pod {name} {pod['metadata']['uid']}" in hit
+
+
+def test_a_job_that_can_go_on_is_moved_by_an_order_and_nothing_is_charged(
+    site: Site, operator: None, watched: Watcher, home: str
+) -> None:
+    """Defragmentation: it runs again on the devices kept for it, in its old place, and the room is one block."""
+    with lawful(site):
+        for name in ("first", "second", "third"):
+            said = {**PREEMPTIBLE, "graphcore.ai/resumable": "true"}
+            site.submit(home, name, annotations=said, ipusPerJobInstance="4")
+            site.await_pods(home, name, f"{name}-worker-0", timeout=60)
+            site.run_pod(home, f"{name}-worker-0")
+            site.await_state(home, name, "Running")
+        site.delete(home, "first")
+        site.cluster.wait(lambda: site.is_gone(home, "first"), 60)
+        before = {name: claim_of(site, name) for name in ("second", "third")}
+        pods = {name: site.job_pods(home, name)[f"{name}-worker-0"] for name in before}
+        status, told = site.pod.ask("POST", "/v1/defragment", {"size": 8, "pool": "pool1"})
+        assert status == 200, told
+        (move,) = told["moves"]
+        (moved,) = (name for name, claim in before.items() if claim["id"] == move["claim"])
+        site.await_another(home, moved, f"{moved}-worker-0", pods[moved]["metadata"]["uid"])
+        site.run_pod(home, f"{moved}-worker-0")
+        assert site.await_state(home, moved, "Running").get("restartCount", 0) == 0
+        after = {name: claim_of(site, name) for name in before}
+        assert (after[moved]["devices"], after[moved]["attempt"]) == (move["to"], 1)
+        assert after[moved]["createdAt"] == before[moved]["createdAt"]
+        (other,) = set(before) - {moved}
+        assert after[other]["devices"] == before[other]["devices"]
+        site.submit(home, "large", ipusPerJobInstance="8")
+        site.await_pods(home, "large", "large-worker-0", timeout=60)
+
+
+@pytest.mark.parametrize("watching", [True, False], ids=["operator-sees-it", "both-away"])
+def test_the_controller_is_killed_while_a_job_makes_room(
+    site: Site, operator: None, watched: Watcher, home: str, lab: str, watching: bool
+) -> None:
+    before = lend(site, home, launcher=True)
+    if not watching:
+        site.stop_operator()
+    claim = {"size": 16, "project": f"lab-{lab}", "accelerator": "ipu", "name": f"own-{lab}"}
+    status, own = site.pod.ask("POST", "/v1/claims", claim)
+    assert status in (200, 201), own
+    site.cluster.wait(lambda: claim_of(site, "lent")["state"] == "RECLAIMING", 30)
+    site.pod.kill()
+    if not watching:
+        site.start_operator()
+    site.pod.start()
+    site.cluster.wait(lambda: site.pod.ask("GET", f"/v1/claims/{own['id']}")[1]["state"] == "READY", 60)
+    assert site.await_state(home, "lent", "Pending").get("restartCount", 0) == 0
+    assert site.job_pods(home, "lent") == {}
+    (held,) = site.pod.partitions()
+    assert held["owner"] == own["owner"]
+    site.pod.ask("DELETE", f"/v1/claims/{own['id']}")
+    for name, pod in before.items():
+        site.await_another(home, "lent", name, pod["metadata"]["uid"])
+        site.run_pod(home, name)
+    site.await_state(home, "lent", "Running")
+    assert claim_of(site, "lent")["attempt"] == 1
