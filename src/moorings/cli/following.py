@@ -166,7 +166,7 @@ class RunFollower:
     def _await_turn(self, run: RunBody) -> None:
         """Until it has left the queue of its engine's scheduler; says why it waits there."""
         while run.state == RunState.WAITING:
-            self._progress.wait(f"{run.id}: {run.reason.message if run.reason else f'submitted to {run.engine}'}")
+            self._progress.wait(f"{run.id}: {run.reason.sentence if run.reason else f'submitted to {run.engine}'}")
             run = self._client.run(run.id, wait_s=TURN_FRESH_S)
         self._progress.clear()
 
@@ -222,7 +222,7 @@ def has_come(claim: ClaimBody, until: str) -> bool:
 
 def waiting_text(claim: ClaimBody) -> str:
     """Why a claim waits, as a sentence: the controller's words and the place in the queue."""
-    message = claim.reason.message if claim.reason is not None else f"waits for {claim.size} devices"
+    message = claim.reason.sentence if claim.reason is not None else f"waits for {claim.size} devices"
     place = f" (position {claim.position})" if claim.position is not None else ""
     return message + place
 

@@ -96,8 +96,8 @@ def age(text: str | None, now: Instant) -> str:
 
 
 def reason_text(reason: ReasonBody | None, position: int | None = None) -> str:
-    """A reason for a table: its message, and the place in the queue."""
-    message = reason.message if reason is not None else ""
+    """A reason for a table: its message, until when at the latest, and the place in the queue."""
+    message = reason.sentence if reason is not None else ""
     place = f"position {position}" if position is not None else ""
     return f"{message} ({place})" if message and place else message or place
 

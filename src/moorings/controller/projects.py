@@ -13,7 +13,7 @@ from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.access import Caller, check_admin
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
 from moorings.core.errors import MooringsError
-from moorings.core.explain import tenants_of
+from moorings.core.explain import explain, tenants_of
 from moorings.core.fleet import Fleet
 from moorings.core.forecast import estimate, snapshot
 from moorings.core.inputs import DeleteProject, MakeRoom, SetProject
@@ -35,6 +35,7 @@ ESTIMATE_S_MAX: Final = 3.0
 ESTIMATES_WAITING_MAX: Final = 8
 WHAT_IF_S_MAX: Final = 10.0  # what is known by then is the answer
 WHAT_IFS_WAITING_MAX: Final = 2
+_RULES = ("project.limit", "project.guaranteed")
 _ASKED_ABOUT = ClaimId("estimate")  # never the id of a claim
 
 
@@ -124,7 +125,13 @@ class ProjectCases:
             starts_now = found.starts_at is not None and found.starts_at <= now
             return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
 
-        return await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
+        found = await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
+        if found.starts_at is not None:
+            return found
+        # A project's rules may keep it waiting for ever, whoever leaves: that comes first.
+        reasons = explain(self._loop.fleet, claim, self._clock.now()).reasons
+        ruled = next((reason for reason in reasons if reason.code in _RULES), None)
+        return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 
     async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:
         """What another policy would change for those who wait now.

@@ -62,7 +62,7 @@ from moorings.core.inputs import (
     YieldClaim,
 )
 from moorings.core.instants import Instant
-from moorings.core.options import options
+from moorings.core.options import Option, options
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.records import said
@@ -295,8 +295,11 @@ class Controller:
             wait = explain(self._loop.fleet, claim, self._clock.now())
             if when_for is None:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
-            ways = options(self._loop.fleet, self._loop.policy, self._clock.now(), claim)
             starts = await self.projects.when(when_for, claim)
+            now_is = self._loop.fleet.claims.get(claim.id)
+            ways: Sequence[Option] = ()
+            if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have got its devices meanwhile
+                ways = options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
             told = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew

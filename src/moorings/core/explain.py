@@ -249,12 +249,16 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
     endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
-    limit = (
-        "" if not endless else " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
-    )
-    asked = sum(fleet.claims[holder].asked_until is not None for holder in holders)
+    asked = [end for holder in holders if (end := fleet.claims[holder].asked_until) is not None]
+    limit = ""
     if asked:
-        limit += ", asked to yield" if asked == len(holders) else f", {asked} of them asked to yield"
+        limit = ", asked to yield" if len(asked) == len(holders) else f", {len(asked)} of them asked to yield"
+        if len(asked) == len(holders):
+            until = max(asked) if now < max(asked) else None
+    elif endless and mine.until < NEVER:  # who has no time limit leaves in time only if he is asked to
+        limit = ", to be asked to yield" if len(endless) == len(holders) else ", some of them to be asked to yield"
+    elif endless:
+        limit = " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
     what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
     return Reason("queue.reserved", what, tuple(holders), until)
 

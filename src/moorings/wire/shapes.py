@@ -237,6 +237,11 @@ class ReasonBody:
     until: str | None = None
     hint: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """The message, and until when at the latest, where that is known."""
+        return f"{self.message}; until {self.until[:19]}Z at the latest" if self.until else self.message
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBody:

@@ -129,6 +129,20 @@ async def test_where_somebody_holds_without_end_nobody_can_say(rig: Rig) -> None
     assert "no time limit" in found.why
 
 
+async def test_an_estimate_of_what_is_guaranteed_to_others_says_so(rig: Rig) -> None:
+    """A project's rules keep it waiting for ever; that somebody has no time limit is the lesser reason."""
+    await rig.done(rig.projects.set(ROOT, LAB, None))
+    await rig.asks(4)
+    found = await rig.projects.estimate(ANN, spec(8))
+    assert found.starts_at is None
+    assert "no time limit" in found.why
+    firm = await rig.projects.estimate(ANN, spec(4))
+    assert firm.starts_at is None
+    assert firm.why.startswith("waits for 4 devices in ")
+    assert "is guaranteed to other projects" in firm.why
+    assert (await rig.projects.estimate(ANN, spec(4, preemptible=True))).starts_now
+
+
 async def test_an_estimate_changes_nothing(rig: Rig) -> None:
     await rig.asks(4, limit_s=600.0)
     fleet, seq = rig.loop.fleet, rig.loop.seq

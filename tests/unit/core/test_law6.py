@@ -358,6 +358,28 @@ def test_nobody_is_asked_before_it_has_run_so_long() -> None:
     assert QUICK.min_run_s * SECOND <= site.now - ready <= (QUICK.min_run_s + 1) * SECOND
 
 
+def test_who_waits_for_borrowers_is_told_that_they_are_to_be_asked_and_when_they_are_gone() -> None:
+    site = Site(POD)
+    site.guarantee(POD, a=((8, 2),), c=())
+    borrowers = [site.create(8, project="c", preemptible=True) for _ in range(2)]
+    site.pass_s(1)
+    wanted = site.create(8, project="a")
+    site.step()
+    [before, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+    (borrower,) = (one for one in borrowers if one.id in before.blockers)
+    ready = site.claim(borrower.id).ready_at
+    assert before.message.endswith(f"still held by {borrower.name} ({borrower.subject}), to be asked to yield")
+    assert before.until == after(max(site.now, after(ready or site.now, QUICK.min_run_s)), QUICK.yield_s)
+    while site.claim(borrower.id).state is ClaimState.READY:
+        site.step()
+    by = site.claim(borrower.id).asked_until
+    for _ in range(2):  # the time stays, however often it is asked for
+        [then, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+        assert then.message.endswith(f"({borrower.subject}), asked to yield")
+        assert then.until == by
+        site.step()
+
+
 def set_back(site: Site) -> None:
     site.now = Instant(site.now - 3600 * SECOND)
     site.since = Instant(site.now + SECOND)  # the next turn's time

@@ -133,7 +133,7 @@ def create_claim(
         queue="never" if now else "wait",
     )
     claim = _made(session, request, timeout=timeout) if wait else _posted(session, request)
-    reason = f": {claim.reason.message}" if claim.reason is not None else ""
+    reason = f": {claim.reason.sentence}" if claim.reason is not None else ""
     showing(session, output, usual="table").show_done(
         CLAIMS, claim, f"claim/{claim.name} created, {claim.state}{reason}"
     )

@@ -144,7 +144,7 @@ def _until_ended(session: Session, progress: Progress, run: RunBody, limit: Limi
 def _state_text(run: RunBody, session: Session) -> str:
     if run.reason is not None and run.started_at is None:
         place = f" (position {run.position})" if run.position is not None else ""
-        return f"{run.id}: {run.reason.message}{place}"
+        return f"{run.id}: {run.reason.sentence}{place}"
     if run.started_at is not None and session.console.err_is_tty:
         from moorings.core.instants import seconds_between
         from moorings.wire.codec import parse_time

@@ -116,7 +116,7 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         granted_at=body.granted_at or "",
         since=times.get(phase) or body.ready_at or body.granted_at or body.created_at,
         code=body.reason.code if body.reason is not None else "",
-        message=body.reason.message if body.reason is not None else "",
+        message=body.reason.sentence if body.reason is not None else "",
         until=body.asked_until or "",
     )
 

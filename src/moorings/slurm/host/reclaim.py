@@ -198,8 +198,7 @@ def told(text: str) -> str:
 
 def remark_of(reason: ReasonBody) -> str:
     """Why a job waits, as its users read it in squeue."""
-    until = f"; until {reason.until} at the latest" if reason.until is not None else ""
-    return told(f"{reason.message}{until}")
+    return told(reason.sentence)
 
 
 def remarks(
