@@ -19,6 +19,10 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 
+WAITS = (
+    "waits for 16 devices in pod64: 28 of 64 free, largest block 8;"
+    " until 2026-01-31T13:30:00Z at the latest (position 2)"
+)
 NOW: Instant = parse_time("2026-01-31T12:00:00Z")
 FULL = ReasonBody(
     code="pool.full",

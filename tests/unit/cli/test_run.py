@@ -18,7 +18,7 @@ TIMES = {"started_at": "2026-01-31T12:00:00Z", "ended_at": "2026-01-31T12:00:01.
 GRANTED = samples.claim("digits", state="GRANTED", **{**samples.READY, "partition": "digits"})
 READY = samples.claim("digits", state="READY", **{**samples.READY, "partition": "digits"}, **samples.TIMES)
 STORY = (
-    f"{RUN}: waits for 16 devices in pod64: 28 of 64 free, largest block 8; until 2026-01-31T13:30:00Z at the latest (position 2)\n"
+    f"{RUN}: {samples.WAITS}\n"
     f"{RUN}: GRANTED pod64 devices 16-31\n"
     f"{RUN}: waits for partition digits to be ACTIVE\n"
     f"{RUN}: partition digits ACTIVE after 0.4 s\n"
