@@ -336,7 +336,9 @@ class _Judge:
         launchers = [pod for pod in fresh if pod.is_launcher]
         workers = [pod for pod in fresh if not pod.is_launcher]
         deciding = launchers if job.has_launcher else workers
-        failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting]
+        # Some were told to make room: that the others fail without them is no failure of the job.
+        asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
+        failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
         if failed:
             return _ended(failed[0])
         wanted = 1 if job.has_launcher else job.workers
@@ -345,7 +347,8 @@ class _Judge:
         if len(done) == wanted:
             return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         if job.has_launcher:
-            idle = [pod for pod in workers if pod.ended and not pod.deleting]  # they idle until they are deleted
+            # They idle until they are deleted.
+            idle = [pod for pod in workers if pod.ended and not pod.deleting and not asked]
             if idle:
                 return _ended(idle[0])
         return None

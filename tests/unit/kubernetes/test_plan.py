@@ -482,6 +482,17 @@ def test_how_pods_end_that_were_told_to_is_neither_done_nor_a_failure(phase: str
         assert (status.state != "Completed", found.records) == (True, {}), "also while the proxy is away"
 
 
+@pytest.mark.parametrize("first", [-1, 0], ids=["launcher", "worker"])
+def test_that_a_pod_fails_without_those_that_were_told_to_end_is_no_failure(first: int) -> None:
+    job = build_job(workers=2, ipus=2, restart=RestartType.NEVER) if first < 0 else build_job(INFERENCE, workers=2)
+    told, failed = pod(job, first, deleting=True), pod(job, 1, FAILED, exit_code=1)
+    others = [pod(job, 0)] if first < 0 else []
+    found, status = decide(job, [told, *others, failed], reclaimed(job))
+    assert (status.state, found.records) == ("Pending", {})
+    alone, _ = decide(job, [replace(told, deleting=False), *others, failed], reclaimed(job))
+    assert alone.records, "it failed by itself"
+
+
 def test_what_has_ended_before_it_was_told_to_counts_as_ever() -> None:
     job = build_job(INFERENCE)
     found, status = decide(job, [pod(job, 0, SUCCEEDED, exit_code=0)], reclaimed(job))
