@@ -194,7 +194,7 @@ class Operator:
         swept = 0
         for seen in self._view.named(namespace, name) if name else self._view.all():
             body = self._view.get(seen.namespace, seen.job, seen.uid).get(seen.instance)  # it takes time to ask
-            if body is None or body.state == shapes.RELEASING or self._is_known(body):
+            if body is None or shapes.is_given_back(body) or self._is_known(body):
                 continue
             if await self._lives(body) or not self._may():
                 continue

@@ -258,7 +258,7 @@ def _going(job: IPUJob, pods: Sequence[Pod], partitions: Partitions) -> Plan:
         left = [pod for pod in pods if not pod.deleting]
         message = f"deleted; waiting for {pods[0].name}" + (f" and {len(pods) - 1} more Pods" if len(pods) > 1 else "")
         return Plan(acts=tuple(DeletePod(pod.name, pod.uid) for pod in left), deleting=f"{message} to end")
-    held = [one.instance for one in partitions.known.values() if one.state != shapes.RELEASING]
+    held = [one.instance for one in partitions.known.values() if not shapes.is_given_back(one)]
     if held:
         return Plan(
             acts=tuple(Release(number) for number in sorted(held)), deleting="deleted; giving its partitions back"
@@ -272,7 +272,7 @@ def _shrink(pods: Sequence[Pod], partition: PartitionBody | None) -> list[Act]:
     """An instance that is not wanted any more."""
     if pods:
         return [DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting]
-    if partition is not None and partition.state != shapes.RELEASING:
+    if partition is not None and not shapes.is_given_back(partition):
         return [Release(partition.instance)]
     return []
 
@@ -406,7 +406,7 @@ class _Judge:
             # What decides and still runs does so for nobody: its fellow has failed, or its partition is gone.
             if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
                 acts.append(DeletePod(pod.name, pod.uid))
-        held = self._partition is not None and self._partition.state != shapes.RELEASING
+        held = self._partition is not None and not shapes.is_given_back(self._partition)
         releases = self._job.release_on_finish or clean is CleanPodPolicy.ALL
         if held and releases and not self._uses():
             acts.append(Release(self._number))
@@ -450,7 +450,7 @@ class _Judge:
         """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
         waits = f"without a partition for now, because its Pods are refused: {why}"
         acts: tuple[Act, ...] = tuple(DeletePod(pod.name, pod.uid) for pod in self._pods if not pod.deleting)
-        if not self._pods and self._partition is not None and self._partition.state != shapes.RELEASING:
+        if not self._pods and self._partition is not None and not shapes.is_given_back(self._partition):
             acts = (Release(self._number),)
         return Instance(record=record, acts=acts, waits=waits, code="refused")
 

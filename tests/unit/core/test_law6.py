@@ -68,11 +68,14 @@ class Site(World):
             self.step(*self.go_on())
 
     def judge(self, shares: dict[str, tuple[tuple[int, int], ...]]) -> None:
-        """Nobody waits for long for what it is guaranteed, whoever holds it (sizes asked are sizes promised)."""
+        """Nobody waits for long for what it is guaranteed, whoever holds it (sizes asked are sizes promised).
+
+        A small claim may use a large cell of its own project: that is then what the project has of it.
+        """
         held: Counter[tuple[str, int]] = Counter()
         waits: Counter[tuple[str, int]] = Counter()
         for claim in self.fleet.claims.values():
-            key = (claim.spec.project, claim.spec.size)
+            key = (claim.spec.project, claim.spec.size if claim.cell is None else len(claim.cell))
             (waits if claim.state is ClaimState.PENDING else held)[key] += 1
         for name, blocks in shares.items():
             for size, count in blocks:

@@ -63,6 +63,7 @@ class Known:
         controller: ``host:port`` of who has it.
         id: its id there.
         owner: whose it is.
+        preemptible: it may be asked back; ``resumable``: its job goes on from a checkpoint.
         phase: how far it is, in its ``attempt``.
         failed: whether it ended because it could not be served.
         partition: what the vendor calls its partition; ``partition_id`` what the controller does.
@@ -79,6 +80,8 @@ class Known:
     gcds: int = 1
     replicas_per_gcd: int = 1
     priority: int = 0
+    preemptible: bool = False
+    resumable: bool = False
     attempt: int = 0
     phase: Phase = Phase.WAITING
     failed: bool = False
@@ -108,6 +111,8 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         gcds=body.gcds,
         replicas_per_gcd=body.replicas_per_gcd,
         priority=body.priority,
+        preemptible=body.preemptible,
+        resumable=body.checkpoint.resumable,
         attempt=body.attempt,
         phase=phase,
         failed=body.state == "FAILED",
@@ -135,6 +140,8 @@ def begun(controller: str, event: EventBody) -> Known | None:
         gcds=_number(data.get("gcds"), 1),
         replicas_per_gcd=_number(data.get("replicas_per_gcd"), 1),
         priority=_number(data.get("priority"), 0),
+        preemptible=data.get("preemptible") is True,
+        resumable=_first(data.get("checkpoint")) is True,
         since=event.at,
     )
 
@@ -204,6 +211,10 @@ def _attempt(event: EventBody, known: int) -> int:
 def _text(event: EventBody, name: str) -> str:
     found = event.data.get(name)
     return found if isinstance(found, str) else ""
+
+
+def _first(found: object) -> object:
+    return found[0] if isinstance(found, list | tuple) and found else None
 
 
 def _number(found: object, default: int) -> int:

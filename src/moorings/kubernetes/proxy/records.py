@@ -73,4 +73,6 @@ def request_of(record: Record) -> PartitionRequest | None:
         gcds=known.gcds,
         replicas_per_gcd=known.replicas_per_gcd,
         priority=known.priority,
+        preemptible=known.preemptible,
+        resumable=known.resumable,
     )

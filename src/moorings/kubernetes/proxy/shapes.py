@@ -16,7 +16,8 @@ READY = "READY"  # it has a binding
 RECLAIMING = "RECLAIMING"  # READY, and asked back: its Pods have until ``until`` to save their state and end
 LOST = "LOST"  # it vanished under its job; what is left of it is held until it is released
 FAILED = "FAILED"  # it can never be: message says why
-RELEASING = "RELEASING"  # being removed; the operator need do nothing more
+RELEASING = "RELEASING"  # being removed
+GIVEN_BACK = "partition.releasing"  # a code: it was given back for good; else it may wait again, when it only made room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +93,8 @@ class ChangeBody:
 
     partition: PartitionBody
     gone: bool = False
+
+
+def is_given_back(partition: PartitionBody) -> bool:
+    """Whether the operator need do nothing more so that it ends."""
+    return partition.state == RELEASING and partition.code == GIVEN_BACK

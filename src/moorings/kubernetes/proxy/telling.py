@@ -14,6 +14,7 @@ from moorings.kubernetes.proxy.links import Link
 from moorings.kubernetes.proxy.records import Record
 from moorings.kubernetes.proxy.shapes import (
     FAILED,
+    GIVEN_BACK,
     LOST,
     PREPARING,
     READY,
@@ -78,7 +79,7 @@ def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
         away = sorted({at for at, _ in book.claims} | book.doubts)
         silent = [name for name in away if name in links and not links[name].answers]
         told = f"; {_silence(silent, links)}" if silent else ""
-        return RELEASING, "partition.releasing", f"the partition is being removed{told}"
+        return RELEASING, GIVEN_BACK, f"the partition is being removed{told}"
     if choice.failed is not None:
         return FAILED, *choice.failed
     if winner is None:
@@ -111,7 +112,7 @@ def _silence(silent: Sequence[str], links: Mapping[str, Link]) -> str:
 def _waits(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
     claims = record.book.claims.values()
     if claims and all(known.phase is Phase.RELEASING for known in claims):
-        return RELEASING, "partition.releasing", "the partition is being removed"
+        return RELEASING, "partition.removing", "the partition is being removed"
     for known in claims:
         if known.phase is Phase.WAITING and known.code:
             return WAITING, known.code, _WAITS.get(known.code, _WAITS_ANYHOW).format(known.size)

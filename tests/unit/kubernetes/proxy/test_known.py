@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorings.kubernetes.proxy.asking import Place
+from moorings.kubernetes.proxy.choice import Book
 from moorings.kubernetes.proxy.known import Known, Phase, after, begun, known_of, newer
-from moorings.wire.shapes import ClaimBody, EventBody, ReasonBody
+from moorings.kubernetes.proxy.records import Record, request_of
+from moorings.wire.shapes import CheckpointShape, ClaimBody, EventBody, ReasonBody
 
 AT = "2026-01-01T00:00:0{}.000000Z"
 
@@ -51,6 +55,25 @@ def test_a_life_by_events_alone() -> None:
         (Phase.ENDED, 1, "job-x-0-1", "claim-abc-1"),
     ]
     assert found.granted_at == AT.format(3)
+
+
+@pytest.mark.parametrize(("preemptible", "resumable"), [(True, False), (True, True), (False, False)])
+def test_that_it_may_be_asked_back_is_known_to_a_proxy_that_begins_anew(preemptible: bool, resumable: bool) -> None:
+    """What it asks another controller for is what its job said."""
+    place = Place("n", "j", "u", 0)
+    owner = place.owner("lab")
+    contract = [resumable, None, 0.0, 0.0]
+    told = event("claim.created", 0, owner=owner, size=4, preemptible=preemptible, checkpoint=contract)
+    listed = replace(
+        body("PENDING"), owner=owner, preemptible=preemptible, checkpoint=CheckpointShape(resumable=resumable)
+    )
+    for found in (begun("pod1:8090", told), known_of("pod1:8090", listed)):
+        assert found is not None
+        book = Book()
+        book.note(found, 1.0)
+        request = request_of(Record(place, owner, book))
+        assert request is not None
+        assert (request.preemptible, request.resumable) == (preemptible, resumable)
 
 
 def body(state: str, attempt: int = 0, reason: str = "") -> ClaimBody:

@@ -8,11 +8,11 @@ import pytest
 
 from moorings.kubernetes.proxy import metrics, tracker
 from moorings.kubernetes.proxy.asking import Place
-from moorings.kubernetes.proxy.choice import Book
+from moorings.kubernetes.proxy.choice import Book, Wish
 from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.known import Known, Phase
 from moorings.kubernetes.proxy.records import Record
-from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionsBody
+from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionsBody, is_given_back
 from moorings.kubernetes.proxy.telling import body_of
 
 PLACE = Place("a", "j", "u", 0)
@@ -37,6 +37,15 @@ def test_who_waits_is_told_why_without_counts_and_others_names(code: str) -> Non
 
 def test_what_is_lacking_is_told() -> None:
     assert told("pool.full", "x")[2] == "no block of 4 IPUs is free"
+
+
+def test_what_only_makes_room_is_not_given_back() -> None:
+    book = Book()
+    book.note(replace(WAITS, phase=Phase.RELEASING), 1.0)
+    record = Record(PLACE, PLACE.owner("lab"), book)
+    assert (body_of(record, {}, "").state, is_given_back(body_of(record, {}, ""))) == ("RELEASING", False)
+    book.wish = Wish.OVER
+    assert (body_of(record, {}, "").state, is_given_back(body_of(record, {}, ""))) == ("RELEASING", True)
 
 
 def test_a_ready_partition_says_which_claim_it_is() -> None:
