@@ -8,6 +8,7 @@ TURN = "tests/unit/core/test_turn.py::"
 RECONCILE = "tests/unit/core/test_reconcile.py::"
 LOOP = "tests/unit/controller/test_loop.py::"
 HARDWARE = "tests/unit/controller/test_hardware.py::"
+SERVICE = "tests/unit/controller/test_service.py::"
 RUNNING = "tests/unit/controller/test_running.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 ENGINE = "tests/unit/local/test_engine.py::"
@@ -227,18 +228,28 @@ JOBS = (
     Guard(
         law="3",
         what="a claim that a run holds is not released by hand",
-        file="controller/service.py",
-        old='        if run is not None:\n            raise MooringsError(\n                "claim.held_by_run", f"cl',
-        new='        if False:\n            raise MooringsError(\n                "claim.held_by_run", f"cl',
+        file="controller/turns.py",
+        old="isinstance(given, ReleaseClaim | WithdrawClaim | YieldClaim)",
+        new="isinstance(given, YieldClaim)",
         tests=(f"{CONTROLLER}test_a_claim_that_a_run_holds_is_not_released_by_hand",),
     ),
     Guard(
         law="3",
         what="a partition that a run uses is not reset by hand",
-        file="controller/service.py",
-        old="        run = self._loop.runs.by_claim.get(partition.claim)\n        if run is not None:\n",
-        new="        run = self._loop.runs.by_claim.get(partition.claim)\n        if False:\n",
+        file="controller/turns.py",
+        old="claim = partition.claim if partition is not None else None",
+        new="claim = None",
         tests=(f"{CONTROLLER}test_a_partition_under_a_run_is_not_reset",),
+    ),
+    Guard(
+        law="4",
+        what="a claim is not released, given back or reset in the turn that puts a run on it",
+        file="workloads/turn.py",
+        old="        ident = self._claims.get(claim) or self._known.by_claim.get(claim)\n        run = self.run(ident)"
+        " if ident is not None else None\n        return run.id if",
+        new="        ident = self._known.by_claim.get(claim)\n        run = self.run(ident)"
+        " if ident is not None else None\n        return run.id if",
+        tests=(f"{SERVICE}test_what_a_run_was_put_on_in_the_same_turn_is_not_taken_from_it",),
     ),
     Guard(
         law="3",

@@ -107,6 +107,7 @@ class SlurmCluster:
             env={"PATH": os.environ["PATH"]},
         )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._launched: dict[str, float] = {}  # nodes, and when, in epoch seconds
         self._spawned: list[subprocess.Popen[str]] = []
         # The kernel ends a child when the *thread* that started it ends, so this one stays.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="slurm")
@@ -235,13 +236,25 @@ class SlurmCluster:
         self.wait_nodes(f"n{number}")
 
     def wait_nodes(self, names: str = "") -> None:
-        """Wait until nodes (a host list; without one, all) take jobs."""
+        """Wait until nodes (a host list; without one, all) take jobs.
 
-        def ready() -> bool:
-            here = self.run("sinfo", "-h", "-N", "-o", "%N %T", *(["-n", names] if names else [])).stdout.split("\n")
-            return all(line.split()[1] in ("idle", "mixed", "allocated") for line in here if line) and len(here) > 1
+        slurmctld may not have noticed that a node was away: it counts once its new slurmd has registered.
+        """
 
-        until(ready, START_S, what=lambda: f"{self.run('sinfo', '-N', '-l').stdout}\n{self.log('slurmctld')}")
+        def away() -> list[str]:
+            here = self.run("sinfo", "-h", "-N", "-o", "%N %T", *(["-n", names] if names else [])).stdout.splitlines()
+            states = dict(line.split() for line in here if line)
+            shown = self.run("scontrol", "-o", "show", "node", *([names] if names else [])).stdout.splitlines()
+            started = {node["NodeName"]: node.get("SlurmdStartTime", "") for node in map(parse_record, shown) if node}
+            late = [name for name in states if started.get(name, "") < _stamp(self._launched.get(name, 0.0))]
+            busy = [name for name, state in states.items() if state not in ("idle", "mixed", "allocated")]
+            return [*late, *busy] if states else ["all"]
+
+        def told() -> str:
+            logs = "\n".join(f"{name}: {self.log(name)}" for name in ("slurmctld", *sorted({*away()} - {"all"})))
+            return f"{self.run('sinfo', '-N', '-l').stdout}\n{logs}"
+
+        until(lambda: not away(), START_S, what=told)
 
     def configure(self, extra_conf: str) -> None:
         """Write slurm.conf anew with these lines; ``reconfigure`` or a restart makes the daemons read it."""
@@ -429,6 +442,7 @@ class SlurmCluster:
             slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         init = ["sh", "-c", '"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
+        self._launched[name] = time.time()
         self._launch(name, [*namespace, *self._enter, *init, *slurmd])
 
     def _launch(self, name: str, words: list[str], env: Mapping[str, str] | None = None) -> None:
@@ -499,6 +513,11 @@ def until(true: Callable[[], T | None], timeout: float = 30, *, what: Callable[[
             return value
         assert time.monotonic() < deadline, f"not within {timeout} s: {what()}"
         time.sleep(0.02)
+
+
+def _stamp(at: float) -> str:
+    """A time in epoch seconds as Slurm writes it, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
 def _take_ports(n: int) -> tuple[socket.socket, range]:

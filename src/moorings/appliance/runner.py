@@ -250,13 +250,13 @@ class JobRunner:
         if self._wanted is None:
             self._progress.say(f"{self._workflow}  {stop.name}: ended; nothing was running")
             return
-        self._progress.say(
-            f"{self._workflow}  {stop.name}: cancelling; once more leaves at once: the job is ended all the same, at "
-            f"the latest when its lease of {self._start.lease_s:g} s is over"
-        )
-        self._client.patience = patience_of(self._progress, CANCEL_S)
         self.why = f"{stop.name} to run.py"
         try:
+            self._progress.say(
+                f"{self._workflow}  {stop.name}: cancelling; once more leaves at once: the job is ended all the same, "
+                f"at the latest when its lease of {self._start.lease_s:g} s is over"
+            )
+            self._client.patience = patience_of(self._progress, CANCEL_S)
             job = self._made()
             self._client.cancel_run(job.job.id)
             with contextlib.suppress(Over):

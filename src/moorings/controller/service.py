@@ -197,11 +197,6 @@ class Controller:
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "release a claim")
-        run = self._loop.runs.by_claim.get(claim.id)
-        if run is not None:
-            raise MooringsError(
-                "claim.held_by_run", f"claim {claim.id} belongs to run {run}", hint=f"moor cancel {run}"
-            )
         if not claim.ended:
             why = f"released by {caller.subject}"
             given = WithdrawClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
@@ -232,10 +227,6 @@ class Controller:
         """
         claim = await self._find_claim(ident)
         check_may_act(caller, claim.owner, claim.subject, "yield a claim")
-        run = self._loop.runs.by_claim.get(claim.id)
-        if run is not None:
-            hint = "it is stopped, and yields by itself"
-            raise MooringsError("claim.held_by_run", f"claim {claim.id} belongs to run {run}", hint=hint)
         if len(why) > YIELD_REASON_CHARS_MAX:
             hint = f"use at most {YIELD_REASON_CHARS_MAX} characters"
             raise MooringsError("body.invalid", "the reason is too long", hint=hint)
@@ -407,11 +398,6 @@ class Controller:
             check_may_act(caller, claim.owner, claim.subject, "reset a partition")
         else:
             check_admin(caller, "reset a partition that nobody holds")
-        run = self._loop.runs.by_claim.get(partition.claim)
-        if run is not None:
-            raise MooringsError(
-                "claim.held_by_run", f"run {run} uses partition {partition.name}", hint=f"moor cancel {run}"
-            )
         changed = await self._loop.post(ResetPartition(partition.id))
         assert isinstance(changed, Partition)
         return partition_view(self._loop.fleet, changed)

@@ -14,7 +14,7 @@ from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.inputs import CreateClaim
+from moorings.core.inputs import CreateClaim, Input, ReleaseClaim, ResetPartition, WithdrawClaim, YieldClaim
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
@@ -80,7 +80,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
 
 def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
     if not isinstance(given, CreateRun | CancelRun | LabelRun | StartRefused | RunSighting):
-        return turn.take(given)
+        return _refusal(turn, run_turn, given) or turn.take(given)
     try:
         demands = run_turn.take(given)
     except MooringsError as error:
@@ -91,6 +91,22 @@ def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
             run_turn.forget(given.id)
             return reply
     return run_turn.run(given.id if isinstance(given, CreateRun) else given.run)
+
+
+def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | None:
+    """Why nobody may take that claim or partition away now: a run is on it, perhaps since this turn (law 4)."""
+    if isinstance(given, ResetPartition):
+        partition = turn.partition(given.partition)
+        claim = partition.claim if partition is not None else None
+    elif isinstance(given, ReleaseClaim | WithdrawClaim | YieldClaim):
+        claim = given.claim
+    else:
+        return None
+    run = run_turn.holder(claim) if claim is not None else None
+    if run is None:
+        return None
+    hint = "it is stopped, and yields by itself" if isinstance(given, YieldClaim) else f"moor cancel {run}"
+    return MooringsError("claim.held_by_run", f"run {run} has claim {claim}", hint=hint)
 
 
 def _claim_made(given: AnyInput) -> ClaimId | None:

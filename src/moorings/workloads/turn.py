@@ -167,11 +167,15 @@ class RunTurn:
                 demands += self._follow(run, claim)
         return demands
 
-    def holds(self, claim: ClaimId) -> bool:
-        """Whether a run that has not ended is on that claim."""
+    def holder(self, claim: ClaimId) -> RunId | None:
+        """The run on that claim, unless it has ended."""
         ident = self._claims.get(claim) or self._known.by_claim.get(claim)
         run = self.run(ident) if ident is not None else None
-        return run is not None and not run.ended
+        return run.id if run is not None and not run.ended else None
+
+    def holds(self, claim: ClaimId) -> bool:
+        """Whether a run that has not ended is on that claim."""
+        return self.holder(claim) is not None
 
     def uses(self, claim: ClaimId) -> bool:
         """Whether processes of a run may be on that claim's partition."""

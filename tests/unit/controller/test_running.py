@@ -97,13 +97,15 @@ class Rig(Stepper):
         assert RUN in self.loop.runs.by_id, "it has ended"
         return self.loop.runs.by_id[RUN]
 
-    async def create(self) -> None:
-        """Put a run in, to an engine that answers only when it is told to."""
+    async def create(self, within: ClaimId | None = None) -> None:
+        """Put a run in, to an engine that answers only when it is told to; it makes its claim, or has that one."""
         self.engine.hold()
         await self.engine.fence(self.loop.epoch)
         self.running._fenced["local"].set()
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
-        self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
+        claim = within or a_run(1).claim
+        inside = within is not None
+        self.loop.tell(CreateRun(id=RUN, claim=claim, job=job, engine="local", subject="ann", within=inside))
 
     async def lend_and_take_back(self) -> None:
         """A run on borrowed devices, asked to make room while it is submitted."""
@@ -228,11 +230,10 @@ async def test_a_look_that_is_older_than_a_start_ends_nothing(rig: Rig) -> None:
 
 async def test_no_run_starts_on_a_partition_that_is_to_be_reset(rig: Rig) -> None:
     """Law 4: the driver has not heard of the reset, and would give a binding of what is about to be wiped."""
-    await rig.create()
-    await rig.loop.turn()
+    claim = await rig.claim()
     (partition,) = rig.loop.fleet.partitions
-    await rig.until(lambda: bool(rig.loop._mail))  # the driver's word that it is ACTIVE
     rig.loop.tell(ResetPartition(partition))
+    await rig.create(within=claim)
     await rig.loop.turn()
     assert rig.loop.fleet.partitions[partition].state is PartitionState.RESETTING
     assert rig.run.state is RunState.STARTING

@@ -14,14 +14,19 @@ import pytest
 from moorings.app.clock import RandomIds
 from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
+from moorings.controller.record import AnyInput
 from moorings.controller.service import Controller
 from moorings.core.access import Caller, Role
 from moorings.core.claims import ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import FleetChanges
+from moorings.core.inputs import ReleaseClaim, ResetPartition, WithdrawClaim, YieldClaim
 from moorings.core.instants import after
+from moorings.core.partitions import PartitionState
 from moorings.ports.store import Seq
-from moorings.workloads.runs import RunId
+from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import Run, RunId
+from moorings.workloads.turn import CreateRun
 from tests.unit.controller.stepping import POOL, Stepper
 
 T = TypeVar("T")
@@ -113,11 +118,38 @@ async def test_only_who_may_act_for_its_owner_yields_or_tells_of_checkpoints(rig
     assert (await rig.done(rig.controller.checkpoint(ROOT, ident))).claim.checkpoint_at is not None
 
 
+def on(ident: ClaimId) -> CreateRun:
+    job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
+    return CreateRun(id=RunId("run-1"), claim=ident, job=job, engine="local", subject="ann", within=True)
+
+
 async def test_a_claim_of_a_run_yields_when_the_run_has_stopped(rig: Rig) -> None:
     ident = await rig.claim()
+    await rig.done(rig.loop.post(on(ident)))
     rig.ask(ident)
-    rig.loop.runs.by_claim[ident] = RunId("run-1")
     assert await rig.refused(rig.controller.yield_claim(ROOT, ident, "")) == "claim.held_by_run"
+
+
+@pytest.mark.parametrize("way", ["release", "withdraw", "yield", "reset"])
+async def test_what_a_run_was_put_on_in_the_same_turn_is_not_taken_from_it(rig: Rig, way: str) -> None:
+    """Law 4: the service knows nothing of that run yet; only the turn can say no."""
+    ident = await rig.claim()
+    if way == "yield":
+        rig.ask(ident)
+    partition = rig.loop.fleet.claims[ident].partition
+    assert partition is not None
+    ways: dict[str, AnyInput] = {
+        "release": ReleaseClaim(ident, "done"),
+        "withdraw": WithdrawClaim(ident, "done"),
+        "yield": YieldClaim(ident, "saved"),
+        "reset": ResetPartition(partition),
+    }
+    made = asyncio.ensure_future(rig.loop.post(on(ident)))
+    await asyncio.sleep(0)
+    assert await rig.refused(rig.loop.post(ways[way])) == "claim.held_by_run"
+    run = await made
+    assert isinstance(run, Run)
+    assert rig.loop.fleet.partitions[partition].state is PartitionState.ACTIVE
 
 
 async def test_a_reason_to_yield_is_short(rig: Rig) -> None:

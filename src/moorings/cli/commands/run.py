@@ -183,9 +183,9 @@ def _run_and_follow(session: Session, request: RunRequest, key: str) -> int:
 
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and end as the signal says; a second signal leaves it to end alone."""
-    progress.say(f"{run.id}: {stop.name}: cancelling; once more leaves it to end alone")
-    client.patience = patience_of(progress, CANCEL_PATIENCE_S)
     try:
+        progress.say(f"{run.id}: {stop.name}: cancelling; once more leaves it to end alone")
+        client.patience = patience_of(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))
         progress.say(run_end_text(ended))
     except Interrupted:
