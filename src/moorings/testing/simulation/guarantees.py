@@ -290,8 +290,11 @@ class Guarantees:
                 self._story.breaks(
                     6, f"{sorted(estate.astray - seen.astray)} are in cells of {pool.name} that are no more"
                 )
-        # A cell that is given back with a broken device inside is owed again, and that device is gone.
-        whole = not any(claim.cell is not None and not _out(state).isdisjoint(claim.cell) for claim, _ in tenants)
+        # A cell that is given back with a broken device inside, or a job whose partition is lost, is owed again, and
+        # those devices are gone.
+        lost = {index for claim, block in tenants if claim.state is ClaimState.LOST for index in block}
+        gone = _out(state) | lost
+        whole = not any(claim.cell is not None and not gone.isdisjoint(claim.cell) for claim, _ in tenants)
         self._seen[pool.name] = _Seen(marks, estate.sound and whole, estate.astray)
 
     def _serves(
