@@ -133,6 +133,30 @@ GUARDS = (
         (("core/reclaims.py", "when = max(now, after(tenant.since, policy.min_run_s))", "when = now"),),
     ),
     Guard(
+        "who is within a guarantee has borrowers yield",
+        (6,),
+        (("core/queue.py", "        wanted, state = best\n", "        return False\n        wanted, state = best\n"),),
+        first=4,  # the first rush
+    ),
+    Guard(
+        "a person's claim is taken when its time to yield is over",
+        (6,),
+        (
+            (
+                "core/scheduling.py",
+                "if claim.state is ClaimState.RECLAIMING\n            and claim.owner.startswith(BY_HAND)",
+                "if False",
+            ),
+        ),
+        first=4,
+    ),
+    Guard(
+        "who is within a guarantee has borrowers under its project's limit yield",
+        (6,),
+        (("core/queue.py", "(owed := self._limits.owed(claim)) is not None", "(owed := None) is not None"),),
+        first=32,  # a rush, too
+    ),
+    Guard(
         "a block is kept for the first that must wait",
         (7,),
         (

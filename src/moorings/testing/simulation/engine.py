@@ -16,13 +16,15 @@ from moorings.core.instants import Instant, seconds_between
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
-from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
+from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop, WallClock
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
 
 NAME = "local"
 RUNS_MEAN_S = 12.0
 STARTS_MEAN_S = 0.3
 GRACE_MAX_S = 4.0
+RUSH_RUNS_MEAN_S = 300.0
+RUSH_DEAF_OF = 0.4
 CHANGED_S = 1.0
 
 
@@ -35,7 +37,7 @@ class Process:
     started_at: Instant | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
-    asked: bool = False  # to yield
+    asked_until: Instant | None = None  # to yield: the soonest that it was told
     starts: int = 0  # before this one
 
     @property
@@ -49,18 +51,26 @@ class SimulatedCluster:
 
     Attributes:
         starts_mean_s: how long it takes until a run's processes run.
+        runs_mean_s: how long they run.
+        deaf_of: so many of those that are asked to yield go on until they are killed.
 
     Args:
         loop: whose time they live in.
         odds: how long they run and how they end.
         clock: what is written into their records.
+        wall: the one by which they are told until when they may yield: it is set.
         on_start: told of each run whose first process starts, before it does.
     """
 
     starts_mean_s = STARTS_MEAN_S
 
     def __init__(
-        self, loop: VirtualLoop, odds: Odds, clock: SteadyClock, on_start: Callable[[StartOrder], None]
+        self,
+        loop: VirtualLoop,
+        odds: Odds,
+        clock: SteadyClock,
+        wall: WallClock,
+        on_start: Callable[[StartOrder], None],
     ) -> None:
         self.processes: dict[RunId, Process] = {}
         self.live: dict[RunId, Process] = {}
@@ -70,7 +80,10 @@ class SimulatedCluster:
         self._loop = loop
         self._odds = odds
         self._clock = clock
+        self._wall = wall
         self._on_start = on_start
+        self.runs_mean_s = RUSH_RUNS_MEAN_S if odds.rush else RUNS_MEAN_S
+        self.deaf_of = RUSH_DEAF_OF if odds.rush else 0.0
 
     def fence(self, epoch: Epoch) -> None:
         """Start nothing for earlier leaders any more."""
@@ -111,10 +124,13 @@ class SimulatedCluster:
     def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
         """It leaves when it has saved its state, at the latest at ``by``."""
         process = self.live.get(run)
-        if process is not None and process.order.attempt == attempt and not process.asked:
-            process.asked = True
-            left_s = max(seconds_between(self._clock.now(), by), 0.0)
-            within_s = self._odds.chance.uniform(0, left_s)
+        if process is None or process.order.attempt != attempt:
+            return
+        if process.asked_until is None or by < process.asked_until:
+            process.asked_until = by
+            left_s = max(seconds_between(self._wall.now(), by), 0.0)
+            deaf = self.deaf_of and self._odds.chance.random() < self.deaf_of
+            within_s = left_s if deaf else self._odds.chance.uniform(0, left_s)
             self._loop.call_later(within_s, self._end_of, run, process.starts, Ending.YIELDED, 143, reason)
 
     async def changed(self) -> None:
@@ -146,7 +162,7 @@ class SimulatedCluster:
             self.end(run, Ending.NOT_STARTED, 127, "no such command")
             return
         process.phase, process.started_at = Phase.RUNNING, process.started_at or self._clock.now()
-        lasts_s = chance.expovariate(1 / RUNS_MEAN_S)
+        lasts_s = chance.expovariate(1 / self.runs_mean_s)
         limit_s = process.order.job.time_limit_s
         if limit_s is not None and lasts_s > limit_s:
             self._loop.call_later(limit_s, self._end_of, run, process.starts, Ending.TIMED_OUT, 143, "its time limit")

@@ -35,6 +35,7 @@ from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.life import Threads, adopting
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.people import ROOT, Crowd, LostError, UseCase, crowd_of
+from moorings.testing.simulation.rush import rush_of
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import drawn_sharing
 from moorings.testing.simulation.stage import Stage
@@ -174,12 +175,12 @@ class Episode:
         pools = tuple(sorted(odds.chance.sample(POOLS, odds.chance.choice((1, 2, 3))), key=POOLS.index))
         drivers = {pool.name: SimulatedDriver(pool, _settings(odds), folder / pool.name, steady) for pool in pools}
         ledger = Ledger(self.story)
-        sharing, wall = drawn_sharing(odds.chance), WallClock(loop)
+        sharing, wall = drawn_sharing(odds.chance, rush=odds.rush), WallClock(loop)
         guarantees = Guarantees(self.story, ledger, pools, sharing.policy, steady, wall)
         self.story.on_fault = guarantees.disturbed
         self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION, guarantees)
-        cluster = SimulatedCluster(loop, odds, steady, witness.starts)
-        scheduler = SimulatedScheduler(loop, odds, steady, witness.queues)
+        cluster = SimulatedCluster(loop, odds, steady, wall, witness.starts)
+        scheduler = SimulatedScheduler(loop, odds, steady, wall, witness.queues)
         guarantees.alive = witness.alive = lambda run: run in cluster.live or run in scheduler.live
         witness.rows = lambda: ledger.compare(self._store.load())
         self._enough = asyncio.Event()
@@ -331,10 +332,12 @@ class Episode:
     async def _course(self) -> None:
         self._begin()
         self._trouble.begin()
-        clients = [
-            asyncio.create_task(client.work())
-            for client in crowd_of(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
-        ]
+        people = (
+            rush_of(self._crowd)
+            if self._odds.rush
+            else crowd_of(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
+        )
+        clients = [asyncio.create_task(client.work()) for client in people]
         await self._enough.wait()
         for client in clients:
             client.cancel()

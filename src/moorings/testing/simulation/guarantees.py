@@ -10,7 +10,7 @@ pool, every change of projects and every holder that does not yield begins it an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moorings.controller.turns import Outcome
@@ -21,7 +21,7 @@ from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.lines import BY_HAND
 from moorings.core.policy import Policy
-from moorings.core.projects import parent_of, share_of
+from moorings.core.projects import DEFAULT, Project, guaranteed_to, parent_of, share_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, Topology
 from moorings.ports.store import Changes
 from moorings.testing.simulation.ledger import Ledger
@@ -180,6 +180,21 @@ class Guarantees:
             found += [name] if name in self._ledger.projects else []
         return found
 
+    def _home(self, claim: Claim) -> str:
+        """The project of a claim; a job that was announced names it as its own scheduler does."""
+        named = claim.spec.project
+        if claim.state is ClaimState.PENDING:
+            return named
+        alias = "/".join((*claim.owner.split("/")[:2], named))
+        called = (one.name for one in self._ledger.projects.values() if alias in one.aliases)
+        return next(called, named if named in self._ledger.projects else DEFAULT)
+
+    def _comes_after(self, other: Claim, claim: Claim) -> bool:
+        """Whether one is surely served later: by priority, or as another of the same project."""
+        if other.spec.priority != claim.spec.priority:
+            return other.spec.priority < claim.spec.priority
+        return self._home(other) == self._home(claim) and other.order > claim.order
+
     def _promised(self, pool: Pool, parent: str) -> list[int]:
         """The blocks of the projects right below one."""
         shares = [share_of(one, pool.name) for name, one in self._ledger.projects.items() if parent_of(name) == parent]
@@ -255,19 +270,33 @@ class Guarantees:
 
     def decided(self, fleet: Fleet, outcome: Outcome) -> None:
         """A turn of the leading controller was decided on what the ledger holds."""
+        self._takes_in_time(outcome)
         if not self._ledger.projects:
             self._since.clear()
             return
+        held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
+        known = sorted(
+            ((c, one) for c, one in held if c is not None and c.partition == one.id), key=lambda pair: pair[0].id
+        )
+        everywhere = [(claim, one.block) for claim, one in known]
         for name, pool in self._pools.items():
             state = fleet.pools[name]
-            held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
-            tenants = sorted(
-                ((c, one.block) for c, one in held if c is not None and one.pool == name and c.partition == one.id),
-                key=lambda pair: pair[0].id,
-            )
+            tenants = [(claim, one.block) for claim, one in known if one.pool == name]
             estate = self._estate(pool, state, tenants)
             self._keeps_its_word(pool, state, estate, tenants)
-            self._serves(fleet, pool, state, estate, tenants, outcome)
+            self._serves(fleet, pool, state, estate, tenants, everywhere, outcome)
+
+    def _takes_in_time(self, outcome: Outcome) -> None:
+        """No person keeps what it was asked for beyond its time to yield, but while a job has to be stopped first."""
+        now, held = self._wall.now(), {run.claim for run in self._ledger.runs.values()}
+        for claim in self._ledger.claims.values():
+            if claim.state is not ClaimState.RECLAIMING or not claim.owner.startswith(BY_HAND) or claim.id in held:
+                continue
+            after_turn, until = outcome.fleet.claims.get(claim.id, (claim, None))[0], claim.asked_until
+            if until is not None and until <= now:
+                self._story.reach("asked by hand, in vain")
+                if after_turn.state is ClaimState.RECLAIMING:
+                    self._story.breaks(6, f"claim {claim.id} was to yield until {until}; nobody takes it at {now}")
 
     def _keeps_its_word(
         self, pool: Pool, state: PoolState, estate: _Estate, tenants: Sequence[tuple[Claim, Block]]
@@ -304,25 +333,30 @@ class Guarantees:
         state: PoolState,
         estate: _Estate,
         tenants: Sequence[tuple[Claim, Block]],
+        everywhere: Sequence[tuple[Claim, Block]],
         outcome: Outcome,
     ) -> None:
-        """Who is within a guarantee has its devices in time."""
+        """Who is within a guarantee has its devices in time; who has a limit has to wait for all pools."""
         now = self._clock.now()
-        calm = estate.sound and not _out(state) and not state.problem and not self._held_up(tenants)
+        calm = estate.sound and not _out(state) and not state.problem and not self._held_up((pool.name,), tenants)
+        calm_everywhere = calm and not self._held_up(self._pools, everywhere)
         waiting = [claim for claim in self._ledger.claims.values() if claim.state is ClaimState.PENDING]
         waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
         bound_s = self._policy.bound_s + SLACK_S
         for claim in waiting if calm else ():
             key = (claim.id, pool.name)
             after_turn = outcome.fleet.claims.get(claim.id, (claim, None))[0]
-            if after_turn.state is not ClaimState.PENDING or not self._is_due(claim, pool, estate, waiting):
+            limited = bool(self._limits(claim))
+            is_due = after_turn.state is ClaimState.PENDING and self._is_due(claim, pool, estate, waiting, everywhere)
+            if not is_due or (limited and not calm_everywhere):
                 self._since.pop(key, None)
                 continue
             began = self._since.setdefault(key, now)
             self._story.reach("within its guarantee, waits")
-            waited_s = (now - max(began, self._calm_from[pool.name])) / SECOND
+            calm_from = max(self._calm_from.values()) if limited else self._calm_from[pool.name]
+            waited_s = (now - max(began, calm_from)) / SECOND
             if waited_s > 1.0:
-                self._story.reach("within its guarantee, waits in calm")
+                self._story.reach(f"within its guarantee, waits in calm{' under a limit' if limited else ''}")
             if waited_s > bound_s:
                 told = f"{waited_s:.1f} s, where {bound_s:g} s are the most; {+estate.unbound}, {sorted(estate.firm)}"
                 self._story.breaks(6, f"claim {claim.id} is within its guarantee in {pool.name} and waits for {told}")
@@ -330,7 +364,7 @@ class Guarantees:
         for key in [key for key in self._since if key[1] == pool.name and key[0] not in still]:
             del self._since[key]
 
-    def _held_up(self, tenants: Iterable[tuple[Claim, Block]]) -> bool:
+    def _held_up(self, pools: Collection[PoolName], tenants: Iterable[tuple[Claim, Block]]) -> bool:
         """Whether a holder keeps what it was asked for, a clock was set, or somebody is on the move."""
         now = self._wall.now()
         runs = {run.claim for run in self._ledger.runs.values()}
@@ -342,10 +376,26 @@ class Guarantees:
                     return True
             if claim.ready_at is not None and claim.ready_at > now:
                 return True
-        return any(claim.kept is not None for claim in self._ledger.claims.values())
+        return any(claim.kept is not None and claim.kept.pool in pools for claim in self._ledger.claims.values())
 
-    def _is_due(self, claim: Claim, pool: Pool, estate: _Estate, waiting: Sequence[Claim]) -> bool:
-        """Whether it is surely within a guarantee: enough unbound cells are left for it and all that may come first."""
+    def _limits(self, claim: Claim) -> list[Project]:
+        """The projects whose limits count for a claim, the nearest first."""
+        known = (self._ledger.projects.get(name) for name in self._lineage(claim.spec.project))
+        return [one for one in known if one is not None and (one.devices_max, one.user_devices_max) != (None, None)]
+
+    def _is_due(
+        self,
+        claim: Claim,
+        pool: Pool,
+        estate: _Estate,
+        waiting: Sequence[Claim],
+        everywhere: Sequence[tuple[Claim, Block]],
+    ) -> bool:
+        """Whether it is surely within a guarantee: enough unbound cells are left for it and all that may come first.
+
+        Nobody yields for a limit of users. Of a project that has a limit, and is part of none, the cells up to it are
+        in reach if all that it is guaranteed fits under the limit beside what nobody gives back.
+        """
         spec, lineage = claim.spec, self._lineage(claim.spec.project)
         if claim.owner.startswith("slurm/") and claim.state is not ClaimState.PENDING:
             return False
@@ -353,33 +403,47 @@ class Guarantees:
             return False
         if spec.queue is not QueueMode.WAIT or pool.topology.why_not(spec.size, spec.gcds) is not None:
             return False
-        projects = [self._ledger.projects[name] for name in lineage if name in self._ledger.projects]
-        if any(one.devices_max is not None or one.user_devices_max is not None for one in projects):
+        limits = self._limits(claim)
+        if any(one.user_devices_max is not None for one in limits):
             return False
-        rivals = [
-            other
-            for other in waiting
-            if other.id != claim.id
-            and set(self._lineage(other.spec.project)) & set(lineage)
-            and not _comes_after(other, claim)
-        ]
+        if not all(self._leaves_room(limit, everywhere) for limit in limits):
+            return False
+        if limits:
+            lineage = lineage[: lineage.index(limits[0].name) + 1]
+        rivals = [other for other in waiting if other.id != claim.id and not self._comes_after(other, claim)]
+        return any(self._has_cell(claim, pool, estate, lineage[:count], rivals) for count in range(1, len(lineage) + 1))
+
+    def _has_cell(
+        self, claim: Claim, pool: Pool, estate: _Estate, near: Sequence[str], rivals: Sequence[Claim]
+    ) -> bool:
+        """Whether the nearest of its projects have a cell for it beside all that may come first there."""
+        spec = claim.spec
+        first = [other for other in rivals if not set(near).isdisjoint(self._lineage(self._home(other)))]
         if isinstance(pool.topology, AnySubset):
-            wanted = spec.size + sum(other.spec.size for other in rivals)
-            return sum(estate.unbound[name, 1] for name in lineage) >= wanted
+            wanted = spec.size + sum(other.spec.size for other in first)
+            return sum(estate.unbound[name, 1] for name in near) >= wanted
         whole = isinstance(pool.topology, Catalogue)
         able = sum(
             count
             for (owner, size), count in estate.unbound.items()
-            if owner in lineage and (size == spec.size if whole else size >= spec.size)
+            if owner in near and (size == spec.size if whole else size >= spec.size)
         )
-        return able > len(rivals)
+        return able > len(first)
 
+    def _leaves_room(self, limit: Project, everywhere: Sequence[tuple[Claim, Block]]) -> bool:
+        """Whether all that is guaranteed under a limit fits there beside what nobody gives back.
 
-def _comes_after(other: Claim, claim: Claim) -> bool:
-    """Whether one is surely served later: by priority, or as another of the same project."""
-    if other.spec.priority != claim.spec.priority:
-        return other.spec.priority < claim.spec.priority
-    return other.spec.project == claim.spec.project and other.order > claim.order
+        Only where no project is above it: what is used of a guarantee further up counts as no part of it.
+        """
+        if parent_of(limit.name):
+            return False
+        beside = 0
+        for claim, block in everywhere:
+            if limit.name in self._lineage(claim.spec.project):
+                owed = claim.cell is not None and claim.id not in self._seen[claim.pool].astray  # type: ignore[index]
+                lent = claim.spec.preemptible and claim.state is not ClaimState.LOST
+                beside += 0 if owed or lent else len(block)
+        return limit.devices_max is None or guaranteed_to(limit) + beside <= limit.devices_max
 
 
 def _out(state: PoolState) -> set[int]:

@@ -54,6 +54,7 @@ PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
 LIMITS_S = (None, None, 5.0, 30.0, 600.0)
 PREEMPTIBLE_OF = 0.75  # of claims and runs, where there are projects
+DEAF_OF, LATE_OF = 0.1, 0.15  # of holders that are asked to yield by hand
 LATE_S_MAX = 6.0  # so much too late a holder yields, at most, if it does
 ALLOWED = frozenset(  # answers that may come to a demand that was well formed
     (
@@ -64,7 +65,7 @@ ALLOWED = frozenset(  # answers that may come to a demand that was well formed
         *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
         *("claim.ended", "claim.other_shape", "claim.not_asked", "project.unknown", "project.not_member"),
         *("project.limit", "project.exists", "project.changed", "project.has_children", "project.in_use"),
-        *("project.not_feasible", "project.invalid"),
+        *("project.not_feasible", "project.invalid", "claim.held", "room.is_free", "room.too_costly", "room.not_found"),
     )
 )
 
@@ -175,7 +176,13 @@ def _short(answer: object) -> str:
 
 
 class Client:
-    """One person, agent or admin at work."""
+    """One person, agent or admin at work.
+
+    Attributes:
+        deaf_of: so many of its claims it never yields by hand.
+    """
+
+    deaf_of = DEAF_OF
 
     def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
         self._who = f"{caller.subject}{number}"
@@ -418,7 +425,7 @@ class Client:
                 continue
             drawn = self._chance.random()
             late = after(claim.asked_until, self._chance.uniform(0, LATE_S_MAX))
-            temper = None if drawn < 0.1 else late if drawn < 0.25 else now
+            temper = None if drawn < self.deaf_of else late if drawn < self.deaf_of + LATE_OF else now
             when = self._crowd.tempers.setdefault((claim.id, claim.attempt), temper)
             if when is not None and when <= now:
                 await self._yield(claim.id)

@@ -31,9 +31,9 @@ class Sharing:
     projects: bool
 
 
-def drawn_sharing(chance: random.Random) -> Sharing:
-    """What one episode has: half of those without projects have the policy that nobody wrote."""
-    projects = chance.random() < PROJECTS_OF
+def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
+    """What one episode has: half of those without projects have the policy that nobody wrote; a rush has some."""
+    projects = chance.random() < PROJECTS_OF or rush
     policy = Policy(
         backfill=chance.random() < 0.8,
         making_s=chance.choice((0.0, 1.0, 5.0, 30.0)),

@@ -1,0 +1,224 @@
+"""A rush: all pools are full of what was borrowed, and those who were guaranteed devices come for them, all at once.
+
+Owners are away for a while, come back, ask for the whole of their guarantee, keep it for a while and leave it again.
+Borrowers fill what is free and give nothing back unless they are asked; a good part of them not even then. An admin has
+promised half of what there is and more, changes that seldom, and orders moves now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from moorings.core.access import Caller, Role
+from moorings.core.claims import ClaimSpec, QueueMode
+from moorings.core.errors import MooringsError
+from moorings.core.inputs import MakeRoom
+from moorings.core.projects import DEFAULT, Project, Share, guaranteed_to, share_of
+from moorings.core.topology import AnySubset, Catalogue, Pool
+from moorings.testing.simulation.people import ROOT, VIEWER, Choices, Client, Crowd, LostError
+from moorings.testing.simulation.stage import Stage
+
+OWNERS = ("lab/vision", "ops", "lab")  # whose guarantees somebody comes for
+BORROWERS = (DEFAULT, "guests", "lab/sweeps", "lab/sweeps")  # in whose names others fill the pools
+DEAF_OF = 0.4  # of borrowers' claims by hand
+CLAIMS_MAX = (3, 8, 8)  # of one borrower at a time, in one rush: not all pools are always full
+BY_HAND_OF = (0.1, 0.6, 0.6)  # of what they ask for, in one rush: only jobs can be moved
+AWAY_S = (5.0, 30.0)
+STAYS_S = (20.0, 45.0)  # beyond the time within which an owner must have its devices
+LIMITED_OF = 0.5  # of all rushes: the lab may not hold much more than it is guaranteed
+
+
+def rush_of(crowd: Crowd) -> list[Client]:
+    """An admin, owners, borrowers of their own names, and somebody who looks on."""
+    chance = crowd.stage.odds.chance
+    names = OWNERS[: chance.choice((2, 3))]
+    owners = [Owner(number, name, crowd) for number, name in enumerate(names)]
+    borrowers = [
+        Borrower(number, Caller(subject, Role.USER, f"user/{subject}", f"k-{subject}"), crowd)
+        for number, subject in enumerate(("eve", "flo", "gus", "hal")[: chance.choice((2, 3, 4))])
+    ]
+    most, by_hand_of = chance.choice(CLAIMS_MAX), chance.choice(BY_HAND_OF)
+    for borrower in borrowers:
+        borrower.claims_max, borrower.by_hand_of = most, by_hand_of
+    return [Ruler(0, ROOT, crowd), *owners, *borrowers, Client(0, VIEWER, crowd)]
+
+
+def promises(stage: Stage) -> list[Project]:
+    """Who is guaranteed what, each project after the one it is part of."""
+    chance = stage.odds.chance
+    parts = [_parts(pool) for pool in stage.pools]
+    lab = Project(
+        name="lab", shares=tuple(Share(pool.name, lab) for pool, (lab, _) in zip(stage.pools, parts, strict=True))
+    )
+    if chance.random() < LIMITED_OF:
+        lab = replace(lab, devices_max=guaranteed_to(lab) + chance.choice((0, 1, 2, 4)))
+    own = tuple(Share(pool.name, part) for pool, (_, part) in zip(stage.pools, parts, strict=True))
+    return [
+        lab,
+        Project(name="lab/vision", shares=own),
+        Project(name="lab/sweeps"),
+        Project(name="ops", shares=own),
+        Project(name="guests", weight=2.0),
+    ]
+
+
+Blocks = tuple[tuple[int, int], ...]
+
+
+def _parts(pool: Pool) -> tuple[Blocks, Blocks]:
+    """What the lab is guaranteed in a pool, about half of it; and each of the others, half of that."""
+    n = pool.topology.n_devices
+    if isinstance(pool.topology, AnySubset):
+        return ((1, n // 2),), ((1, n // 4),)
+    large, small = [size for size in pool.topology.sizes if size <= n // 2][-1:-3:-1]
+    if isinstance(pool.topology, Catalogue):
+        return ((small, 1), (large, 1)), ((small, 1),)
+    return ((large, 1),), ((small, 1),)
+
+
+class Ruler(Client):
+    """The admin."""
+
+    async def work(self) -> None:
+        """Promise, then meddle now and then."""
+        for project in promises(self._stage):
+            await self._promise(project)
+        await super().work()
+
+    async def _promise(self, project: Project) -> None:
+        while project.name not in self._stage.ledger.projects:
+            try:
+                await self._crowd.ask(
+                    self._who, f"promise {project.name}", lambda c: c.projects.set(self._caller, project, None)
+                )
+            except (LostError, MooringsError):
+                await asyncio.sleep(self._chance.uniform(0, 2))
+
+    def _choose(self) -> Callable[[], Awaitable[object]]:
+        choices: Choices = (
+            *((8, self._look), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)),
+        )
+        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+
+    async def _move(self) -> None:
+        """Have others make room for a size."""
+        pool = self._chance.choice(self._stage.pools)
+        held = sum(len(one.block) for one in self._stage.ledger.partitions.values() if one.pool == pool.name)
+        sizes = [size for size in pool.topology.sizes if 1 < size <= pool.topology.n_devices - held]
+        if not sizes:
+            return
+        order = MakeRoom(size=self._chance.choice(sizes), pool=pool.name)
+        dry_run = self._chance.random() < 0.3
+        await self._crowd.ask(
+            self._who,
+            f"make room for {order.size} in {pool.name}",
+            lambda c: c.projects.make_room(self._caller, order, dry_run=dry_run),
+        )
+
+    async def _change(self) -> None:
+        """Give one of the others another weight, which changes nothing of what is promised."""
+        known = self._stage.ledger.projects.get(self._chance.choice(("guests", "ops")))
+        if known is not None:
+            changed = replace(known, weight=self._chance.choice((0.5, 1.0, 2.0)))
+            await self._crowd.ask(
+                self._who,
+                f"weigh {known.name} {changed.weight:g}",
+                lambda c: c.projects.set(self._caller, changed, known.version),
+            )
+
+
+class Owner(Client):
+    """Somebody of a project that is guaranteed devices: away, there, and away again."""
+
+    def __init__(self, number: int, project: str, crowd: Crowd) -> None:
+        subject = project.rsplit("/", 1)[-1]
+        super().__init__(number, Caller(subject, Role.USER, f"user/{subject}", f"k-{subject}"), crowd)
+        self._of = project
+        self._wanted: list[tuple[Pool, int]] = []
+
+    async def work(self) -> None:
+        """Come for the whole of it, stay, and leave."""
+        bound_s = self._stage.sharing.policy.bound_s
+        while True:
+            await asyncio.sleep(self._chance.uniform(*AWAY_S))
+            self._wanted = [one for pool in self._stage.pools for one in self._due(pool)]
+            while self._wanted:
+                await self._try(self._create)
+            await asyncio.sleep(bound_s + self._chance.uniform(*STAYS_S))
+            await self._try(self._adopt)
+            while self._claims:
+                await self._try(self._release)
+
+    async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await deed()
+        except (LostError, MooringsError):
+            await asyncio.sleep(self._chance.uniform(0, 1))
+
+    async def _release(self) -> None:
+        gone = [ident for ident in self._claims if ident not in self._stage.ledger.claims]
+        for ident in gone:
+            self._claims.remove(ident)
+        await super()._release()
+
+    def _due(self, pool: Pool) -> list[tuple[Pool, int]]:
+        """The sizes to ask for in one pool."""
+        project = self._stage.ledger.projects.get(self._of)
+        blocks = share_of(project, pool.name) if project is not None else ()
+        sizes = [size for size, count in blocks for _ in range(count)]
+        if isinstance(pool.topology, AnySubset) and self._chance.random() < 0.5:
+            sizes = [sum(sizes)] if sizes else []
+        return [(pool, size) for size in sizes]
+
+    def _spec(self) -> ClaimSpec:
+        pool, size = self._wanted.pop()
+        return ClaimSpec(
+            kind=pool.kind,
+            size=size,
+            gcds=self._gcds(pool, size),
+            pool=pool.name,
+            queue=QueueMode.WAIT,
+            project=self._of,
+            preemptible=self._chance.random() < 0.3,
+        )
+
+
+class Borrower(Client):
+    """Somebody who takes what is free, and keeps it.
+
+    Attributes:
+        claims_max: so many at a time.
+        by_hand_of: so many of them are no jobs.
+    """
+
+    deaf_of = DEAF_OF
+    claims_max = CLAIMS_MAX[-1]
+    by_hand_of = BY_HAND_OF[-1]
+
+    def _choose(self) -> Callable[[], Awaitable[object]]:
+        choices: Choices = (
+            *((20, self._borrow), (2, self._get), (2, self._look), (2, self._explain), (1, self._adopt)),
+            *((1, self._release), (1, self._cancel), (1, self._save), (1, self._meddle)),
+        )
+        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+
+    async def _borrow(self) -> None:
+        mine = sum(one.subject == self._caller.subject for one in self._stage.ledger.claims.values())
+        if mine < self.claims_max:
+            await (self._create() if self._chance.random() < self.by_hand_of else self._start())
+
+    def _project(self) -> str:
+        known = self._stage.ledger.projects
+        name = self._chance.choice(BORROWERS)
+        return name if name in known else DEFAULT
+
+    def _is_preemptible(self) -> bool:
+        return self._chance.random() < 0.9
+
+    def _spec(self) -> ClaimSpec:
+        spec = super()._spec()
+        if not spec.size:
+            return spec
+        return replace(spec, resources={}, lease_s=None, time_limit_s=None, queue=QueueMode.WAIT)
