@@ -8,6 +8,7 @@ CELLS = "tests/unit/core/test_cells.py::"
 RECLAIMS = "tests/unit/core/test_reclaims.py::"
 LIMITS = "tests/unit/core/test_limits.py::"
 LAW6 = "tests/unit/core/test_law6.py::"
+HISTORIES = "tests/unit/core/test_law6_histories.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 
 LENDING = (
@@ -123,6 +124,22 @@ LENDING = (
         old="held - self._leaving.get(name, 0) + size - most",
         new="held + size - most",
         tests=(f"{LIMITS}test_two_parts_that_are_owed_ask_for_twice_as_much_and_only_once",),
+    ),
+    Guard(
+        law="6",
+        what="who is asked to yield under a limit is reckoned with before the next is asked",
+        file="core/queue.py",
+        old="                self._limits.leave(tenant)\n        until",
+        new="                pass\n        until",
+        tests=(f"{LIMITS}test_two_parts_that_ask_in_one_turn_have_no_more_yield_than_the_limit_needs",),
+    ),
+    Guard(
+        law="6",
+        what="who is within a guarantee borrows only when all others that are have theirs",
+        file="core/queue.py",
+        old="            if first:\n                continue\n",
+        new="",
+        tests=(f"{HISTORIES}test_nobody_waits_long_in_a_crowd[31]",),
     ),
     Guard(
         law="6",

@@ -149,6 +149,14 @@ ORDER = (
     # -- law 7: nobody starves --------------------------------------------------------------------------------------
     Guard(
         law="7",
+        what="a block is kept only for who may have it when it is empty",
+        file="core/queue.py",
+        old="not (claim.spec.preemptible or estate.could_hold(block))",
+        new="False",
+        tests=("tests/unit/core/test_law6.py::test_nothing_is_kept_for_who_may_not_have_it_when_it_is_empty",),
+    ),
+    Guard(
+        law="7",
         what="a block is kept for the first that must wait",
         file="core/queue.py",
         old="return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING",

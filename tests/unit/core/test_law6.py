@@ -177,6 +177,15 @@ def test_what_cannot_be_asked_back_is_not_lent() -> None:
     assert site.create(8, project="a").state is ClaimState.GRANTED
 
 
+def test_nothing_is_kept_for_who_may_not_have_it_when_it_is_empty() -> None:
+    site = Site(POD)
+    site.guarantee(POD, a=((8, 1),), b=())
+    site.create(8, project="b")
+    waits = site.create(8, project="b")
+    borrows = site.create(8, project="b", preemptible=True)
+    assert (site.claim(waits.id).state, borrows.state) == (ClaimState.PENDING, ClaimState.GRANTED)
+
+
 def test_scattered_devices_are_no_guarantee() -> None:
     """Eight devices would be free for a guarantee of 8, but in two corners: the second loan is refused."""
     site = Site(POD)

@@ -87,6 +87,15 @@ def test_two_parts_that_are_owed_ask_for_twice_as_much_and_only_once() -> None:
     assert {site.claim(one.id).state for one in (first, second)} == {ClaimState.READY}
 
 
+def test_two_parts_that_ask_in_one_turn_have_no_more_yield_than_the_limit_needs() -> None:
+    site = lab(POD)
+    borrowers = [ask(site, "lab", 2) for _ in range(6)]
+    site.pass_s(4)
+    site.step(site.asks(4, project="lab/a"), site.asks(2, project="lab/b"))
+    asked = [one for one in borrowers if site.claim(one.id).state is ClaimState.RECLAIMING]
+    assert len(asked) == 3
+
+
 def test_a_part_that_is_within_its_guarantee_yields_to_no_other_under_a_limit() -> None:
     """The youngest loses least work, but it has only what it is guaranteed."""
     site = lab(POD)
