@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.processes import ControllerProcess
+from tests.procfs import HEARING
 
 POOLS = """
 [[pool]]
@@ -249,8 +250,7 @@ class Program:
         }
         process = subprocess.Popen(
             [
-                "env",
-                "--default-signal=INT,HUP",
+                *HEARING,
                 sys.executable,
                 "run.py",
                 "CSX",

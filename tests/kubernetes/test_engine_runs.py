@@ -17,6 +17,7 @@ from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, new_folder, until
 from tests.kubernetes.site import Site, ipu_site
 from tests.kubernetes.test_engine import RUNNER, give_rights
+from tests.procfs import HEARING
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -69,8 +70,8 @@ def start(site: Site, key: str) -> Iterator[Start]:
             "MOORINGS_SERVER": f"http://127.0.0.1:{site.pod.port}",
             "MOORINGS_ACCESS_KEY": key,
         }
-        argv = [sys.executable, "-m", "moorings.cli.main", "run", "--engine", "kubernetes", "--env", "PATH=/bin"]
-        argv += [*(("--image", image) if image else ()), *words]
+        command = [sys.executable, "-m", "moorings.cli.main", "run", "--engine", "kubernetes", "--env", "PATH=/bin"]
+        argv = [*HEARING, *command, *(("--image", image) if image else ()), *words]
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=site.folder)
         started.append(process)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.procfs import every_process
+from tests.procfs import HEARING, every_process
 from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
 
@@ -98,7 +98,7 @@ def start(site: IpuSite, key: str) -> Iterator[Start]:
             "MOORINGS_SERVER": f"http://127.0.0.1:{site.controller.port}",
             "MOORINGS_ACCESS_KEY": key,
         }
-        argv = [sys.executable, "-m", "moorings.cli.main", *command, *words]
+        argv = [*HEARING, sys.executable, "-m", "moorings.cli.main", *command, *words]
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=site.cluster.work)
         started.append(process)
