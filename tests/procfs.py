@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Before a command that is to hear Ctrl-C though its parents ignore it, as they do in the background of a shell script.
-HEARING = ("env", "--default-signal=INT,HUP")
+HEARING = ("env", "--default-signal=INT,HUP,QUIT")
 
 
 def every_process(name: str) -> Iterator[tuple[int, bytes]]:

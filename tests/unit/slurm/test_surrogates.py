@@ -33,6 +33,7 @@ from moorings.slurm.surrogate.step import (
 )
 
 # -- where we are ------------------------------------------------------------------------------------------------------
+from tests.procfs import HEARING
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ SHELLS = [[path] for name in ("dash", "bash") if (path := shutil.which(name))] +
 
 @pytest.fixture(params=SHELLS, ids=" ".join)
 def placeholder(request) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [*request.param, "-c", load_placeholder(), "moorings-surrogate"]
+    argv = [*HEARING, *request.param, "-c", load_placeholder(), "moorings-surrogate"]
     environment = {**os.environ, "SLURM_STEP_ID": "7"}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment) as process:
         assert hear(process) == "moorings:begun:7"
