@@ -102,11 +102,11 @@ def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | Non
         claim = given.claim
     else:
         return None
-    run = run_turn.holder(claim) if claim is not None else None
+    run = run_turn.run_on(claim) if claim is not None else None
     if run is None:
         return None
-    hint = "it is stopped, and yields by itself" if isinstance(given, YieldClaim) else f"moor cancel {run}"
-    return MooringsError("claim.held_by_run", f"run {run} has claim {claim}", hint=hint)
+    hint = "it is stopped, and yields by itself" if isinstance(given, YieldClaim) else f"moor cancel {run.id}"
+    return MooringsError("claim.held_by_run", f"run {run.id} has claim {claim}", hint=hint)
 
 
 def _claim_made(given: AnyInput) -> ClaimId | None:

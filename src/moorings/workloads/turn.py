@@ -161,34 +161,32 @@ class RunTurn:
         """Work in what this turn made of the claims of runs; what it demands of core."""
         demands: list[Demand] = []
         for claim in claims:
-            ident = self._claims.get(claim.id) or self._known.by_claim.get(claim.id)
-            run = self.run(ident) if ident is not None else None
-            if run is not None and not run.ended:
+            run = self.run_on(claim.id)
+            if run is not None:
                 demands += self._follow(run, claim)
         return demands
 
-    def holder(self, claim: ClaimId) -> RunId | None:
+    def run_on(self, claim: ClaimId) -> Run | None:
         """The run on that claim, unless it has ended."""
         ident = self._claims.get(claim) or self._known.by_claim.get(claim)
         run = self.run(ident) if ident is not None else None
-        return run.id if run is not None and not run.ended else None
+        return run if run is not None and not run.ended else None
 
     def holds(self, claim: ClaimId) -> bool:
         """Whether a run that has not ended is on that claim."""
-        return self.holder(claim) is not None
+        return self.run_on(claim) is not None
 
     def uses(self, claim: ClaimId) -> bool:
         """Whether processes of a run may be on that claim's partition."""
-        ident = self._claims.get(claim) or self._known.by_claim.get(claim)
-        run = self.run(ident) if ident is not None else None
-        return run is not None and not run.ended and run.state is not RunState.WAITING
+        run = self.run_on(claim)
+        return run is not None and run.state is not RunState.WAITING
 
     def lapse(self, claims: Iterable[Claim]) -> list[Demand]:
         """Stop the runs of claims whose lease has run out; what that demands of core."""
         demands: list[Demand] = []
         for claim in claims:
-            run = self.run(self._claims.get(claim.id) or self._known.by_claim[claim.id])
-            if run is not None and not run.ended:
+            run = self.run_on(claim.id)
+            if run is not None:
                 demands += self._cancel(run, f"nobody renewed its lease of {claim.spec.lease_s:g} s")
         return demands
 

@@ -19,9 +19,10 @@ from moorings.workloads.appliance import (
 )
 from moorings.workloads.labels import LABELS_MAX, check_labels, relabelled
 from moorings.workloads.runs import ENDED, RunState
+from tests.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "number", "bucket", "admins"),
     [
         ("p1", 199, "P1", False),
@@ -51,7 +52,7 @@ def test_what_stands_before_all_buckets_is_for_admins(priority: int) -> None:
     assert bucket_of(priority) == "P0"
 
 
-@pytest.mark.parametrize("text", ["p4", "", "400", "-1", "1.5", "²", "9" * 30])
+@cases("text", ["p4", "", "400", "-1", "1.5", "²", "9" * 30])
 def test_other_words_are_no_priority(text: str) -> None:
     with pytest.raises(MooringsError) as refused:
         parse_priority(text)
@@ -66,9 +67,7 @@ def test_a_workflow_has_a_name_of_its_form(workflow: str) -> None:
     assert refused.value.code == "job.invalid"
 
 
-@pytest.mark.parametrize(
-    "labels", [{"": "x"}, {"a b": "x"}, {"a": "x=y"}, {"a": "x" * 64}, {'a"b': "x"}, {"ä": "x"}, {"a": "x%"}]
-)
+@cases("labels", [{"": "x"}, {"a b": "x"}, {"a": "x=y"}, {"a": "x" * 64}, {'a"b': "x"}, {"ä": "x"}, {"a": "x%"}])
 def test_labels_that_could_not_be_searched_for_are_refused(labels: dict[str, str]) -> None:
     with pytest.raises(MooringsError) as refused:
         check_labels(labels)
@@ -85,7 +84,7 @@ def test_labels_are_set_and_taken_away() -> None:
     assert relabelled({"b": "1", "a": "2"}, {"b": None, "c": "3"}) == {"a": "2", "c": "3"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "scheduled", "phase"),
     [
         (RunState.WAITING, False, JobPhase.QUEUED),

@@ -26,6 +26,7 @@ from moorings.workloads.jobs import (
     claim_of,
     parse_job,
 )
+from tests.cases import cases
 
 COMMAND = 'command = ["python3", "train.py"]\n'  # line 1
 SUBMITTER = {"PATH": "/usr/bin", "HOME": "/home/ann", "RANK": "3", "SECRET": "hunter2"}
@@ -140,7 +141,7 @@ def test_a_command_line_is_the_command_as_one_would_type_it(words):
 # -- what is refused, with its line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "told"),
     [
         ('name = "x"\n', "job.toml: command is missing"),
@@ -173,7 +174,7 @@ def test_a_wrong_value_is_told_with_its_line(text, told):
     assert complaint(text)[0] == told
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "told", "known"),
     [
         (COMMAND + "taks = 2\n", "job.toml:2: 'taks' is not known here", "tasks"),
@@ -191,7 +192,7 @@ def test_an_unknown_key_is_told_with_those_that_are_known(text, told, known):
     assert known in hint
 
 
-@pytest.mark.parametrize(
+@cases(
     ("numbers", "code", "line"),
     [
         ("[accelerators]\nsize = 0\n", "claim.size_invalid", 3),
@@ -251,9 +252,7 @@ def test_what_is_in_the_submitters_environment_is_never_told():
 # -- what no engine takes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".a", "a.", "-a", "a b", "a/b", "ä", "a\n", "a\0", "a" * (JOB_NAME_CHARS_MAX + 1)]
-)
+@cases("name", ["", ".a", "a.", "-a", "a b", "a/b", "ä", "a\n", "a\0", "a" * (JOB_NAME_CHARS_MAX + 1)])
 def test_a_job_has_a_name_that_can_be_a_file_and_a_label(name):
     assert "letters" in refused(name=name).hint
 
@@ -302,7 +301,7 @@ def test_a_task_needs_something_of_its_host(resources):
     refused(resources=resources)
 
 
-@pytest.mark.parametrize("signal", ["KILL", "STOP", "SIGUSR1", "usr1", "", "10", "x" * 1000])
+@cases("signal", ["KILL", "STOP", "SIGUSR1", "usr1", "", "10", "x" * 1000])
 def test_a_warning_is_a_signal_a_job_can_catch(signal):
     assert ", ".join(WARN_SIGNALS) in refused("claim.invalid", checkpoint=CheckpointContract(warn_signal=signal)).hint
 
@@ -313,7 +312,7 @@ def test_warning_and_grace_have_a_length(length_s):
     assert "grace" in str(refused(checkpoint=CheckpointContract(grace_s=length_s)))
 
 
-@pytest.mark.parametrize("name", ["", "A B", "1A", "A=B", "A\n", "Ä", "A" * 257])
+@cases("name", ["", "A B", "1A", "A=B", "A\n", "Ä", "A" * 257])
 def test_a_variable_has_a_name_a_shell_could_read(name):
     assert "variable" in str(refused(environment={name: "1"}))
 

@@ -8,12 +8,13 @@ from moorings.core.errors import IllegalMoveError
 from moorings.core.instants import SECOND, Instant
 from moorings.testing.records import NOW, a_run
 from moorings.workloads.runs import ENDED, Ending, EndRecord, RunEvent, RunState, ended_by, started, step, yielded
+from tests.cases import cases
 
 LATER = Instant(NOW + SECOND)
 MUCH_LATER = Instant(NOW + 60 * SECOND)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("end", "state"),
     [
         (EndRecord(Ending.EXITED, 0, (0, 0)), RunState.SUCCEEDED),
@@ -27,7 +28,7 @@ MUCH_LATER = Instant(NOW + 60 * SECOND)
     ],
     ids=lambda part: str(getattr(part, "ending", part)),
 )
-@pytest.mark.parametrize("before", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
+@cases("before", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
 def test_a_run_ends_as_the_engine_says(before, end, state):
     ended = ended_by(a_run(state=before), end, LATER)
     assert (ended.state, ended.exit_code, ended.task_codes) == (state, end.exit_code, end.task_codes)

@@ -19,6 +19,7 @@ from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
+from tests.cases import cases
 
 LATER = Instant(NOW + SECOND)
 JOB = JobSpec(name="digits", command=("python3", "train.py"), workdir="/", tasks=2, accelerators=Accelerators(size=4))
@@ -485,8 +486,8 @@ def test_a_cancel_before_the_next_attempt_has_started():
     assert now.take(RunSighting(RUN, Phase.ABSENT, attempt=1)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
 
 
-@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
-@pytest.mark.parametrize("phase", Phase)
+@cases("state", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
+@cases("phase", Phase)
 def test_what_is_seen_of_an_earlier_attempt_says_nothing(state: RunState, phase: Phase):
     now = in_state(state, [ASKED], attempt=2, started_at=NOW)
     assert now.take(replace(YIELDED, phase=phase, attempt=1)) == []
