@@ -202,11 +202,14 @@ class Client:
             await asyncio.sleep(self._chance.expovariate(1 / self._think_s))
             try:
                 await self._heed()
-                await self._choose()()
+                choices = self._choices()
+                deed = self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+                await deed()
             except (LostError, MooringsError):
                 continue  # told and judged where it was met; people go on
 
-    def _choose(self) -> Callable[[], Awaitable[object]]:
+    def _choices(self) -> Choices:
+        """What it may do next, each with its weight."""
         looking: Choices = ((2, self._look), (1, self._explain))
         mine: Choices = (
             *((6, self._create), (6, self._release), (2, self._get), (1, self._meddle), (1, self._adopt)),
@@ -220,14 +223,11 @@ class Client:
         if self._stage.sharing.projects:  # what is out of service can be promised to nobody
             ruling = ((1, self._drain), *ruling[1:], (4, self._set_project), (1, self._delete_project))
             mine = (*mine, (1, self._save))
-        choices: Choices
         if self._caller.role is Role.ADMIN:
-            choices = (*looking, *ruling)
-        elif self._caller.role is Role.VIEWER:
-            choices = (*looking, (1, self._meddle))
-        else:
-            choices = (*looking, *mine, *(running if self._caller.role is Role.USER else ((6, self._tell_queue),)))
-        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+            return (*looking, *ruling)
+        if self._caller.role is Role.VIEWER:
+            return (*looking, (1, self._meddle))
+        return (*looking, *mine, *(running if self._caller.role is Role.USER else ((6, self._tell_queue),)))
 
     def _any_claim(self) -> str | None:
         return self._chance.choice(list(self._stage.ledger.claims)) if self._stage.ledger.claims else None

@@ -16,6 +16,7 @@ from moorings.core.claims import ClaimSpec, QueueMode
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import MakeRoom
 from moorings.core.projects import DEFAULT, Project, Share, guaranteed_to, share_of
+from moorings.core.shares import Blocks
 from moorings.core.topology import AnySubset, Catalogue, Pool
 from moorings.testing.simulation.people import ROOT, VIEWER, Choices, Client, Crowd, LostError
 from moorings.testing.simulation.stage import Stage
@@ -64,9 +65,6 @@ def promises(stage: Stage) -> list[Project]:
     ]
 
 
-Blocks = tuple[tuple[int, int], ...]
-
-
 def _parts(pool: Pool) -> tuple[Blocks, Blocks]:
     """What the lab is guaranteed in a pool, about half of it; and each of the others, half of that."""
     n = pool.topology.n_devices
@@ -96,11 +94,8 @@ class Ruler(Client):
             except (LostError, MooringsError):
                 await asyncio.sleep(self._chance.uniform(0, 2))
 
-    def _choose(self) -> Callable[[], Awaitable[object]]:
-        choices: Choices = (
-            *((8, self._look), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)),
-        )
-        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
+    def _choices(self) -> Choices:
+        return (8, self._look), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)
 
     async def _move(self) -> None:
         """Have others make room for a size."""
@@ -197,12 +192,11 @@ class Borrower(Client):
     claims_max = CLAIMS_MAX[-1]
     by_hand_of = BY_HAND_OF[-1]
 
-    def _choose(self) -> Callable[[], Awaitable[object]]:
-        choices: Choices = (
+    def _choices(self) -> Choices:
+        return (
             *((20, self._borrow), (2, self._get), (2, self._look), (2, self._explain), (1, self._adopt)),
             *((1, self._release), (1, self._cancel), (1, self._save), (1, self._meddle)),
         )
-        return self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
 
     async def _borrow(self) -> None:
         mine = sum(one.subject == self._caller.subject for one in self._stage.ledger.claims.values())
