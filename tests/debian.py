@@ -13,6 +13,8 @@ import subprocess
 from pathlib import Path
 from zlib import crc32
 
+from tests.waiting import patient
+
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".tools" / "debian"
 
@@ -96,4 +98,4 @@ def _libraries(packages: tuple[str, ...], folder: Path) -> list[str]:
 
 
 def _run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=patient(100))

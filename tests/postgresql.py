@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,11 +24,14 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from tests.processes import killed_on_failure
+from tests.waiting import until
+
 ROLE = "moorings"  # owns its databases and is no superuser, as in the field
 PASSWORD = "open &?=:@/% sesame"
 NOBODY = 65534
 CONNECTIONS_MAX = 30
-START_S = 60.0  # a machine may be busy
+START_S = 60.0
 
 _SETTINGS = {
     "max_connections": CONNECTIONS_MAX,
@@ -71,15 +73,17 @@ class PostgresqlServer:
         settings = {**_SETTINGS, "port": self.port, "unix_socket_directories": self.folder}
         given = itertools.chain.from_iterable(("-c", f"{name}={value}") for name, value in settings.items())
         self.process = self._starter.submit(self._launch, list(given)).result()
-        give_up = time.monotonic() + START_S
-        while True:  # nothing tells when it is up: it has to be tried
-            try:
-                psycopg.connect(self.admin_url).close()
-                return
-            except psycopg.OperationalError:
-                assert self.process.poll() is None, f"PostgreSQL does not start:\n{self.log()}"
-                assert time.monotonic() < give_up, f"PostgreSQL is not up after {START_S} s:\n{self.log()}"
-                time.sleep(0.02)
+        process = self.process
+
+        def connects() -> bool:  # nothing tells when it is up: it has to be tried
+            assert process.poll() is None, f"PostgreSQL does not start:\n{self.log()}"
+            psycopg.connect(self.admin_url).close()
+            return True
+
+        with killed_on_failure(process):
+            until(
+                connects, START_S, what=lambda: f"PostgreSQL is not up:\n{self.log()}", not_yet=psycopg.OperationalError
+            )
 
     def _launch(self, given: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:

@@ -12,7 +12,9 @@ import socket
 import threading
 from collections.abc import Iterator
 
-PATIENCE_S = 60.0
+from tests.waiting import patient
+
+PATIENCE_S = patient(60)
 
 
 class Cut(enum.Enum):
