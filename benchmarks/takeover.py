@@ -19,8 +19,9 @@ import psycopg
 
 from benchmarks.report import Report
 from moorings.store.leading import SILENCE_S
-from tests.e2e.processes import POOLS, Twin, until
+from tests.e2e.processes import POOLS, Twin
 from tests.postgresql import PostgresqlServer, find_programs
+from tests.waiting import until
 
 ROUNDS = 5
 LOCK = 1  # of the bound's own

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.processes import ControllerProcess
+from tests.processes import DYING_WITH_US
 from tests.procfs import HEARING
+from tests.waiting import patient
 
 POOLS = """
 [[pool]]
@@ -169,7 +171,7 @@ class Started:
 
     def until(self, text: str, wait_s: float = 60.0) -> str:
         """The first new line with that text."""
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + patient(wait_s)
         while True:
             line = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
             assert line is not None, f"ended without {text!r}:\n{self.text}"
@@ -179,9 +181,9 @@ class Started:
 
     def end(self, wait_s: float = 90.0) -> int:
         """Its exit code, all lines read."""
-        code = self.process.wait(wait_s)
-        self._thread.join(10)
-        while (line := self._queue.get(timeout=1)) is not None:
+        code = self.process.wait(patient(wait_s))
+        self._thread.join(patient(10))
+        while (line := self._queue.get(timeout=patient(10))) is not None:
             self.lines.append(line)
         return code
 
@@ -250,6 +252,7 @@ class Program:
         }
         process = subprocess.Popen(
             [
+                *DYING_WITH_US,
                 *HEARING,
                 sys.executable,
                 "run.py",

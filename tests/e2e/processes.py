@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.processes import killed_on_failure, launch
+from tests.waiting import patient, until
 
 POOLS = """
 [[pool]]
@@ -58,7 +59,15 @@ class ControllerProcess:
 
     def command(self) -> list[str]:
         powers = (f"--inh-caps={self.keeps}", f"--ambient-caps={self.keeps}")
-        as_user = ("setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", *powers, "--")
+        as_user = (
+            "setpriv",
+            "--pdeathsig=KILL",
+            f"--reuid={self.user}",
+            f"--regid={self.user}",
+            "--init-groups",
+            *powers,
+            "--",
+        )
         return [
             *(as_user if self.user else ()),
             *(sys.executable, "-m", "moorings.app.controller", "--data", str(self.data), "--port", str(self.port)),
@@ -73,12 +82,17 @@ class ControllerProcess:
         (self.folder / "pools.toml").write_text(self.pools)
         told = self.data / "controller.json"
         with (self.folder / "controller.log").open("ab") as log:
-            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log, env=self.environment())
-        deadline = time.monotonic() + 30
-        while not told.exists() or json.loads(told.read_text())["pid"] != self.process.pid:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError((self.folder / "controller.log").read_text()[-2000:])
-            time.sleep(0.01)
+            self.process = process = launch(self.command(), stderr=log, stdout=log, env=self.environment())
+
+        def said() -> str:
+            return (self.folder / "controller.log").read_text()[-2000:]
+
+        def announced() -> bool:
+            assert process.poll() is None, f"the controller has ended:\n{said()}"
+            return told.exists() and json.loads(told.read_text())["pid"] == process.pid
+
+        with killed_on_failure(process):
+            until(announced, what=lambda: f"the controller does not say where it is:\n{said()}")
         self.port = int(json.loads(told.read_text())["url"].rsplit(":", 1)[1])
 
     def kill(self) -> None:
@@ -91,7 +105,7 @@ class ControllerProcess:
         """As an admin would; the exit code."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(patient(20))
 
     def ask(
         self,
@@ -107,7 +121,7 @@ class ControllerProcess:
         Raises:
             OSError, http.client.HTTPException: no answer came.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(30))
         try:
             sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json", **(headers or {})}
             connection.request(method, path, None if body is None else json.dumps(body), sent)
@@ -140,11 +154,3 @@ class Twin(ControllerProcess):
         """Whether the last it said of its standing is that it leads."""
         said = [line for line in self.log().splitlines() if LEADS in line or "leadership.lost" in line]
         return bool(said) and LEADS in said[-1]
-
-
-def until(true: Callable[[], object], wait_s: float = 30.0) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

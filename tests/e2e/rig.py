@@ -20,8 +20,9 @@ from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
-from moorings.store.sqlite import open_sqlite
 from moorings.workloads.jobs import Accelerators, JobSpec
+from tests.databases import open_new
+from tests.waiting import patient
 
 ADMIN = Caller("root", Role.ADMIN, "", "k1")
 ANN = Caller("ann", Role.USER, "user/ann", "k2")
@@ -91,7 +92,7 @@ class Rig:
 
     async def until(self, true: Callable[[], bool] | Callable[[], Awaitable[bool]], wait_s: float = 15) -> None:
         """Wait for something that shows in the fleet or the hardware; looked at after every turn, and often."""
-        async with asyncio.timeout(wait_s):
+        async with asyncio.timeout(patient(wait_s)):
             while True:
                 result = true()
                 if await result if isinstance(result, Awaitable) else result:
@@ -120,7 +121,7 @@ async def running(
 ) -> AsyncIterator[Rig]:
     """A controller over ``folder``; leaving the block is as sudden as a crash can be in one process."""
     clock = clock or QuickClock()
-    store = store or open_sqlite(folder / "moorings.db")
+    store = store or open_new(folder / "moorings.db")
     assembly = await assemble(
         store=store,
         entries=parse_pools(pools),

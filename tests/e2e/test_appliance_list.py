@@ -11,10 +11,10 @@ import pytest
 
 from moorings.core.access import Caller
 from moorings.ports.store import AppliancePart, Page, Store
-from moorings.store.sqlite import open_sqlite
 from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import ENDED, RunId, RunState
+from tests.databases import open_new
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 from tests.e2e.test_appliance_runs import GIB, POOL
 
@@ -27,7 +27,7 @@ FIRST = Page()
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return open_sqlite(tmp_path / "moorings.db")
+    return open_new(tmp_path / "moorings.db")
 
 
 @pytest.fixture

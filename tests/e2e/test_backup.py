@@ -8,8 +8,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 from examples.demo import processes_of
 from tests.e2e.processes import LEADS, POOLS, ControllerProcess, Twin
 from tests.postgresql import PostgresqlServer
+from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,17 +38,9 @@ def tool(what: str, data: Path, file: Path | None = None) -> tuple[int, str, str
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def until(true: Callable[[], object], wait_s: float = 60) -> None:
-    """Another process cannot be awaited: it is asked again and again."""
-    deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def make_run(controller: ControllerProcess, gate: Path, size: int) -> dict[str, Any]:
@@ -259,7 +250,7 @@ def test_a_postgresql_database_that_its_own_tools_restored(
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=patient(60),
         )
         assert "are removed from now on" in finished.stdout, finished.stderr
         until(lambda: "since" not in in_hardware(twin))
@@ -285,7 +276,7 @@ def external(twin: Twin) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -295,7 +286,7 @@ def test_the_log_of_a_backup_is_decided_again_the_same(controller: ControllerPro
     assert controller.ask("PUT", "/v1/projects/lab", {})[0] == 200
     assert tool("save", controller.data, tmp_path / "b.tar.gz")[0] == 0
     command = [sys.executable, "-m", "moorings.cli.main", "replay", str(tmp_path / "b.tar.gz")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(60))
     assert (done.returncode, "all the same, byte for byte" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -327,7 +318,7 @@ def test_a_backup_under_load_is_one_moment(controller: ControllerProcess, tmp_pa
     codes = [tool("save", controller.data, file)[0] for file in files]
     halt.set()
     for client in clients:
-        client.join(30)
+        client.join(patient(30))
     assert codes == [0] * 5
     seqs = []
     for file in files:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,22 +12,16 @@ import pytest
 from moorings.testing.vipu_stand_in import partitions_of, write_command
 from tests.e2e.processes import ControllerProcess
 from tests.e2e.test_vipu import POOL
+from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
 
 
 def tool(what: str, data: Path, file: Path) -> str:
     argv = [sys.executable, "-m", "moorings.app.backup", what, "--data", str(data), "--file", str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(60))
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def until(true: Callable[[], object], wait_s: float = 60) -> None:
-    deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def claim(controller: ControllerProcess, name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from examples.demo import processes_of
 from tests.e2e.processes import ControllerProcess
+from tests.waiting import patient
 
 ROUNDS = 8
 CLIENTS = 6
@@ -60,6 +61,7 @@ class Client(threading.Thread):
                 self.halt.wait(0.01)  # the controller is gone: the answer is lost, the claim may be there
 
 
+@pytest.mark.smoke
 def test_kill_minus_nine_under_load(controller: ControllerProcess, tmp_path: Path) -> None:
     chance = random.Random(20261121)
     asked: dict[str, int] = {}
@@ -73,7 +75,7 @@ def test_kill_minus_nine_under_load(controller: ControllerProcess, tmp_path: Pat
         for client in clients:
             client.halt.set()
         for client in clients:
-            client.join(40)
+            client.join(patient(40))
             assert client.wrong == []
             asked |= client.asked
             made |= client.made
@@ -114,6 +116,7 @@ def look_at_everything(controller: ControllerProcess) -> None:
             assert devices.setdefault(f"{index}", partition["id"]) == partition["id"]
 
 
+@pytest.mark.smoke
 def test_a_run_survives_the_controller_s_kill(controller: ControllerProcess, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = {

@@ -46,6 +46,7 @@ async def all_claims(controller: Controller) -> list[Claim]:
     return [view.claim for view in await controller.list_claims(Page(1000), states=None)]
 
 
+@pytest.mark.smoke
 async def test_claims_and_runs_from_wish_to_release(tmp_path: Path, database_url: str) -> None:
     async with running(tmp_path, store=open_postgresql(database_url)) as rig:
         claim = await rig.claim(4, gcds=2)

@@ -12,6 +12,7 @@ import pytest
 
 from moorings.controller.queues import BELIEVED_S_MIN
 from tests.e2e.processes import ControllerProcess
+from tests.waiting import patient, until
 
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -49,7 +50,7 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert answers == [], "the offer is the same: there is nothing to tell"
     claim = controller.ask("POST", "/v1/claims?wait=20s", {"size": 16, "owner": "slurm/baltic/1/cafe"})[1]
     assert claim["state"] == "READY"
-    waiting.join(10)
+    waiting.join(patient(10))
     assert answers[0][1]["offer"] == {"pod16": {}}
     assert (answers[0][1]["held"], answers[0][1]["othersWait"]) == ({"pod16": {"16": 1}}, [])
     assert [job["owner"] for job in answers[0][1]["jobs"]] == ["slurm/baltic/2/cafe"]
@@ -65,7 +66,7 @@ def test_that_others_wait_is_told_at_once(controller: ControllerProcess) -> None
     time.sleep(0.3)
     assert answers == []
     assert controller.ask("POST", "/v1/claims", {"size": 2, "owner": "user/ann"})[1]["state"] == "PENDING"
-    waiting.join(10)
+    waiting.join(patient(10))
     assert answers[0][1]["othersWait"] == ["pod16"]
 
 
@@ -105,11 +106,12 @@ def test_who_waits_for_an_offer_is_refused_it_once_another_is_believed(controlle
     path = f"/v1/queues/slurm/baltic?wait=60s&version={version}&instance={ONE}"
     waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
     waiting.start()
-    deadline = time.monotonic() + BELIEVED_S_MIN + 10
-    while tell(controller, instance=OTHER)[0] != 200:
-        assert time.monotonic() < deadline, "the first was promised five seconds"
-        time.sleep(0.05)
-    waiting.join(10)
+    until(
+        lambda: tell(controller, instance=OTHER)[0] == 200,
+        BELIEVED_S_MIN + 10,
+        what="the first was promised five seconds",
+    )
+    waiting.join(patient(10))
     assert (answers[0][0], answers[0][1]["code"]) in ((409, "queue.taken"), (404, "queue.unknown"))
 
 

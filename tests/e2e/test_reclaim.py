@@ -21,8 +21,9 @@ from moorings.local.rundir import RunFolder
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
-from tests.e2e.processes import POOLS, ControllerProcess, until
+from tests.e2e.processes import POOLS, ControllerProcess
 from tests.e2e.rig import ADMIN, ANN, BOB, QuickClock, Rig, job, running
+from tests.waiting import until
 
 YIELD_S = 2.0
 POLICY = Policy(min_run_s=0.0, yield_s=YIELD_S)

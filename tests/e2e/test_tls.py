@@ -23,7 +23,8 @@ import pytest
 from moorings.cli.pki.authority import Pair, issue_client, issue_server, make_authority
 from moorings.cli.pki.folder import Pki, client_certificate, client_key
 from moorings.cli.processes import own_subject
-from tests.e2e.processes import POOLS, ControllerProcess, Twin, until
+from tests.e2e.processes import POOLS, ControllerProcess, Twin
+from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ class Secure(ControllerProcess):
         context: ssl.SSLContext | None = None,
     ) -> tuple[int, Any]:
         chosen = context or self.context()
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=chosen)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=patient(30), context=chosen)
         with contextlib.closing(connection):
             sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json", **(headers or {})}
             connection.request(method, path, None if body is None else json.dumps(body), sent)
@@ -133,7 +134,7 @@ def own(tmp_path: Path) -> Iterator[Secure]:
 @contextlib.contextmanager
 def shaken(port: int, context: ssl.SSLContext, **more: Any) -> Iterator[ssl.SSLSocket]:
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as raw,
+        socket.create_connection(("127.0.0.1", port), timeout=patient(20)) as raw,
         context.wrap_socket(raw, server_hostname="127.0.0.1", **more) as connection,
     ):
         yield connection
@@ -170,7 +171,7 @@ def moor(secure: Secure, *words: str, **variables: str) -> subprocess.CompletedP
         **variables,
     }
     argv = [sys.executable, "-m", "moorings.cli.main", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=patient(60))
 
 
 # -- who gets in -----------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def test_a_certificate_that_is_not_good_gets_nobody_in(
 
 
 def test_plain_http_is_answered_with_a_hint(secure: Secure) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", secure.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", secure.port, timeout=patient(20))
     with contextlib.closing(connection):
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
@@ -263,7 +264,9 @@ def test_plain_http_is_answered_with_a_hint(secure: Secure) -> None:
 def test_old_tls_is_not_spoken(secure: Secure, pki: Pki, flag: str) -> None:
     own = ("-cert", str(client_certificate(pki.folder, ADMIN)), "-key", str(client_key(pki.folder, ADMIN)))
     argv = ["openssl", "s_client", flag, "-cipher", "ALL:@SECLEVEL=0", "-connect", f"127.0.0.1:{secure.port}", *own]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=patient(30)
+    )
     assert done.returncode != 0
     assert "alert protocol version" in done.stderr
 
@@ -286,7 +289,7 @@ def test_garbage_and_silence_leave_nothing_behind(secure: Secure) -> None:
     ]
     for shape in shapes * 5:
         with (
-            socket.create_connection(("127.0.0.1", secure.port), timeout=20) as connection,
+            socket.create_connection(("127.0.0.1", secure.port), timeout=patient(20)) as connection,
             contextlib.suppress(OSError),
         ):
             connection.sendall(shape)

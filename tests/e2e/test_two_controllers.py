@@ -17,7 +17,8 @@ import pytest
 
 from examples.demo import processes_of
 from moorings.store.leading import SILENCE_S
-from tests.e2e.processes import POOLS, ControllerProcess, Twin, until
+from tests.e2e.processes import POOLS, ControllerProcess, Twin
+from tests.waiting import until
 
 ENDS_S = 10  # what an admin is promised of SIGTERM
 
@@ -77,6 +78,7 @@ def test_every_address_serves_the_whole_api(twins: tuple[Twin, Twin]) -> None:
     drained(two)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_the_other_takes_over(twins: tuple[Twin, Twin], end: signal.Signals) -> None:
     one, two = twins

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.processes import POOLS, ControllerProcess
+from tests.waiting import patient, until
 
 SECRETS = {
     "variable": "value-of-a-variable-4711",
@@ -34,14 +34,6 @@ def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
     yield made
     if made.process is not None and made.process.poll() is None:
         assert made.stop() == 0
-
-
-def until(true: Callable[[], object], wait_s: float = 30) -> None:
-    """Another process cannot be awaited: it is asked again and again."""
-    deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def log_of(controller: ControllerProcess) -> str:
@@ -68,7 +60,7 @@ def moor(controller: ControllerProcess, *words: str) -> tuple[int, str, str]:
         [sys.executable, "-m", "moorings.cli.main", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
         env=environment,
     )

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from moorings.cli.main import main
-from tests.e2e.processes import ControllerProcess, until
+from tests.e2e.processes import ControllerProcess
+from tests.waiting import patient, until
 
 GIB = 1 << 30
 POOLS = """
@@ -326,7 +327,7 @@ def test_csctl_is_the_same_in_the_vendors_words(site: Site, moor: Moor, tmp_path
     assert moor("install-csctl", str(tmp_path)) == (0, f"{tmp_path}/csctl installed\n", "")
 
     def csctl(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([tmp_path / "csctl", *words], capture_output=True, text=True, timeout=60)
+        return subprocess.run([tmp_path / "csctl", *words], capture_output=True, text=True, timeout=patient(60))
 
     done = csctl("-n", "p9", "-d1", "get", "job", running, "-ojson")
     assert done.returncode == 0, done.stderr
