@@ -28,6 +28,7 @@ from moorings.drivers.simulated.partition import SimulatedPartition, parse_parti
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from tests.faults.victims import Victim, supervisors_below
 from tests.procfs import every_process
+from tests.waiting import patient
 
 _LAST_WORDS = {"claim.failed": "FAILED", "claim.cancelled": "CANCELLED", "claim.released": "RELEASED"}
 _ON_THEIR_WAY = {"PROVISIONING", "RESETTING", "REMOVING"}
@@ -131,7 +132,7 @@ def left(data: Path) -> list[str]:
 
 def settle(victim: Victim, look: Callable[[Path], list[str]] = unsettled, wait_s: float = 30.0) -> None:
     """Wait until ``look`` finds nothing more, then see that no law is broken."""
-    give_up = time.monotonic() + wait_s
+    give_up = time.monotonic() + patient(wait_s)
     while found := look(victim.data):
         victim.mend()
         if time.monotonic() > give_up:

@@ -9,16 +9,19 @@ Run as ``python forge.py``: one JSON order a line in, one JSON answer a line out
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 INSIDE = Path(__file__).parent / "inside"
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def _controller(order: dict[str, Any]) -> int:
     import moorings.app.controller as controller
 
     os.setsid()
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # the forge dies with the tests
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((nothing, 0), (log, 1), (log, 2)):

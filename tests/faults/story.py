@@ -6,11 +6,11 @@ same each time: that is what the tests compare.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.faults.victims import PATIENCE_S, POLL_S, Victim
+from tests import waiting
+from tests.faults.victims import Victim
 
 GATED = "echo up >> started; until test -e gate; do sleep 0.01; done; exit 7"
 ENDLESS = "echo up >> endless; while :; do sleep 0.05; done"
@@ -77,8 +77,11 @@ def until(victim: Victim, noun: str, made: dict[str, Any], state: str) -> dict[s
 
 def until_said(victim: Victim, path: Path, n_lines: int) -> None:
     """Wait until jobs have written so many lines to a file; their controller is started again when it has died."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not path.exists() or path.read_bytes().count(b"\n") < n_lines:
+
+    def said() -> bool:
+        if path.exists() and path.read_bytes().count(b"\n") >= n_lines:
+            return True
         victim.mend()
-        assert time.monotonic() < give_up, victim.log()[-3000:]
-        time.sleep(POLL_S)
+        return False
+
+    waiting.until(said, 60, what=lambda: victim.log()[-3000:])

@@ -20,6 +20,7 @@ import pytest
 
 from tests.faults.checking import left, settle
 from tests.faults.victims import Forge, Victim, python_path, victim
+from tests.waiting import patient
 
 AT_ONCE = 3
 KILLED = -signal.SIGKILL
@@ -43,7 +44,7 @@ def moor(v: Victim, orders: dict[str, Any], *words: str) -> subprocess.Completed
         cwd=v.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
 

@@ -17,6 +17,7 @@ from tests.faults.checking import broken_laws, events_of, left, settle
 from tests.faults.story import tell
 from tests.faults.victims import DiedError, Forge, Victim, victim
 from tests.faults.watching import Watcher
+from tests.once import made_once
 
 PARTS = 16
 FIRST_PARTS = 4
@@ -33,12 +34,15 @@ Kill = tuple[int, str]
 @pytest.fixture(scope="session")
 def acts(forge: Forge, template: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The acts of a controller in the whole story, by number (from 1, at place 0)."""
-    folder = tmp_path_factory.mktemp("acts")
-    with victim(folder / "dry", forge, template) as dry:
-        dry.start({"trace": str(folder / "trace")})
-        tell(dry)
-        settle(dry, left)
-    return _names(folder / "trace")
+    own = tmp_path_factory.mktemp("acts")
+
+    def traced(folder: Path) -> None:
+        with victim(own / "dry", forge, template) as dry:
+            dry.start({"trace": str(folder / "trace")})
+            tell(dry)
+            settle(dry, left)
+
+    return _names(made_once(tmp_path_factory, "acts", traced) / "trace")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import pytest
 
 from tests.faults.checking import events_of, left, processes_of_runs, settle
 from tests.faults.story import job, until_said
-from tests.faults.victims import PATIENCE_S, DiedError, Forge, Victim, victim
+from tests.faults.victims import DiedError, Forge, Victim, victim
+from tests.waiting import until
 
 DISK = "4m"
 REFUSALS = 4  # in a row
@@ -105,7 +105,7 @@ def ready(v: Victim) -> tuple[int, str]:
 
 def wait_ready(v: Victim) -> None:
     """Wait until the controller has found out by itself that the disk works again."""
-    _wait_until(lambda: ready(v)[0] == 200)
+    until(lambda: ready(v)[0] == 200)
 
 
 def drain(v: Victim) -> None:
@@ -226,7 +226,7 @@ def test_a_dying_disk(number: int, forge: Forge, template: Path, tmp_path: Path)
         until_said(v, tmp_path / "said", 2)
         _wait_until_gone(run["id"])
         folder = v.data / "runs" / run["id"]
-        _wait_until(lambda: "cannot be recorded" in (folder / "supervisor.log").read_text())
+        until(lambda: "cannot be recorded" in (folder / "supervisor.log").read_text())
         assert not (folder / "end.json").exists(), "an end that may be lost is not recorded"
         broken.unlink()
         wait_ready(v)
@@ -239,11 +239,4 @@ def test_a_dying_disk(number: int, forge: Forge, template: Path, tmp_path: Path)
 
 
 def _wait_until_gone(run: str) -> None:
-    _wait_until(lambda: not processes_of_runs().get(run))
-
-
-def _wait_until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    until(lambda: not processes_of_runs().get(run))

@@ -14,6 +14,7 @@ from tests.faults.checking import broken_laws, events_of, left, settle
 from tests.faults.story import job
 from tests.faults.victims import POLL_S, UNKNOWN_YET, Forge, Victim, victim
 from tests.faults.watching import Watcher
+from tests.waiting import patient, until
 
 KILLS = 60
 CLIENTS = 6
@@ -89,14 +90,13 @@ def test_it_all_drains_to_nothing(forge: Forge, template: Path, tmp_path: Path) 
             if kill % 5 == 0:
                 assert broken_laws(v.data) == []
             v.start()
+        until(lambda: sum(client.n_answers for client in clients) > 4 * KILLS, 60, what="there is no load")
         for client in clients:
             client.halt.set()
         for client in clients:
-            client.join(60)
+            client.join(patient(60))
             assert not client.is_alive()
             assert client.wrong == []
-        n_answers = sum(client.n_answers for client in clients)
-        assert n_answers > 4 * KILLS, "there was no load"
         for client in clients:
             for key, (noun, id_, body) in client.made.items():
                 assert v.insist("POST", f"/v1/{noun}", body, key=key)["id"] == id_, "a key gives the same for ever"

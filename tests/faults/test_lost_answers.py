@@ -18,6 +18,7 @@ import pytest
 from tests.faults.checking import Seen, left, settle
 from tests.faults.story import job
 from tests.faults.victims import POLL_S, UNKNOWN_YET, Forge, Victim, victim
+from tests.waiting import patient, until
 
 N_CLAIMS = 40
 
@@ -59,7 +60,7 @@ class Network(threading.Thread):
                 client.sendall(answers[-1])
 
     def _connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self._to), timeout=30)
+        return socket.create_connection(("127.0.0.1", self._to), timeout=patient(30))
 
 
 def _read_request(client: socket.socket) -> bytes:
@@ -149,14 +150,14 @@ def test_clients_that_disappear_while_they_wait(v: Victim) -> None:
         headers["Idempotency-Key"] = f"gone-{number}"
         connection.request("POST", "/v1/claims?wait=600s", json.dumps(body), headers)
         callers.append(connection)
-    _wait_for(lambda: len(v.everything("claims?state=PENDING")) == 30)
+    until(lambda: len(v.everything("claims?state=PENDING")) == 30)
     for connection in callers:
         connection.close()
-    _wait_for(lambda: len(v.everything("claims?state=PENDING")) == 15, 30)
+    until(lambda: len(v.everything("claims?state=PENDING")) == 15, 30)
     assert all("leaseS" not in claim for claim in v.everything("claims?state=PENDING"))
     again = v.insist("POST", "/v1/claims", {"size": 16, "pool": "quick"}, key="gone-0")
     assert (again["state"], again["position"]) == ("PENDING", 1), "it kept its place"
-    _wait_for(lambda: _connections(v.pid) <= 1)
+    until(lambda: _connections(v.pid) <= 1)
     for claim in v.everything("claims"):
         v.insist("DELETE", f"/v1/claims/{claim['id']}")
     v.insist("GET", f"/v1/claims/{holder['id']}?wait=20s&for=ENDED")
@@ -191,7 +192,7 @@ def test_one_key_cannot_take_all_seats(v: Victim) -> None:
     finally:
         for each in sockets:
             each.close()
-    _wait_for(lambda: v.ask("GET", f"/v1/claims/{waiting['id']}?wait=50ms")[0] == 200)
+    until(lambda: v.ask("GET", f"/v1/claims/{waiting['id']}?wait=50ms")[0] == 200)
 
 
 def test_few_file_descriptors(forge: Forge, template: Path, tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_few_file_descriptors(forge: Forge, template: Path, tmp_path: Path) -> N
         turned_away = [each for each in held[:64] if _closed(each)]
         assert len(held) - len(turned_away) >= 48
         more = [socket.create_connection(("127.0.0.1", few.port)) for _ in range(300)]
-        _wait_for(lambda: sum(map(_closed, more)) >= 250)
+        until(lambda: sum(map(_closed, more)) >= 250)
         for each in [*held, *more]:
             each.close()
         run = few.insist("POST", "/v1/runs", job("few", "exit 3", few.folder), key="run")
@@ -218,7 +219,7 @@ def _send(v: Victim, path: str) -> socket.socket:
 
 def _answered(sockets: list[socket.socket], n_wanted: int) -> list[bytes]:
     """What came on those sockets on which something came, once it came on so many; a moment longer for more."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + patient(30)
     while len(ready := select.select(sockets, [], [], 0.3)[0]) < n_wanted and time.monotonic() < give_up:
         time.sleep(POLL_S)
     return [each.recv(65536) for each in ready]
@@ -241,10 +242,3 @@ def _connections(pid: int) -> int:
         with contextlib.suppress(OSError):
             sockets += str(fd.readlink()).startswith("socket:")
     return sockets - 3  # it listens on one, and its event loop wakes itself through a pair
-
-
-def _wait_for(true: Any, wait_s: float = 20.0) -> None:
-    give_up = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)

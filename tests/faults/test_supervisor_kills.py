@@ -81,6 +81,7 @@ def kill_at(v: Victim, at: int, when: str) -> int:
     return int(once.exists())
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_with_its_controller(forge: Forge, template: Path, tmp_path: Path) -> None:
     """Both are killed at once, as by a machine that kills for memory; what the tasks had started is found and ended."""

@@ -21,6 +21,7 @@ from typing import Any
 from tests.e2e.processes import ControllerProcess
 from tests.faults.forge import INSIDE
 from tests.procfs import every_process
+from tests.waiting import patient, until
 
 POOLS = """
 [[pool]]
@@ -50,7 +51,7 @@ remove_s = 0.02
 remove_per_device_s = 0.0
 """
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60)
 POLL_S = 0.002
 UNKNOWN_YET = (OSError, http.client.HTTPException, ValueError)  # no answer, or half of one
 
@@ -196,21 +197,23 @@ class Victim(ControllerProcess):
         self, method: str, path: str, body: object = None, *, key: str | None = None, ok: tuple[int, ...] = (200, 201)
     ) -> Any:
         """The answer to a request that is repeated, with the same idempotency key, until one comes."""
-        give_up = time.monotonic() + PATIENCE_S
         headers = {"Idempotency-Key": key} if key is not None else {}
-        while True:
-            said: object
+        said: object = None
+
+        def answered() -> tuple[Any] | None:
+            nonlocal said
             try:
                 status, answer = self.ask(method, path, body, headers=headers)
                 if status in ok:
-                    return answer
+                    return (answer,)
                 said = (status, answer)
                 assert status == 503, (method, path, status, answer, self.log()[-3000:])
             except UNKNOWN_YET as error:
                 said = repr(error)
-            assert time.monotonic() < give_up, (method, path, said, self.log()[-3000:])
-            if not self.mend():
-                time.sleep(POLL_S)
+            self.mend()
+            return None
+
+        return until(answered, 60, what=lambda: (method, path, said, self.log()[-3000:]))[0]
 
     def everything(self, what: str) -> list[dict[str, Any]]:
         """A list, all pages of it."""
