@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.report import Report
 from tests.e2e.processes import ControllerProcess
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.ipus import IpuSite, install
 from tests.slurm.programs import RELEASE
+from tests.waiting import until
 
 N_IPUS = 64
 SIZES = (1, 2, 4, 8, 16, 32, 64)

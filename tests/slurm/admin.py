@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.slurm.cluster import SlurmCluster
+from tests.waiting import patient
 
 MOOR = Path(sys.executable).with_name("moor")
 
@@ -33,7 +34,7 @@ def moor(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
     )
 
 

@@ -26,10 +26,11 @@ from typing import Self, TypeVar
 from tests import debian
 from tests.slurm import database, programs
 from tests.slurm.conf import build_slurm_conf, build_slurmdbd_conf
+from tests.waiting import patient, until
 
 USERS = ("games", "man", "backup")  # every Debian has them, with the same numbers
 ACCOUNT = "lab"
-START_S = 60.0  # a machine may be busy
+START_S = 60.0
 
 _PORTS = range(20000, 30000, 250)  # below those the kernel gives to clients: a daemon finds its port free again
 # Until its input ends, as whoever holds the other end removes the cluster or is dead. What belongs to the cluster is
@@ -166,7 +167,7 @@ class SlurmCluster:
         self._starter.shutdown()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        self._guard.wait(START_S)
+        self._guard.wait(patient(START_S))
         self._port_lock.close()
 
     def settle(self) -> None:
@@ -191,7 +192,7 @@ class SlurmCluster:
         """End slurmctld in good order: it saves its state."""
         process = self.processes.pop("slurmctld")
         process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
+        process.wait(patient(START_S))
 
     def kill_controller(self) -> None:
         """SIGKILL slurmctld."""
@@ -309,7 +310,7 @@ class SlurmCluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=timeout,
+            timeout=patient(timeout),
             cwd=self.work,
             env={**self.env, **(env or {})},
         )
@@ -498,21 +499,6 @@ def parse_record(line: str) -> dict[str, str]:
 def new_folder() -> Path:
     """An empty folder for a cluster, which removes it."""
     return Path(tempfile.mkdtemp(prefix=f"moorings-slurm-{os.getpid()}-", dir="/tmp"))  # a socket's path is short
-
-
-def until(true: Callable[[], T | None], timeout: float = 30, *, what: Callable[[], str] = lambda: "") -> T:
-    """Wait for what another process does; the first true value.
-
-    Raises:
-        AssertionError: the time, in seconds, is over; it says ``what`` is there instead.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        value = true()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what()}"
-        time.sleep(0.02)
 
 
 def _stamp(at: float) -> str:

@@ -11,7 +11,7 @@ another slurm.conf, files beside it or accounting makes a cluster for a module (
         with cluster:
             yield cluster
 
-Every test here is marked ``slurm``, and one worker of pytest runs them all (``scheduling``).
+Every test here is marked ``slurm``, and one process of pytest runs them all (``tests.lanes``).
 ``pytest tests/slurm --slurm-release=24.11`` runs them on another release.
 """
 

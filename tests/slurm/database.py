@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from tests import debian
+from tests.waiting import patient
 
 
 def build_command(mariadbd: Path, folder: Path) -> list[str]:
@@ -37,7 +38,7 @@ def make(folder: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
     )
     assert done.returncode == 0, f"MariaDB cannot make its tables:\n{done.stderr[-2000:]}"
     return mariadbd

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.processes import ControllerProcess
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.processes import killed_on_failure, launch
+from tests.slurm.cluster import SlurmCluster, new_folder
+from tests.waiting import patient, until
 
 SOURCES = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 POOLS = """
@@ -65,12 +67,14 @@ class IpuSite:
 
     def start_agent(self, user: str | None = None, *, log_level: str = "debug") -> None:
         """Start it, as root or as a user, and wait until it listens."""
-        switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
+        switch = (
+            ["setpriv", "--pdeathsig=KILL", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
+        )
         words = [*switch, sys.executable, "-m", "moorings.app.slurm_agent"]
         words += ["--listen", "127.0.0.1", "--log-level", log_level]
         path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
         with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
-            self._agent = subprocess.Popen(
+            self._agent = launch(
                 words,
                 stdout=log,
                 stderr=log,
@@ -78,7 +82,8 @@ class IpuSite:
                 cwd=self.cluster.work,  # a release in a chroot has this folder, too
             )
         begun = self.log().count("agent.started")
-        until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
+        with killed_on_failure(self._agent):
+            until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
 
     def _over(self) -> bool:
         assert self._agent is not None
@@ -89,7 +94,7 @@ class IpuSite:
         """End it; the exit code."""
         assert self._agent is not None
         self._agent.send_signal(how)
-        return self._agent.wait(20)
+        return self._agent.wait(patient(20))
 
     @property
     def agent_lives(self) -> bool:

@@ -12,8 +12,9 @@ import pytest
 
 from moorings.appliance.jobs import GRACE_S
 from tests.e2e.appliance import Site
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.wafer import BUSY_S, COMMAND, CPUS, Appliance, Job, start_slurmdbd
+from tests.waiting import patient, until
 
 pytest.importorskip("jax", reason="the extra `wafer` is not installed")
 
@@ -63,6 +64,7 @@ def appliance(outside: Appliance) -> Appliance:
 # -- what people see ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_sbatch_script_and_its_rows(appliance: Appliance, tmp_path: Path) -> None:
     folder = appliance.make_gpt2(tmp_path / "gpt2", gate=True)
     job = appliance.sbatch(folder, COMMAND)
@@ -94,7 +96,7 @@ def times_are_equal(appliance: Appliance, job: Job, step: str, ident: str) -> No
     for shown, told in zip(job.span(step), (run["startedAt"], run["endedAt"]), strict=True):
         off_s = (shown - datetime.fromisoformat(told)).total_seconds()
         print(f"{step}: {off_s:+.2f} s")
-        assert -2 <= off_s <= 2
+        assert -2 <= off_s <= patient(3), "Slurm shows it no sooner, and soon after"
 
 
 def test_the_shell_of_salloc_and_its_rows(appliance: Appliance, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_the_shell_of_salloc_and_its_rows(appliance: Appliance, tmp_path: Path) 
     until(lambda: [(row.id, row.name, row.state) for row in job.rows] == wanted, what=lambda: job.table)
     print(job.table)
     (folder / "go").touch()
-    assert salloc.wait(BUSY_S) == 0
+    assert salloc.wait(patient(BUSY_S)) == 0
     assert [(row.state, row.exit_code) for row in job.ended_rows()] == [("COMPLETED", "0:0")] * 3
 
 
@@ -127,7 +129,7 @@ def test_a_program_on_a_login_node_that_was_told_of_an_allocation(outside: Appli
         ]
         until(lambda: [(row.id, row.name, row.state) for row in job.rows] == wanted, what=lambda: job.table)
         (folder / "go").touch()
-        assert program.wait(BUSY_S) == 0, job.output
+        assert program.wait(patient(BUSY_S)) == 0, job.output
     until(lambda: [row.state for row in job.rows[1:]] == ["COMPLETED"] * 2, what=lambda: job.table)
     for step, made in ((f"{job.id}.0", compiled), (f"{job.id}.1", trained)):
         times_are_equal(outside, job, step, made["id"])
@@ -135,7 +137,7 @@ def test_a_program_on_a_login_node_that_was_told_of_an_allocation(outside: Appli
     job = outside.allocate(outside.make_endless(tmp_path / "endless"))
     with job.program(ENDLESS.format(systems=1, more="")) as program:
         outside.slurm.check("scancel", job.until_it_trains())
-        assert program.wait(BUSY_S) == 0, job.output
+        assert program.wait(patient(BUSY_S)) == 0, job.output
     assert "ended with 143" in job.output
     was_ended_in_order(job)
     until(lambda: job.rows[-1].state == "CANCELLED", what=lambda: job.table)
@@ -212,7 +214,6 @@ def test_the_time_limit_ends_what_trains_and_what_waits(appliance: Appliance, tm
         assert "ended with 143" in warned.output
         was_ended_in_order(warned)
         assert [row.state for row in warned.ended_rows()] == ["COMPLETED", "COMPLETED", "COMPLETED", "FAILED"]
-        assert warned.ran_s < 60
 
         waits.wait("COMPLETED")
         assert "the time limit of the Slurm job is near: cancelling" in waits.output
@@ -220,7 +221,7 @@ def test_the_time_limit_ends_what_trains_and_what_waits(appliance: Appliance, tm
         (waited,) = waits.made("execute")
         assert (waited["state"], waited.get("startedAt")) == ("CANCELLED", None)
         assert [row.state for row in waits.ended_rows()] == ["COMPLETED"] * 3  # the compile job is the last
-        assert 20 < waits.ran_s < 60
+        assert waits.ran_s > 20
 
         unwarned.wait("TIMEOUT")
         was_ended_in_order(unwarned)
@@ -242,7 +243,7 @@ def test_scancel_of_a_job_that_waits_in_the_appliances_queue(appliance: Applianc
 
 def test_job_time_sec_fails_the_step_and_says_why(appliance: Appliance, tmp_path: Path) -> None:
     folder = appliance.make_endless(tmp_path / "endless")
-    job = appliance.sbatch(folder, ENDLESS.format(systems=2, more="--job_time_sec 9"))
+    job = appliance.sbatch(folder, ENDLESS.format(systems=2, more="--job_time_sec 20"))
     job.until_it_trains()
     (trained,) = job.made("execute")
     name = trained["id"]
@@ -251,14 +252,14 @@ def test_job_time_sec_fails_the_step_and_says_why(appliance: Appliance, tmp_path
     (line,) = [line for line in appliance.moor("get", "jobs", "--no-headers").splitlines() if name in line]
     assert line.split()[:4] == [name, name, "RUNNING", "2"]  # devices
     job.wait("COMPLETED")
-    assert re.search(rf"{name}  train +FAILED after [\d.]+ s: job_time_sec 9 s is over", job.output)
+    assert re.search(rf"{name}  train +FAILED after [\d.]+ s: job_time_sec 20 s is over", job.output)
     assert "ended with 124" in job.output
     assert len(list(folder.glob("model_dir/checkpoint_*.npz"))) == 1
     (row,) = [row for row in job.ended_rows() if row.name == f"{name}-csx2"]
     assert (row.state, row.exit_code) == ("FAILED", "1:0")
     for listing in (("get", "runs", "--all", "-o", "wide"), ("wafer", "get", "jobs", "-a", "-o", "wide")):
         (line,) = [line for line in appliance.moor(*listing).splitlines() if name in line]
-        assert re.search("stopped at its time limit of 0:0[5-8]", line), line
+        assert re.search("stopped at its time limit of 0:1[0-9]", line), line
 
 
 @pytest.mark.parametrize(
@@ -314,9 +315,8 @@ def test_what_is_killed_holds_nothing_after_the_lease(
         case _:
             appliance.slurm.fail_node(1)
     until(lambda: job.steps == {}, what=lambda: str(job.steps))
-    until(lambda: appliance.site.job(trained["id"])["state"] == "CANCELLED", 60)
+    until(lambda: appliance.site.job(trained["id"])["state"] == "CANCELLED", LEASE_S + GRACE_S)
     print(f"{whom}: cancelled after {time.monotonic() - at:.1f} s")
-    assert time.monotonic() - at < LEASE_S + GRACE_S
     assert appliance.site.job(trained["id"])["detail"] == f"nobody renewed its lease of {LEASE_S:g} s"
     assert list(folder.glob("model_dir/checkpoint_*.npz")) != []
     appliance.assert_nothing_left()

@@ -11,8 +11,9 @@ import pytest
 
 from tests import debian
 from tests.slurm import programs
-from tests.slurm.cluster import ACCOUNT, License, Queued, SlurmCluster, new_folder, parse_record, until
+from tests.slurm.cluster import ACCOUNT, License, Queued, SlurmCluster, new_folder, parse_record
 from tests.slurm.conf import build_slurm_conf
+from tests.waiting import until
 
 FREE = License(total=64, used=0, free=64, reserved=0)
 
@@ -94,7 +95,7 @@ def test_a_power_cut_ends_a_nodes_processes_at_once(slurm):
     until(lambda: "up" in slurm.output(job))
     assert subprocess.run(["flock", "-n", lock, "true"], check=False).returncode == 1
     slurm.kill_node(2)
-    until(lambda: subprocess.run(["flock", "-n", lock, "true"], check=False).returncode == 0, timeout=2)
+    until(lambda: subprocess.run(["flock", "-n", lock, "true"], check=False).returncode == 0, 2)
 
 
 def test_a_failed_node_requeues_its_job_and_comes_back(slurm):

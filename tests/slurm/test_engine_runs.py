@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests.procfs import HEARING, every_process
-from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import patient, until
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -113,7 +113,7 @@ def start(site: IpuSite, key: str) -> Iterator[Start]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and what was said meanwhile."""
-    output, said = process.communicate(timeout=90)
+    output, said = process.communicate(timeout=patient(90))
     return process.returncode, output, said
 
 
@@ -137,6 +137,7 @@ def one_more(site: IpuSite, than: list[Run], true: Callable[[Run], object] = lam
     return until(look, 60, what=lambda: f"{runs(site)[-1:]}")
 
 
+@pytest.mark.smoke
 def test_a_command_runs_on_a_partition_of_its_own_and_its_exit_code_is_ours(site: IpuSite, start: Start) -> None:
     before = runs(site)
     script = 'echo "$RANK of $WORLD_SIZE: $MOORINGS_DEVICES in $MOORINGS_PARTITION_ID"; exit $((RANK * 7))'

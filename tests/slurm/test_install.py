@@ -13,6 +13,7 @@ import pytest
 from moorings.slurm.formats import build_jobs, parse_jobs
 from tests.slurm.admin import MOOR, moor, surroundings, told
 from tests.slurm.cluster import SlurmCluster, new_folder
+from tests.waiting import patient
 
 SITES_SCRIPT = """\
 -- the site's own rule
@@ -76,6 +77,7 @@ def ours(cluster: SlurmCluster) -> list[str]:
     return sorted(Path(path).name for path in tree(cluster) if "moorings" in Path(path).name)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_from_nothing_to_a_job_and_back(cluster):
     before = tree(cluster)
@@ -248,7 +250,7 @@ def test_two_at_once_do_not_mix(cluster):
         )
         for _ in range(2)
     ]
-    ends = [process.communicate(timeout=60) for process in both]
+    ends = [process.communicate(timeout=patient(60)) for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes[0] == 0, ends
     assert codes[1] in (0, 5), ends  # done already, or told that another is at work

@@ -12,9 +12,10 @@ import pytest
 
 from tests.e2e.processes import ControllerProcess
 from tests.slurm.admin import moor, told
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.ipus import N_IPUS, POOLS, IpuSite
 from tests.slurm.programs import RELEASE
+from tests.waiting import patient, until
 
 SLURM_USER = "games"
 UID = pwd.getpwnam(SLURM_USER).pw_uid
@@ -105,6 +106,6 @@ def test_a_vipu_conf_of_a_strangers_is_refused_and_the_hint_helps(site: IpuSite)
     hint = f"chown {SLURM_USER} {conf}"
     assert hint in " ".join(refused.stderr.split())
     assert hint in verdicts(site, "--only", "slurm.vipu", code=8)["slurm.vipu"][2]
-    subprocess.run(hint.split(), check=True, timeout=10)
+    subprocess.run(hint.split(), check=True, timeout=patient(10))
     assert moor(site.cluster, "slurm", "install", "--plan", "--ipus", "4").returncode == 0
     assert Path(conf).read_text() == "ApiHost=ctl1\n"

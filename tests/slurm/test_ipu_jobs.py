@@ -8,8 +8,8 @@ from datetime import datetime
 
 import pytest
 
-from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import until
 
 # The two job scripts of the V-IPU user guide, section 5.3.1.
 SINGLE_GCD = """#!/bin/bash
@@ -51,6 +51,7 @@ def _quiet(site: IpuSite) -> Iterator[None]:
     site.settle()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("script", "tasks"), [(SINGLE_GCD, 1), (MULTI_GCD, 2)])
 def test_the_manuals_job_scripts_run_unchanged(site: IpuSite, script: str, tasks: int) -> None:
     job = site.cluster.sbatch(script, user="games")
@@ -67,6 +68,7 @@ def test_the_manuals_job_scripts_run_unchanged(site: IpuSite, script: str, tasks
     assert [(claim["state"], claim["size"], claim["gcds"]) for claim in made] == [("RELEASED", 2, tasks)]
 
 
+@pytest.mark.smoke
 def test_a_job_waits_for_room_and_starts_when_there_is_some(site: IpuSite) -> None:
     first = site.cluster.sbatch("sleep 60", "--ipus=16")
     site.cluster.wait_job(first, "RUNNING")
@@ -88,6 +90,7 @@ def test_what_others_use_is_not_to_be_had_in_slurm(site: IpuSite) -> None:
     site.cluster.wait_job(job, "COMPLETED")
 
 
+@pytest.mark.smoke
 def test_the_partition_is_active_before_the_first_process_starts(site: IpuSite) -> None:
     """Law 4, as the controller's log tells it: ready before the job's own first act."""
     mark = site.cluster.work / "first"

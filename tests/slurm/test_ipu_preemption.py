@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import until
 
 PARTITIONS = """
 PartitionName=normal Nodes=ALL Default=YES PriorityTier=1

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 YIELD_S = 12
@@ -110,6 +110,7 @@ def test_a_borrower_saves_and_goes_on_when_the_owner_is_done(site: IpuSite, scri
     assert site.log().count("job.warned") >= 1
 
 
+@pytest.mark.smoke
 def test_a_program_of_srun_is_warned_and_its_job_goes_on(site: IpuSite) -> None:
     job = borrow(site, STEP, "USR1")
     owner = site.cluster.sbatch("true", *LAB, user="man")

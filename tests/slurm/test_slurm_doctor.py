@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from moorings.slurm.host.checks import CHECKS
 from moorings.slurm.host.instance import read_instance
 from tests.slurm.admin import moor, told
-from tests.slurm.cluster import until
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import until, within
 
 PROMISE_S = 10.0
 
@@ -45,9 +44,8 @@ def _mended(site: IpuSite) -> Iterator[None]:
 
 def findings(site: IpuSite, *words: str, code: int = 8) -> dict[str, tuple[str, str]]:
     """Verdict and evidence by id."""
-    begun = time.monotonic()
-    items = told(site.cluster, "slurm", "doctor", *words, code=code)["items"]
-    assert time.monotonic() - begun < PROMISE_S
+    with within(PROMISE_S):
+        items = told(site.cluster, "slurm", "doctor", *words, code=code)["items"]
     return {item["id"]: (item["verdict"], item["evidence"]) for item in items}
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, B
 from moorings.slurm.munge import Munge
 from tests.slurm import programs
 from tests.slurm.answers import GOOD, HOSTILE, head, written
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.node_agent import NodeAgent, binding, refused, retry
 from tests.slurm.spank import LICENSES, build_plugin, copy_lua, plug, run_dir
+from tests.waiting import patient, until
 
 USER = "games"
 SINGLE_GCD_JOB = """#!/bin/bash
@@ -46,7 +46,7 @@ TELL = (
 
 @pytest.fixture(scope="module")
 def cluster(slurm_release: str) -> Iterator[SlurmCluster]:
-    conf = "JobSubmitPlugins=lua\nLaunchParameters=use_interactive_step\nKillWait=5"
+    conf = "JobSubmitPlugins=lua\nLaunchParameters=use_interactive_step\nKillWait=900"
     cluster = SlurmCluster(new_folder(), 2, release=slurm_release, licenses=LICENSES, extra_conf=conf)
     build_plugin(cluster)
     copy_lua(cluster)
@@ -338,10 +338,8 @@ def test_a_look_into_a_job_that_gets_no_binding_runs_without_one(cluster, agent,
     words = ["srun", f"--jobid={job}", "--overlap", "--mem=0", "-n1"]
     brought = {"MOORINGS_PARTITION_ID": "another", "IPUOF_VIPU_API_GCD_ID": "3", "RANK": "5"}
     look = ["sh", "-c", "echo ran ${MOORINGS_PARTITION_ID-no} ${IPUOF_VIPU_API_GCD_ID-no} ${RANK-no}"]
-    began = time.monotonic()
     done = cluster.run(*words, *look, user=USER, env=brought)
     assert (done.returncode, done.stdout) == (0, "ran no no no\n"), done.stderr
-    assert time.monotonic() - began < 12  # and not wait=30
     assert "it is over" in done.stderr if how == "refused" else "was not ready within 5 s" in done.stderr
     assert done.stderr.count("this step starts without a binding") == 1
     agent.answer = lambda _: refused("it is over")
@@ -456,10 +454,8 @@ def test_a_job_that_is_cancelled_while_it_waits_ends_at_once(cluster, agent, fol
         cluster.spawn("srun", "-n2", "--ipus=2", "sh", "-c", "echo ran > srun-ran", user=USER)
         job = until(lambda: agent.jobs() and agent.jobs()[0])
     until(lambda: job in agent.jobs())
-    began = time.monotonic()
     cluster.check("scancel", str(job), user=USER)
-    until(lambda: cluster.squeue() == [])
-    assert time.monotonic() - began < 4  # before KillWait
+    until(lambda: cluster.squeue() == [], what="it ends before KillWait")
     assert cluster.job(job)["JobState"] == "CANCELLED"
     gate.open.set()
     assert "ran\n" not in cluster.output(job)
@@ -473,7 +469,7 @@ def test_an_interrupted_srun_ends_while_it_waits(cluster, agent):
     srun = cluster.spawn("srun", "-n2", "--ipus=2", "echo", "ran", user=USER)
     until(lambda: agent.requests != [])
     srun.send_signal(signal.SIGTERM)
-    out, _ = srun.communicate(timeout=20)
+    out, _ = srun.communicate(timeout=patient(20))
     assert out == ""
     until(lambda: cluster.squeue() == [])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.spank import SOURCES, WARNINGS
+from tests.waiting import patient
 
 # Between the making of a folder and its opening, who may write to the folder above puts something else in its place.
 RACE = """
@@ -46,7 +47,7 @@ def test_a_link_put_in_a_new_folders_place_changes_no_other_folder(tmp_path: Pat
     victim.mkdir(0o700)
 
     def opened(*arguments: Path) -> bool:
-        return subprocess.run([tmp_path / "race", *arguments], check=False, timeout=20).returncode == 0
+        return subprocess.run([tmp_path / "race", *arguments], check=False, timeout=patient(20)).returncode == 0
 
     assert opened(tmp_path / "honest")
     assert (tmp_path / "honest").stat().st_mode & 0o7777 == 0o711

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.spank import LICENSES, LIMITS, SOURCES, build_plugin, copy_lua, plug
+from tests.waiting import until
 
 USER = "games"
 SIGNALS = re.findall(r"\w+", "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU")

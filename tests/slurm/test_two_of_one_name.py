@@ -13,8 +13,9 @@ from moorings.core.reconcile import BAD_S
 from moorings.slurm.host.instance import FILE
 from moorings.slurm.host.offers import YIELD_S
 from tests.slurm.admin import moor, told
-from tests.slurm.cluster import SlurmCluster, new_folder, until
+from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.ipus import LICENSES, SIZES, IpuSite, install, ipu_site
+from tests.waiting import patient, until
 
 LONG = "srun sh -c 'echo $MOORINGS_PARTITION_ID'; sleep 600"
 
@@ -136,7 +137,7 @@ def test_a_clone_takes_over_when_the_first_is_silent_and_spares_its_jobs(first: 
     stays(lambda: states(first).get(owner) == "READY", 25, what=lambda: logs(first, second))
     assert first.cluster.job(running)["JobState"] == "RUNNING"
     step.terminate()
-    assert step.wait(10) != 0
+    assert step.wait(patient(10)) != 0
     assert step.stderr is not None
     assert "the controller serves another Slurm" in step.stderr.read()
 

@@ -10,8 +10,8 @@ import pytest
 from moorings.slurm.formats import parse_config
 from moorings.slurm.host.installation import Choices, build_limits
 from moorings.slurm.host.site import Site, parse_site
-from tests.slurm.cluster import until
 from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
+from tests.waiting import until
 
 USER = "games"
 WAIT_S, PATIENCE_S = 8, 3

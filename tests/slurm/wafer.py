@@ -22,7 +22,8 @@ from typing import Any
 from tests.debian import ROOT
 from tests.e2e.appliance import Site
 from tests.slurm.admin import MOOR
-from tests.slurm.cluster import SlurmCluster, until
+from tests.slurm.cluster import SlurmCluster
+from tests.waiting import patient, until
 
 SEEDS_FORMAT = "JobID,JobName%34,Account,State,CPUTime,AllocCPUS,AllocNodes,ExitCode"
 CPUS = 40  # of each node, and of each job, as on that page
@@ -167,7 +168,7 @@ class Appliance:
     def moor(self, *words: str) -> str:
         """What a command of the appliance's admin prints."""
         env = {**os.environ, "MOORINGS_CREDENTIALS": str(self.site.controller.credentials), "COLUMNS": "300"}
-        done = subprocess.run([MOOR, *words], env=env, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([MOOR, *words], env=env, capture_output=True, text=True, check=False, timeout=patient(60))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
