@@ -2,19 +2,28 @@
 
 The Kubernetes that Debian has takes CEL rules and does not look at them. This server stands beside it on the same etcd,
 with the same certificates, and is asked by HTTP alone: it has no other resources, and no kubectl finds its way about.
+It takes minutes to build: ``rules.py`` stands in for it, and only a whole run asks it whether that one is right.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
+from collections.abc import Callable
+from typing import Any
 
+from moorings.kubernetes.ipujob import API_VERSION, PLURAL
 from tests.kubernetes import programs
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
+from tests.kubernetes.rules import Judge, RefusedError
+from tests.waiting import patient, until
 
 NAME = "crd-server"
 _PORT = 7443
+_JOBS = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
+_MERGE_PATCH = "application/merge-patch+json"
 # Their objects are of a newer core API than the cluster's: the server would wait for them for ever.
 _PLUGINS_OFF = "ValidatingAdmissionPolicy,MutatingAdmissionPolicy"
 
@@ -56,7 +65,7 @@ class CrdServer:
         Raises:
             KubernetesError: it refused.
         """
-        connection = http.client.HTTPSConnection(self._cluster.host, _PORT, context=self._context, timeout=30)
+        connection = http.client.HTTPSConnection(self._cluster.host, _PORT, context=self._context, timeout=patient(30))
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, {"Content-Type": content_type, "Accept": "application/json"})
@@ -75,3 +84,87 @@ class CrdServer:
         except (OSError, KubernetesError):
             return False
         return True
+
+
+class Server:
+    """A Judge: the server, with the definition."""
+
+    def __init__(self, server: CrdServer, definition: Obj) -> None:
+        self._server = server
+        server.api("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+        until(self._is_served)
+
+    def create(self, job: Obj) -> Obj:
+        return self._ask("POST", _JOBS, job)
+
+    def change(self, made: Obj, spec: Obj) -> Obj:
+        return self._ask("PATCH", _path(made), {"spec": spec})
+
+    def change_status(self, made: Obj, status: Obj) -> Obj:
+        return self._ask("PATCH", _path(made, "/status"), {"status": status})
+
+    def scale(self, made: Obj, replicas: int) -> Obj:
+        self._ask("PATCH", _path(made, "/scale"), {"spec": {"replicas": replicas}})
+        return self._ask("GET", _path(made))
+
+    def _ask(self, method: str, path: str, body: Obj | None = None) -> Obj:
+        kind = _MERGE_PATCH if method == "PATCH" else "application/json"
+        try:
+            return self._server.api(method, path, body, content_type=kind)
+        except KubernetesError as error:
+            if error.status != http.client.UNPROCESSABLE_ENTITY:
+                raise
+            raise RefusedError(
+                f"{each['field']}: {each['message']}" for each in error.body["details"]["causes"]
+            ) from None
+
+    def _is_served(self) -> bool:
+        with contextlib.suppress(KubernetesError):  # not found, or told to come again
+            self._server.api("GET", _JOBS)
+            return True
+        return False
+
+
+class Agreeing:
+    """A Judge: two that must agree, word for word; the answer is the first one's.
+
+    Raises:
+        AssertionError: they do not.
+    """
+
+    def __init__(self, first: Judge, second: Judge) -> None:
+        self._first, self._second = first, second
+
+    def create(self, job: Obj) -> Obj:
+        return self._compare(lambda judge: judge.create(job))
+
+    def change(self, made: Obj, spec: Obj) -> Obj:
+        return self._compare(lambda judge: judge.change(made, spec))
+
+    def change_status(self, made: Obj, status: Obj) -> Obj:
+        return self._compare(lambda judge: judge.change_status(made, status))
+
+    def scale(self, made: Obj, replicas: int) -> Obj:
+        return self._compare(lambda judge: judge.scale(made, replicas))
+
+    def _compare(self, ask: Callable[[Judge], Obj]) -> Obj:
+        first, second = _hear(ask, self._first), _hear(ask, self._second)
+        assert _content(first) == _content(second)
+        if isinstance(first, RefusedError):
+            raise first
+        return first
+
+
+def _path(made: Obj, subresource: str = "") -> str:
+    return f"{_JOBS}/{made['metadata']['name']}{subresource}"
+
+
+def _hear(ask: Callable[[Judge], Obj], judge: Judge) -> Obj | RefusedError:
+    try:
+        return ask(judge)
+    except RefusedError as error:
+        return error
+
+
+def _content(answer: Obj | RefusedError) -> Any:
+    return answer.causes if isinstance(answer, RefusedError) else (answer["spec"], answer.get("status"))
