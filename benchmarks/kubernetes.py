@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.report import Report
-from tests.kubernetes.cluster import KubernetesCluster, new_folder, until
+from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site, template
+from tests.waiting import until
 
 POOLS = """
 [[pool]]

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import patient
+
 Obj = dict[str, Any]
 
 AGAIN_S = 30.0  # so long what the API server wants to be asked again is asked again
@@ -40,7 +42,7 @@ class Api:
             OSError: it is not there.
         """
         text = None if body is None else json.dumps(body)
-        until = time.monotonic() + AGAIN_S
+        until = time.monotonic() + patient(AGAIN_S)
         while True:
             status, answer = self._ask(method, path, text, {"Content-Type": content_type, "Accept": "application/json"})
             found: Obj = json.loads(answer)
@@ -58,7 +60,7 @@ class Api:
             return False
 
     def _ask(self, method: str, path: str, text: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPSConnection(self._host, self._port, context=self._context, timeout=30)
+        connection = http.client.HTTPSConnection(self._host, self._port, context=self._context, timeout=patient(30))
         try:
             connection.request(method, path, text, headers)
             answer = connection.getresponse()

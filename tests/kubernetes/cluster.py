@@ -23,10 +23,11 @@ from urllib.parse import urlsplit
 from tests import debian
 from tests.kubernetes import pki, programs
 from tests.kubernetes.api import Api, KubernetesError, Obj
-from tests.kubernetes.daemons import START_S, Daemons, until
+from tests.kubernetes.daemons import START_S, Daemons
 from tests.kubernetes.images import Image
 from tests.kubernetes.network import Network
 from tests.kubernetes.node import Node
+from tests.waiting import patient, until
 
 __all__ = ["KubernetesCluster", "KubernetesError", "Obj", "new_folder", "until"]
 
@@ -242,7 +243,7 @@ class KubernetesCluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=timeout,
+            timeout=patient(timeout),
             cwd=self.folder,
             env=self.env(kubeconfig),
         )
@@ -344,7 +345,7 @@ class KubernetesCluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=timeout,
+            timeout=patient(timeout),
             cwd=self.folder,
             env=self.env(),
         )
@@ -441,7 +442,7 @@ def _port(number: int, protocol: str = "TCP") -> Obj:
 
 
 def _answers(url: str, path: str) -> bool:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=patient(5))
     try:
         connection.request("GET", path)
         return connection.getresponse().status == 200

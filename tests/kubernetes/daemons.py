@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from tests.waiting import patient, until
+
 START_S = 60.0
-BUSY = 3  # times as long may everything take: tests of two suites share the cores, and no test is about time
 MARK = "MOORINGS_TEST_CLUSTER"
 
 # Until its input ends, as whoever holds the other end removes the cluster or is dead. What belongs to the cluster is
@@ -94,7 +94,7 @@ class Daemons:
         process = self._running.pop(name)
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(seconds)
+            process.wait(patient(seconds))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -117,25 +117,4 @@ class Daemons:
         self._starter.shutdown()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        self._guard.wait(START_S)
-
-
-def until(true: Callable[[], T | None], timeout: float = 30, *, what: Callable[[], str] = lambda: "") -> T:
-    """Wait for what another process does; the first true value.
-
-    Args:
-        true: looks.
-        timeout: seconds that it may take on a machine that does nothing else; a busy one has ``BUSY`` times as many.
-        what: says what is there instead.
-
-    Raises:
-        AssertionError: the time is over.
-    """
-    timeout *= BUSY
-    deadline = time.monotonic() + timeout
-    while True:
-        value = true()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what()}"
-        time.sleep(0.02)
+        self._guard.wait(patient(START_S))

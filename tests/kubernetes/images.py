@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from tests import debian
 from tests.kubernetes import programs
+from tests.waiting import patient
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}  # the Debian that has this environment's Python
@@ -224,7 +225,7 @@ def _bootstrap(suite: str, root: Path) -> None:
             stdout=stream,
             stderr=stream,
             check=False,
-            timeout=_UNPACK_S,
+            timeout=patient(_UNPACK_S),
             env={
                 "PATH": _PATH,
                 "DEBOOTSTRAP_DIR": str(folder / "usr" / "share" / "debootstrap"),

@@ -12,7 +12,8 @@ import subprocess
 
 from tests import debian
 from tests.kubernetes import programs
-from tests.kubernetes.daemons import Daemons, until
+from tests.kubernetes.daemons import Daemons
+from tests.waiting import patient, until
 
 _CLUSTERS = range(16)  # on one machine at the same time
 _NODES = 8
@@ -87,7 +88,7 @@ def ip(*words: str, inside: tuple[str, ...] = ()) -> None:
     program = programs.ip()
     argv = [*inside, str(program), *words]
     done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=30, env=debian.surroundings(program)
+        argv, capture_output=True, text=True, check=False, timeout=patient(30), env=debian.surroundings(program)
     )
     assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tests.kubernetes import images, programs
-from tests.kubernetes.daemons import START_S, until
+from tests.kubernetes.daemons import START_S
+from tests.waiting import patient, until
 
 if TYPE_CHECKING:
     from tests.kubernetes.cluster import KubernetesCluster
@@ -165,7 +166,7 @@ class Node:
         assert loading.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it says why
             image.write_archive(loading.stdin, self._layers)
-        out, _ = loading.communicate(timeout=_IMPORT_S)
+        out, _ = loading.communicate(timeout=patient(_IMPORT_S))
         assert loading.returncode == 0, f"{image.name} was not imported: {out.decode(errors='replace')}"
         self._imported[image.name] = image
         self._layers.update(image.layers)
@@ -178,7 +179,7 @@ class Node:
     def run(self, *argv: str, timeout: float = 30) -> str:
         """What a command prints that runs as on the node itself; it must succeed."""
         done = subprocess.run(
-            self._build_words(argv), capture_output=True, text=True, check=False, timeout=timeout, env=self.env
+            self._build_words(argv), capture_output=True, text=True, check=False, timeout=patient(timeout), env=self.env
         )
         assert done.returncode == 0, f"{argv}: exit {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -218,7 +219,9 @@ class Node:
 
     def _containerd_answers(self) -> bool:
         words = self._build_words([str(self._program("ctr")), *self._ctr(), "version"])
-        return subprocess.run(words, capture_output=True, check=False, timeout=30, env=self.env).returncode == 0
+        return (
+            subprocess.run(words, capture_output=True, check=False, timeout=patient(30), env=self.env).returncode == 0
+        )
 
     def _is_ready(self) -> bool:
         found = self.cluster.api("GET", f"/api/v1/nodes/{self.name}")
@@ -227,7 +230,7 @@ class Node:
         return ready[0]["status"] == "True" and taints == []
 
     def _has_rules(self) -> bool:
-        with urllib.request.urlopen(f"http://{self.address}:10256/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.address}:10256/healthz", timeout=patient(5)) as answer:
             return bool(answer.status == 200)
 
     def _wait(self, true: Callable[[], object]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from tests import debian
+from tests.waiting import patient
 
 BUILD_S = 1800.0  # once on a machine, with two busy cores
 _SCRIPT = debian.ROOT / "scripts" / "kubernetes.sh"
@@ -55,7 +56,7 @@ def crd_server() -> Path:
 @functools.cache
 def _try_crd_server() -> subprocess.CompletedProcess[str]:
     argv = [str(_SCRIPT), "--crd-server"]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, env=_ENV, timeout=BUILD_S)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=_ENV, timeout=patient(BUILD_S))
 
 
 def kube(name: str) -> Path:
@@ -120,7 +121,13 @@ def _asset(name: str) -> Path | None:
 
 def _run(*options: str) -> str:
     done = subprocess.run(
-        [_SCRIPT, *options], stdout=subprocess.PIPE, stderr=None, text=True, check=False, env=_ENV, timeout=BUILD_S
+        [_SCRIPT, *options],
+        stdout=subprocess.PIPE,
+        stderr=None,
+        text=True,
+        check=False,
+        env=_ENV,
+        timeout=patient(BUILD_S),
     )
     assert done.returncode == 0, f"{_SCRIPT.name} {' '.join(options)} failed; what it said is above"
     return done.stdout.strip()

@@ -19,8 +19,9 @@ from moorings import __version__
 from scripts.dist import CHART_NAME, pack
 from tests.debian import ROOT
 from tests.kubernetes import images
-from tests.kubernetes.cluster import KubernetesCluster, Obj, new_folder, until
+from tests.kubernetes.cluster import KubernetesCluster, Obj, new_folder
 from tests.kubernetes.site import CHART, CRD, POOLS, Pod, Site, template
+from tests.waiting import patient, until
 
 NAME = "gc"
 FULL = f"{NAME}-ipu-operator"
@@ -52,7 +53,7 @@ class Release(Site):
         cluster.import_image(images.busybox(), images.mpi())
         archive = self.folder / "images.tar"
         words = [sys.executable, str(ROOT / "scripts" / "image.py"), str(archive)]
-        subprocess.run(words, check=True, timeout=MAKE_S, env=_ENV)
+        subprocess.run(words, check=True, timeout=patient(MAKE_S), env=_ENV)
         for node in cluster.nodes:
             node.import_archive(archive)
         archive.unlink()

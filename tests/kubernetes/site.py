@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 
 from tests.e2e.processes import ControllerProcess
-from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj, new_folder, until
+from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj, new_folder
+from tests.processes import killed_on_failure, launch
+from tests.waiting import patient, until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "ipu-operator"
@@ -140,13 +142,14 @@ class Site:
         words += [f"--operator-account=system:serviceaccount:{self.namespace}:{OPERATOR}", "--log-level=5"]
         words += [f"--kubeconfig={token}"]
         self.proxy = self._start("proxy", words)
-        until(self._proxy_is_ready, 30, what=lambda: self.log("proxy")[-3000:])
+        with killed_on_failure(self.proxy):
+            until(self._proxy_is_ready, 30, what=lambda: self.log("proxy")[-3000:])
 
     def _proxy_is_ready(self) -> bool:
         assert self.proxy is not None
         assert self.proxy.poll() is None, self.log("proxy")[-3000:]
         try:
-            with urllib.request.urlopen(f"{self.proxy_url}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.proxy_url}/readyz", timeout=patient(5)) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -178,7 +181,8 @@ class Site:
             assert self.operators[name].poll() is None, self.log(name)[-3000:]
             return self.log(name).count("election.won") > begun or not leads
 
-        until(works, 40, what=lambda: self.log(name)[-3000:])
+        with killed_on_failure(self.operators[name]):
+            until(works, 40, what=lambda: self.log(name)[-3000:])
 
     def kill_operator(self, name: str = "operator") -> None:
         """As a power cut would."""
@@ -196,13 +200,13 @@ class Site:
     def _end(self, process: subprocess.Popen[bytes], how: signal.Signals) -> int:
         process.send_signal(how)
         try:
-            return process.wait(30)
+            return process.wait(patient(30))
         finally:
             process.kill()  # who has not heard is not left behind
 
     def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "HOME": str(self.folder)})
+            return launch(words, stdout=log, stderr=log, env={**os.environ, "HOME": str(self.folder)})
 
     def log(self, name: str) -> str:
         """What a part wrote."""

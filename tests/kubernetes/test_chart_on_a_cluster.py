@@ -14,8 +14,9 @@ import pytest
 
 from moorings import __version__
 from tests.kubernetes import images
-from tests.kubernetes.cluster import KubernetesCluster, Obj, until
+from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.release import FULL, SIZE, TRACKER, Release, idle_workers, released
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)  # the first one makes the images, where the cache has none
 

@@ -13,6 +13,7 @@ import pytest
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
 from tests.kubernetes.hooks import Hook, serve_hook
+from tests.waiting import patient
 
 BUSYBOX = images.busybox().name
 
@@ -216,7 +217,7 @@ def server(node_cluster: KubernetesCluster, namespace: str) -> str:
 
 def fetch(url: str) -> str:
     """What a process of this machine gets, without a proxy on the way."""
-    with build_opener(ProxyHandler({})).open(url, timeout=5) as answer:
+    with build_opener(ProxyHandler({})).open(url, timeout=patient(5)) as answer:
         return str(answer.read().decode())
 
 

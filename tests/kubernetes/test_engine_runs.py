@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.kubernetes import images
-from tests.kubernetes.cluster import KubernetesCluster, new_folder, until
+from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import Site, ipu_site
 from tests.kubernetes.test_engine import RUNNER, give_rights
 from tests.procfs import HEARING
+from tests.waiting import patient, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -86,7 +87,7 @@ def start(site: Site, key: str) -> Iterator[Start]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and what was said meanwhile."""
-    output, said = process.communicate(timeout=120)
+    output, said = process.communicate(timeout=patient(120))
     return process.returncode, output, said
 
 
@@ -109,6 +110,7 @@ def one_more(site: Site, than: list[Run], true: Callable[[Run], object] = lambda
     return found
 
 
+@pytest.mark.smoke
 def test_a_command_runs_on_a_partition_of_its_own_and_its_exit_code_is_ours(site: Site, start: Start) -> None:
     before = runs(site)
     script = 'echo "$RANK of $WORLD_SIZE in $MOORINGS_PARTITION_ID"; pwd; exec sleep $((1 + RANK * 8))'

@@ -17,6 +17,7 @@ from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.laws import Watcher, lawful
 from tests.kubernetes.site import JOBS, OPERATOR, Site, ipu_site
 from tests.kubernetes.ways import Way
+from tests.waiting import patient
 
 MERGE = "application/merge-patch+json"
 
@@ -136,7 +137,7 @@ class Road:
 
     def __enter__(self) -> Road:
         self._thread.start()
-        through = asyncio.run_coroutine_threadsafe(self._opened.__aenter__(), self._loop).result(10)
+        through = asyncio.run_coroutine_threadsafe(self._opened.__aenter__(), self._loop).result(patient(10))
         port = through.name.removeprefix("way-")
         file, token = self._folder / "operator", self._site.cluster.token(self._site.namespace, OPERATOR)
         url = f"https://127.0.0.1:{port}"
@@ -144,7 +145,7 @@ class Road:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._opened.__aexit__(None, None, None), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._opened.__aexit__(None, None, None), self._loop).result(patient(10))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -158,7 +159,7 @@ class Road:
             done.set()
 
         self._loop.call_soon_threadsafe(do)
-        assert done.wait(10)
+        assert done.wait(patient(10))
 
 
 @pytest.fixture

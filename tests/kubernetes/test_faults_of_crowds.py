@@ -41,7 +41,6 @@ def test_a_third_of_200_jobs_is_deleted_at_random_while_they_start(site: Site, w
     chance = random.Random(200)
     names = [f"job{number}" for number in range(CROWD)]
     doomed = set(chance.sample(names, CROWD // 3))
-    begun = time.monotonic()
 
     def live(name: str) -> None:
         site.submit(home, name)
@@ -63,7 +62,6 @@ def test_a_third_of_200_jobs_is_deleted_at_random_while_they_start(site: Site, w
     site.cluster.wait(all_stand, 85, what=lambda: site.log("operator")[-3000:])
     site.cluster.wait(lambda: owners(site) == rest)
     assert len(site.pod.partitions()) == len(rest)
-    assert time.monotonic() - begun < 90
     assert {len(partitions) for partitions in watched.partitions.values()} == {1}
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.cluster import KubernetesCluster, Obj, until
+from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.laws import Watcher
 from tests.kubernetes.site import Site, ipu_site
+from tests.waiting import until
 
 AGAIN = {"type": "OnFailure"}
 
@@ -53,6 +54,7 @@ def partition_of(pod: Obj) -> str:
 # -- away --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site, watched: Watcher, home: str) -> None:
     uids = {name: bring_up(site, home, name, restartPolicy=AGAIN) for name in ("stays", "fails", "goes")}
     site.submit(home, "begins")
@@ -74,6 +76,7 @@ def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site,
     assert {owner: names for owner, names in watched.partitions.items() if len(names) != 1} == {}
 
 
+@pytest.mark.smoke
 def test_a_controller_is_killed_and_the_other_one_serves(site: Site, watched: Watcher, home: str) -> None:
     uid = bring_up(site, home, "first", ipusPerJobInstance="16")
     (where,) = [pod for pod in site.pods if "first" in held(site)[pod.folder.name]]

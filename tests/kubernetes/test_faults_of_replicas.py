@@ -65,8 +65,7 @@ def test_a_leader_that_stands_still_is_followed_and_does_nothing_when_it_wakes_u
             site.await_pods(home, name, f"{name}-worker-0")
         site.cluster.wait(lambda: site.status(home, "job1").get("currentInstances") == 2)
         time.sleep(max(0.0, begun + LEASE_S + 1 - time.monotonic()))
-        time.sleep(1)  # statuses that were put off
-        before = world(site, home)
+        before = site.cluster.wait(lambda: rested(site, home))
     finally:
         site.operators["operator"].send_signal(signal.SIGCONT)
     site.cluster.wait(lambda: not leads(site, "operator"))
@@ -80,6 +79,13 @@ def test_a_leader_that_stands_still_is_followed_and_does_nothing_when_it_wakes_u
     assert leads(site, "operator")
     assert partitions(site, home) == kept, f"after {time.monotonic() - begun} s"
     assert {len(held) for held in watched.partitions.values()} == {1}
+
+
+def rested(site: Site, namespace: str) -> list[tuple[str, str]] | None:
+    """The world, once statuses that were put off are written."""
+    before = world(site, namespace)
+    time.sleep(1)
+    return before if world(site, namespace) == before else None
 
 
 def partitions(site: Site, namespace: str, *, but: str = "later") -> dict[str, str]:

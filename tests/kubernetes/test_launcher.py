@@ -14,9 +14,10 @@ import pytest
 from moorings.kubernetes.admission import default_ipujob
 from moorings.kubernetes.objects import build_access
 from moorings.kubernetes.reading import parse_ipujob
-from tests.kubernetes.cluster import KubernetesCluster, Obj, until
-from tests.kubernetes.daemons import BUSY
+from tests.kubernetes.cluster import KubernetesCluster, Obj
+from tests.processes import DYING_WITH_US
 from tests.unit.kubernetes.cluster_stand_in import Proxy, serve_proxy
+from tests.waiting import patient, until
 
 WORKERS = ["job-worker-0", "job-worker-1"]
 
@@ -56,7 +57,15 @@ class Launcher:
             "MOORINGS_PROXY_URL": proxy_url,
             "MOORINGS_PROXY_TOKEN_FILE": str(account / "token"),
         }
-        words = [sys.executable, "-S", "-m", "moorings.app.kubernetes_launcher", "--into", str(folder / "bin")]
+        words = [
+            *DYING_WITH_US,
+            sys.executable,
+            "-S",
+            "-m",
+            "moorings.app.kubernetes_launcher",
+            "--into",
+            str(folder / "bin"),
+        ]
         words += ["--kubectl", str(folder / "kubectl"), "--account", str(account)]
         self.process = subprocess.Popen(
             words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
@@ -73,7 +82,7 @@ class Launcher:
         until(lambda: any(words in line for line in self.lines), 60, what=lambda: f"{words!r} in {self.lines}")
 
     def end(self) -> int:
-        code = self.process.wait(60 * BUSY)
+        code = self.process.wait(patient(60))
         self._reader.join()
         return code
 

@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from moorings.kubernetes.certificates import make_certificates
-from tests.kubernetes.cluster import KubernetesCluster, until
+from tests.kubernetes.cluster import KubernetesCluster
 from tests.packaging.chart import CHART, run_helm
+from tests.waiting import patient, until
 
 NAME = "gc-ipu-operator-controller-manager"
 METRICS = b"# TYPE moorings_kubernetes_reconciles_total counter\nmoorings_kubernetes_reconciles_total 1\n"
@@ -96,7 +97,7 @@ class Guard:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        assert self._process.wait(20) == 0, "SIGTERM is a good end"
+        assert self._process.wait(patient(20)) == 0, "SIGTERM is a good end"
 
     def _answers(self) -> bool:
         assert self._process.poll() is None
@@ -106,7 +107,7 @@ class Guard:
             return False
 
     def ask(self, token: str, path: str = "/metrics", method: str = "GET") -> tuple[int, bytes]:
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self._context, timeout=20)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self._context, timeout=patient(20))
         try:
             connection.request(method, path, headers={"Authorization": f"Bearer {token}"} if token else {})
             answer = connection.getresponse()
@@ -183,7 +184,7 @@ def test_a_certificate_of_the_site_s_own_is_served(
 def test_a_folder_without_a_certificate_is_told(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "moorings.app.kubernetes_metrics_guard", "--metrics-socket=x"]
     argv += [f"--certificate-dir={tmp_path}"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(60))
     assert done.returncode == 2
     assert "tls.crt cannot be read" in done.stderr
     assert "hint: the Secret needs tls.crt and tls.key" in done.stderr

@@ -30,6 +30,7 @@ def run_all(site: Site, namespace: str, *names: str) -> None:
         site.run_pod(namespace, name)
 
 
+@pytest.mark.smoke
 def test_a_training_job_from_its_making_to_its_end(site: Site, namespace: str) -> None:
     site.submit(namespace, "train", ipusPerJobInstance="4", workerPerJobInstance="2", launcher=LAUNCHER)
     pods = site.await_pods(namespace, "train", "train-launcher", "train-worker-0", "train-worker-1")
@@ -255,10 +256,18 @@ def test_an_idle_operator_writes_nothing(site: Site, namespace: str) -> None:
     site.await_pods(namespace, "job", "job-worker-0")
     site.run_pod(namespace, "job-worker-0")
     site.await_state(namespace, "job", "Running")
-    time.sleep(1.5)  # what was put off is written by then
-    version = site.job(namespace, "job")["metadata"]["resourceVersion"]
+
+    def version() -> str:
+        return str(site.job(namespace, "job")["metadata"]["resourceVersion"])
+
+    def rests() -> str:
+        before = version()
+        time.sleep(1.5)  # what was put off is written by then
+        return before if version() == before else ""
+
+    rested = site.cluster.wait(rests)
     time.sleep(5)
-    assert site.job(namespace, "job")["metadata"]["resourceVersion"] == version
+    assert version() == rested
 
 
 def test_a_job_from_before_a_limit_of_priorities_goes_on_and_a_new_one_is_refused(site: Site, namespace: str) -> None:

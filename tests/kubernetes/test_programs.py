@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import debian
+from tests.waiting import patient
 
 SCRIPT = debian.ROOT / "scripts" / "kubernetes.sh"
 
@@ -16,7 +17,7 @@ def script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Called from elsewhere, with a cache that is not there yet."""
     environment = {"PATH": "/usr/bin:/bin", "MOORINGS_CACHE": str(folder / "cache")}
     return subprocess.run(
-        [SCRIPT, *words], capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=30
+        [SCRIPT, *words], capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=patient(30)
     )
 
 

@@ -91,6 +91,7 @@ def go_on(site: Site, lab: str, home: str, before: dict[str, Obj]) -> None:
     site.await_state(home, "lent", "Running")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("launcher", [True, False], ids=["training", "inference"])
 def test_a_borrower_gives_its_ipus_back_keeps_its_place_and_goes_on(
     site: Site, operator: None, watched: Watcher, home: str, lab: str, launcher: bool

@@ -93,6 +93,7 @@ def lines(site: Site, namespace: str, pod: str) -> list[Obj]:
     return sorted((json.loads(line) for line in text.splitlines() if line.startswith("{")), key=lambda one: one["rank"])
 
 
+@pytest.mark.smoke
 def test_the_first_job_tells_how_its_partition_is_found_and_ends(site: Site, namespace: str) -> None:
     apply(site, namespace, example("hello.yaml"))
     site.await_state(namespace, "hello", "Running", 120)
@@ -125,6 +126,7 @@ def test_the_training_sample(site: Site, namespace: str) -> None:
     assert conditions["Running"]["reason"] == "IPUJobRunning"
 
 
+@pytest.mark.smoke
 def test_mpirun_over_two_worker_pods(site: Site, namespace: str) -> None:
     """The launcher starts a process in each of two Pods, which see their own GCD of one partition and talk by MPI."""
     words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", "2", "python3", f"/{PROGRAM}", "a b", "$HOME"]
@@ -187,6 +189,7 @@ def test_an_interactive_session_ends_with_its_time(site: Site, namespace: str) -
     site.await_empty()
 
 
+@pytest.mark.smoke
 def test_the_inference_sample_scaled_as_in_the_manual(site: Site, namespace: str) -> None:
     name = "job-inference-1"
     apply(site, namespace, example("inference.yaml"))

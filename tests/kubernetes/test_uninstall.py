@@ -16,6 +16,7 @@ import yaml
 from tests.debian import ROOT
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.packaging.chart import CHART, run_helm
+from tests.waiting import patient
 
 FINALIZER = "ipu.finalizers.graphcore.ai"
 CRD = ROOT / "deploy" / "kubernetes" / "CRDs" / "graphcore.ai_ipujobs.yaml"
@@ -74,7 +75,7 @@ def uninstall(cluster: KubernetesCluster, namespace: str, objects: list[Obj]) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=RUN_S,
+        timeout=patient(RUN_S),
         env={"PATH": os.environ["PATH"]},
         cwd=Path("/"),
     )

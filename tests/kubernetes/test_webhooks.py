@@ -35,6 +35,7 @@ from moorings.kubernetes.ipujob import FINALIZER, PLURAL
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.kubernetes.webhooks import MUTATE, VALIDATE, make_webhook_app
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
+from tests.waiting import patient
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "CRDs" / "graphcore.ai_ipujobs.yaml"
 SERVICE, SECRET, HOOKS = "hooks", "hooks-tls", "moor-hooks"
@@ -345,7 +346,7 @@ async def test_replicas_that_race_make_one_certificate(site: Site) -> None:
 def certgen(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {"KUBECONFIG": str(site.kubeconfig)}
     argv = [sys.executable, "-m", "moorings.app.kubernetes_certgen", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=patient(60))
 
 
 async def test_what_the_patch_jobs_make_is_served_and_believed(site: Site) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +16,12 @@ from urllib.error import HTTPError
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.proxy.shapes import AUDIENCE, PartitionBody, PartitionRequest
+from tests import waiting
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
+from tests.processes import killed_on_failure, launch
+from tests.waiting import patient
+from tests.waiting import until_async as until
 
 T = TypeVar("T")
 
@@ -94,17 +95,20 @@ class Harbour:
         command += ["--kubeconfig", str(self.kubernetes.kubeconfig), "--log-level", "3", *self.flags]
         with self.log.open("ab") as log:
             begin = log.tell()
-            self.process = subprocess.Popen(command, stderr=log, stdout=log)
-        deadline = time.monotonic() + 30
-        while "proxy.started" not in (text := self.log.read_bytes()[begin:].decode()):
-            assert self.process.poll() is None, text[-3000:]
-            assert time.monotonic() < deadline, text[-3000:]
-            time.sleep(0.02)
-        line = next(line for line in text.splitlines() if "proxy.started" in line)
-        self.port = int(line.split("port=")[1].split()[0])
-        while self.ask("GET", "/readyz")[0] != 200:
-            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
-            time.sleep(0.02)
+            self.process = process = launch(command, stderr=log, stdout=log)
+
+        def said() -> str:
+            return self.log.read_bytes()[begin:].decode()
+
+        def started() -> str | None:
+            lines = said().splitlines(keepends=True)
+            assert process.poll() is None, "".join(lines)[-3000:]
+            return next((line for line in lines if "proxy.started" in line and line.endswith("\n")), None)
+
+        with killed_on_failure(process):
+            line = waiting.until(started, what=lambda: said()[-3000:])
+            self.port = int(line.split("port=")[1].split()[0])
+            waiting.until(lambda: self.ask("GET", "/readyz")[0] == 200, what=lambda: said()[-3000:])
 
     @property
     def log(self) -> Path:
@@ -155,7 +159,7 @@ class Harbour:
             request.add_header("Authorization", f"Bearer {token}")
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(request, data, timeout=30) as answer:
+            with urllib.request.urlopen(request, data, timeout=patient(30)) as answer:
                 text = answer.read()
                 return answer.status, json.loads(text) if "json" in answer.headers["content-type"] else text.decode()
         except HTTPError as refused:
@@ -178,17 +182,6 @@ class Harbour:
 def wish(number: int = 0, ipus: int = 1, instance: int = 0, job: str = "", **more: Any) -> PartitionRequest:
     name = job or f"job-{number}"
     return PartitionRequest(namespace="default", job=name, uid=f"uid-{name}", instance=instance, ipus=ipus, **more)
-
-
-async def until(true: Callable[[], Awaitable[T]], wait_s: float = 20.0) -> T:
-    """The first true value."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        found = await true()
-        if found:
-            return found
-        assert time.monotonic() < deadline, found
-        await asyncio.sleep(0.03)
 
 
 async def partition(client: ProxyClient, request: PartitionRequest) -> PartitionBody | None:

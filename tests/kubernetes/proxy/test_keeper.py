@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from moorings.kubernetes.proxy.settings import Entry
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.proxy.harbour import pools, wish
+from tests.waiting import until_async as until
 
 PLACE = Place("default", "job-1", "uid-job-1", 0)
 
@@ -57,13 +57,6 @@ async def kept(*reaches: Reach) -> AsyncIterator[Keeper]:
         yield made
     finally:
         await made.close()
-
-
-async def until(true: Callable[[], object], wait_s: float = 20.0) -> None:
-    deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 def shown(keeper: Keeper) -> PartitionBody | None:

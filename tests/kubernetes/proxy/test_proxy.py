@@ -13,7 +13,9 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.client import PartitionView
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
-from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, until, wish
+from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, wish
+from tests.waiting import patient
+from tests.waiting import until_async as until
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ async def test_the_view_follows(harbour: Harbour) -> None:
     async with harbour.client() as client:
         view = PartitionView(client, changed.append)
         serving = asyncio.create_task(view.serve())
-        await asyncio.wait_for(view.ready(), 10)
+        await asyncio.wait_for(view.ready(), patient(10))
         assert view.current
         await client.create(wish(3, 2))
 

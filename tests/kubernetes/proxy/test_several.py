@@ -17,7 +17,9 @@ from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
-from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, until, wish
+from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, wish
+from tests.waiting import patient
+from tests.waiting import until_async as until
 
 
 @pytest.fixture
@@ -160,9 +162,8 @@ async def test_the_list_is_read_anew_within_seconds(harbour: Harbour) -> None:
         await client.create(wish(4, 8))
         await until(second_only, 10)
         (harbour.folder / "controllers").write_text("nonsense")
-        await asyncio.sleep(3)
+        await until(lambda: "controllers.not_read" in harbour.log.read_text())
         assert (await in_state(client, wish(4), "READY")).state == "READY", "a list that cannot be read changes nothing"
-        assert "controllers.not_read" in harbour.log.read_text()
         harbour.write_list(one, two)
         await until(lambda: known(name(one), name(two)), 10)
         assert (await partition(client, wish(4))) is not None
@@ -323,7 +324,7 @@ async def test_the_mark_of_a_cluster_is_waited_for(
             whom = (f"--clusterrole={namespace}", f"--serviceaccount={namespace}:proxy")
             await asyncio.to_thread(cluster.kubectl, "create", "clusterrolebinding", namespace, *whom)
         uid = cluster.api("GET", "/api/v1/namespaces/kube-system")["metadata"]["uid"]
-        assert await asyncio.wait_for(found, 30) == (uid if allowed else "")
+        assert await asyncio.wait_for(found, patient(30)) == (uid if allowed else "")
         stopping.set()
         assert await serve.find_mark(kube, stopping) == ""
     finally:
