@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "moorings"
@@ -36,7 +36,7 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert [short(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("folder", TOP_FOLDERS, ids=short)
+@cases("folder", TOP_FOLDERS, ids=short)
 def test_a_top_folder_says_what_is_here_and_what_is_not(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert re.search(r"\bnot here\b", text, re.IGNORECASE), (
@@ -58,7 +58,7 @@ def test_no_module_is_too_long_to_read() -> None:
     assert {name: length for name, length in lengths.items() if length > LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("module", PURE, ids=short)
+@cases("module", PURE, ids=short)
 def test_a_module_that_decides_asks_no_clock_and_touches_no_file(module: Path) -> None:
     # import-linter sees imports; `open`, `print` and `datetime.now` need none that it could forbid.
     calls = [node.func for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]

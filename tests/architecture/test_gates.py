@@ -1,0 +1,74 @@
+"""The two gates: what a sample is, and what a run says of its costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import lanes
+from tests.costs import Cost, folder_of, folders, over_budget
+from tests.lanes import Lane
+from tests.sampling import ROOT, Row, rank, share_of, table
+
+SEED = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+
+
+def test_a_share_is_drawn_by_the_seed_alone() -> None:
+    names = [f"tests/slurm/test_x.py::test_{number}" for number in range(2_000)]
+    drawn = [name for name in names if rank(name, SEED) < 0.2]
+    assert 300 < len(drawn) < 500
+    assert drawn == [name for name in names if rank(name, SEED) < 0.2]
+    assert drawn != [name for name in names if rank(name, SEED[::-1]) < 0.2]
+    assert all(0 <= rank(name, SEED) < 1 for name in names)
+
+
+def test_a_files_own_share_goes_before_its_folders() -> None:
+    rows = {"slurm": Row(share=0.2), "slurm/test_munge.py": Row(share=1.0), "unit/core": Row(cpu_s=5)}
+    assert share_of("slurm/test_munge.py", rows) == 1.0
+    assert share_of("slurm/test_ipu_jobs.py", rows) == 0.2
+    assert share_of("unit/core/test_turn.py", rows) == 1.0
+
+
+def test_the_table_has_a_budget_for_each_folder_and_nothing_that_is_gone() -> None:
+    rows = table()
+    files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
+    missing = {folder_of(f"tests/{path}::x") for path in files} - {name for name, row in rows.items() if row.cpu_s}
+    assert missing == set(), "give them a line in tests/gates.toml"
+    assert [name for name in rows if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_a_folder_over_twice_its_budget_is_a_failure_and_slow_machines_are_allowed_for() -> None:
+    tests = {"tests/unit/core/test_a.py::test_a": Cost(cpu_s=25), "tests/e2e/test_b.py::test_b": Cost(cpu_s=1)}
+    rows = {"unit/core": Row(cpu_s=10), "e2e": Row(cpu_s=10)}
+    assert [line.split()[0] for line in over_budget(tests, rows, 1.0)] == ["tests/unit/core"]
+    assert over_budget(tests, rows, 1.5) == []
+    assert "has no budget" in over_budget(tests, {"e2e": Row(cpu_s=10)}, 1.0)[0]
+    assert "unit/core" in folders(tests, rows)
+
+
+def test_lanes_run_beside_each_other_stop_at_a_failure_and_leave_nothing(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys; from tests import lanes; from tests.lanes import Lane;"
+        "from tests.mutation import keeper; keeper.adopt_orphans(); lanes.FOLDER = pathlib.Path(sys.argv[1]);"
+        "bad = Lane('bad', [['false'], ['touch', sys.argv[1] + '/never']]);"
+        "good = Lane('good', [['sh', '-c', '(sleep 1000 &) ; exit 0'], ['touch', sys.argv[1] + '/second']]);"
+        "lanes.run([bad, good], {'PATH': '/bin:/usr/bin'});"
+        "print(bad.status, good.status, len(lanes.end_all([bad, good])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.split() == ["1", "0", "1"]
+    assert (tmp_path / "second").exists()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_run_with_a_failure_or_something_left_behind_is_red(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lanes, "FOLDER", tmp_path)
+    good = Lane("good", [], status=0)
+    good.log.write_text("..\n2 passed\n")
+    assert lanes.report([good], 1.0, 9.0, [], sampled=False) == 0
+    assert lanes.report([good], 1.0, 9.0, ["123 sleep 1000"], sampled=False) == 1
+    assert lanes.report([Lane("good", [], status=1)], 1.0, 9.0, [], sampled=False) == 1
+    assert "left behind: 123 sleep 1000" in capsys.readouterr().out
