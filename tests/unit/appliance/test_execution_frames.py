@@ -20,6 +20,7 @@ from moorings.appliance.execution.frames import FrameError, body_most, receive, 
 from moorings.appliance.execution.links import Link, Links, Place
 from moorings.appliance.execution.meeting import FILE_NAME, join, serving
 from moorings.core.errors import MooringsError
+from tests.waiting import patient
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -198,7 +199,7 @@ def test_servers_end_with_who_started_them(tmp_path: Path):
             os.kill(os.getpid(), 9)  # without a chance to tidy up
     """
     starter = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=60
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=patient(60)
     )
     assert starter.returncode == -9
     path, *pids = json.loads(starter.stdout)
@@ -219,7 +220,7 @@ def test_a_server_that_was_not_told_all_removes_its_socket():
         listener.bind(str(folder / "0.sock"))
         listener.listen()
         command = [sys.executable, "-m", "moorings.appliance.execution.server", str(listener.fileno())]
-        subprocess.run(command, input=b'{"token": "', pass_fds=[listener.fileno()], check=True, timeout=60)
+        subprocess.run(command, input=b'{"token": "', pass_fds=[listener.fileno()], check=True, timeout=patient(60))
     assert not folder.exists()
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,20 +15,14 @@ import numpy as np
 import pytest
 
 from tests.unit.appliance.tiny import compiled, execute, order_in, start_tasks
+from tests.waiting import patient, until
 
 ENDLESS = {"runconfig": {"checkpoint_steps": 20}}
 
 
-def wait_for(what: Callable[[], bool], within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.02)
-
-
 def ends(processes: list[subprocess.Popen[str]], within_s: float = 20) -> list[str]:
     """What each printed; they must have ended."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + patient(within_s)
     try:
         return [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0] for process in processes]
     finally:
@@ -78,7 +71,7 @@ def test_term_ends_with_a_checkpoint_and_143_and_no_process_is_left(tmp_path: Pa
     order = compiled(order_in(tmp_path, systems=2, weight_servers=2, last_step=1_000_000, params=ENDLESS))
     processes = start_tasks(order)
     model = Path(order.model_dir)
-    wait_for(lambda: (model / "checkpoint_20.npz").exists())
+    until(lambda: (model / "checkpoint_20.npz").exists())
     servers = children(processes[0].pid)
     assert len(servers) == 2
     for pid in [process.pid for process in processes] + servers:  # as the engine does: to all at once
@@ -101,13 +94,13 @@ def test_a_kill_ends_all_soon_and_the_last_checkpoint_stays(tmp_path: Path, vict
     order = compiled(order_in(tmp_path, systems=2, weight_servers=2, last_step=1_000_000, params=ENDLESS))
     processes = start_tasks(order)
     model = Path(order.model_dir)
-    wait_for(lambda: (model / "checkpoint_20.npz").exists())
+    until(lambda: (model / "checkpoint_20.npz").exists())
     servers = children(processes[0].pid)
     pids = {"system 0": processes[0].pid, "system 1": processes[1].pid, "server": servers[1]}
     os.kill(pids[victim], signal.SIGKILL)
     texts = ends(processes, 15)
     codes = [process.returncode for process in processes]
-    wait_for(lambda: not any(map(alive, servers)), 10)
+    until(lambda: not any(map(alive, servers)), 10)
     match victim:
         case "system 0":
             assert codes == [-9, 1], texts
@@ -134,13 +127,13 @@ def test_an_end_while_a_system_is_awaited_leaves_nothing(
     notice = Path(order.folder) / "servers.json"
     first, second = start_tasks(order)
     second.kill()  # as it starts: it never comes
-    wait_for(lambda: notice.exists() or first.poll() is not None)
+    until(lambda: notice.exists() or first.poll() is not None)
     assert list(runtime.rglob("*.sock"))
     first.send_signal(number)
     texts = ends([first, second])
     assert first.returncode == (-9 if number == signal.SIGKILL else 143), texts
     assert "error" not in texts[0]
-    wait_for(lambda: not list(runtime.iterdir()) and not notice.exists(), 20)
+    until(lambda: not list(runtime.iterdir()) and not notice.exists(), 20)
     runtime.rmdir()
 
 
@@ -161,4 +154,4 @@ def test_importing_the_appliance_needs_neither_jax_nor_numpy():
         "import sys; import moorings.appliance, moorings.appliance.execution, moorings.appliance.layers; "
         "sys.exit(any(name in sys.modules for name in ('jax', 'numpy')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=patient(60)).returncode == 0

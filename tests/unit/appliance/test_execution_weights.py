@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moorings.appliance.execution.optimizer import AdamW, squares
 from moorings.appliance.execution.shares import choose_shares
 from moorings.appliance.execution.weights import LostError, Share
+from tests.waiting import patient
 
 
 def array(*numbers: float) -> np.ndarray:
@@ -97,10 +98,10 @@ def test_a_step_is_taken_once_and_with_all_gradients():
         waiting = pool.submit(kept.squares)
         assert not waiting.done()
         kept.add(0, 0, 0, {"w": array(3.0)})
-        assert waiting.result(timeout=20) == {0: 4.0}
+        assert waiting.result(timeout=patient(20)) == {0: 4.0}
         later = pool.submit(kept.weights, 0, 1)
         kept.apply(0, 1.0)
-        assert later.result(timeout=20)["w"][0] == pytest.approx(0.9, abs=1e-4)
+        assert later.result(timeout=patient(20))["w"][0] == pytest.approx(0.9, abs=1e-4)
     with pytest.raises(LostError, match="step 0 was to be taken when 1 were done"):
         kept.apply(0, 1.0)
 
@@ -125,7 +126,7 @@ def test_who_waits_is_told_when_the_work_cannot_go_on():
         kept.lose("system 0 has gone")  # a consequence of the first
         for each in waiting:
             with pytest.raises(LostError, match="system 1 has gone"):
-                each.result(timeout=20)
+                each.result(timeout=patient(20))
 
 
 def test_weights_that_were_not_given_cannot_be_had():
@@ -145,7 +146,7 @@ def test_the_first_system_goes_last():
         with pytest.raises(TimeoutError):
             waited.result(0.2)
         share.leave(2)
-        waited.result(10)
+        waited.result(patient(10))
 
 
 def test_a_system_that_dies_is_not_waited_for():
@@ -154,4 +155,4 @@ def test_a_system_that_dies_is_not_waited_for():
         waited = threads.submit(share.await_leave, 2)
         share.lose("system 1 has gone")
         with pytest.raises(LostError, match="system 1 has gone"):
-            waited.result(10)
+            waited.result(patient(10))

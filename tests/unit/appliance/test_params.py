@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from moorings.appliance.params import BYTES_MAX, parse_params, read_params
 from moorings.appliance.schemas import Optimizer, RunConfig
 from moorings.core.errors import MooringsError
+from tests.cases import cases
 
 
 @dataclass
@@ -77,7 +78,7 @@ def test_what_is_not_given_has_its_default(text: str) -> None:
     assert read(text) == Section()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "told"),
     [
         ("nam: gpt2", "p.yaml:3: the key 'nam' is not known in model"),
@@ -131,7 +132,7 @@ def test_what_must_be_given_is_missed() -> None:
     assert refusal("", Needs).detail == "p.yaml: model.batch_size is missing"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "line"),
     [
         ("model:\n  a: [1,\n", 3),
@@ -189,7 +190,7 @@ def test_a_type_that_no_file_can_hold_is_the_program_s_fault() -> None:
     assert read("", Odd) == Odd()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("section", "values", "told"),
     [
         (Optimizer, {"learning_rate": 0.0}, "learning_rate: 0 is not more than 0"),

@@ -20,11 +20,12 @@ from moorings.appliance.workflow import belongs, segments
 from moorings.wire.shapes import ApplianceShape, JobShape, RunBody
 from moorings.workloads.appliance import ApplianceKind
 from moorings.workloads.runs import RunState
+from tests.cases import cases
 
 WORKFLOW = "wflow-" + "a" * 22
 
 
-@pytest.mark.parametrize(
+@cases(
     ("first", "last", "frequency", "stops"),
     [
         (0, 100, 40, [40, 80, 100]),

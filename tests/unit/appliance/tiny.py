@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moorings.appliance.execution.artifacts import own_folder
 from moorings.appliance.execution.compiling import build_key, compile_model
 from moorings.appliance.execution.executing import Task, evaluate, train
 from moorings.appliance.layers import Layer
 from moorings.appliance.order import Order, write_order
 from moorings.appliance.program import Program
+from tests.waiting import patient
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -103,11 +105,22 @@ def batch_of(order: Order) -> Any:
     return Batches(Batches.Params(**order.params["train_input"])).batch(0, system=0, systems=order.systems)
 
 
+_COMPILED: dict[str, dict[Path, bytes]] = {}  # the files of each artifact that this process has compiled, by its key
+
+
 def compiled(order: Order) -> Order:
-    """The order with its artifact, which is made."""
-    model = Tiny(Tiny.Params(**order.params["model"]))
+    """The order with its artifact in its compile folder; each artifact is compiled once in a process."""
     key = build_key(Tiny, order, batch_of(order))
-    compile_model(list(model.layers()), order, batch_of(order), key, lambda _line: None)
+    folder = own_folder(Path(order.compile_dir)) / key
+    if key not in _COMPILED:
+        model = Tiny(Tiny.Params(**order.params["model"]))
+        compile_model(list(model.layers()), order, batch_of(order), key, lambda _line: None)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        _COMPILED[key] = {path.relative_to(folder): path.read_bytes() for path in files}
+    elif not folder.exists():
+        for name, content in _COMPILED[key].items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
     return replace(order, artifact=key)
 
 
@@ -144,7 +157,7 @@ def execute(order: Order, *, stop_after: int | None = None) -> Outcome:
     with ThreadPoolExecutor(order.systems) as pool:
         results = [pool.submit(system, number) for number in range(order.systems)]
         for result in results:  # in order: the first one knows why
-            result.result(timeout=60)
+            result.result(timeout=patient(60))
     answer = json.loads(order.answer.read_text()) if order.answer.exists() else {}
     return Outcome(results[0].result(), lines, answer)
 
