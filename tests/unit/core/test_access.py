@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moorings.core.access import Caller, Peer, Role, check_admin, check_bound, check_may_act, check_subject, prefix_for
 from moorings.core.errors import MooringsError
+from tests.cases import cases
 
 ADMIN = Caller("root", Role.ADMIN, "", "k0")
 ANN = Caller("ann", Role.USER, "user/ann", "k1")
@@ -31,7 +32,7 @@ def test_a_prefix_covers_itself_and_what_is_below(owner):
     assert may(ANN, owner)
 
 
-@pytest.mark.parametrize("owner", ["user/anna", "user/an", "user/ann-x", "user/ann.x", "user", "xuser/ann", ""])
+@cases("owner", ["user/anna", "user/an", "user/ann-x", "user/ann.x", "user", "xuser/ann", ""])
 def test_a_prefix_does_not_cover_what_only_begins_alike(owner):
     assert not may(ANN, owner)
 
@@ -108,7 +109,7 @@ def test_the_prefix_of_a_role_is_its_own_user_and_an_admin_needs_none():
 # -- client certificates -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("peer", "handed_on", "passes"),
     [
         (None, False, True),
@@ -141,7 +142,7 @@ def test_a_refusal_does_not_tell_whose_the_key_is():
     assert "ann" not in caught.value.detail
 
 
-@pytest.mark.parametrize("subject", ["", ".", "..", "a/b", "a b", "a\n", "x" * 65, "é", "a:b", "a\0"])
+@cases("subject", ["", ".", "..", "a/b", "a b", "a\n", "x" * 65, "é", "a:b", "a\0"])
 def test_what_is_no_subject(subject):
     with pytest.raises(MooringsError) as caught:
         check_subject(subject)

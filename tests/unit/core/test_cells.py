@@ -20,6 +20,7 @@ from moorings.core.plans import Tenant
 from moorings.core.projects import Project, Projects, Share, check_project, parent_of
 from moorings.core.shares import sizes_promised
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.sampling import examples
 
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
 SCATTERED = Catalogue(
@@ -266,7 +267,7 @@ def free_block(land: Land, size: int, number: int) -> Block | None:
     return able[number % len(able)] if able else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(lands(), steps)
 def test_every_promise_can_be_kept_whatever_is_lent_used_and_given_back(
     land: Land, given: list[tuple[str, int]]
@@ -277,7 +278,7 @@ def test_every_promise_can_be_kept_whatever_is_lent_used_and_given_back(
         land.check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(lands(), steps)
 def test_an_estate_that_is_built_anew_keeps_what_the_one_before_promised(
     land: Land, given: list[tuple[str, int]]

@@ -36,6 +36,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, POOL, a_claim
+from tests.cases import cases
 
 LATER = Instant(NOW + SECOND)
 
@@ -54,12 +55,12 @@ def refused(code: str, **more: Any) -> MooringsError:
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a", "0", "job-1", "a.b_c-d", "4train", "a--b", "a..b", "x" * NAME_CHARS_MAX])
+@cases("name", ["a", "0", "job-1", "a.b_c-d", "4train", "a--b", "a..b", "x" * NAME_CHARS_MAX])
 def test_a_name_a_vendor_takes_is_allowed(name):
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
     [
         "",
@@ -146,7 +147,7 @@ def test_an_owner_has_a_kind_and_parts(owner):
     assert check_owner(owner) == owner
 
 
-@pytest.mark.parametrize(
+@cases(
     "owner",
     [
         *["", "ann", "user", "user/", "/ann", "user//ann", "user/ann/", "User/ann", "bank/ann", "user/a b", "user/ä"],
@@ -191,12 +192,12 @@ def test_size_zero_with_resources_is_a_claim_without_devices():
     check_spec(spec(size=0, resources={"memory": 1 << 30}))
 
 
-@pytest.mark.parametrize(("size", "gcds"), [(4, 3), (4, 8), (4, 0), (4, -1), (4, 10**30), (0, 2), (SIZE_MAX, 3)])
+@cases(("size", "gcds"), [(4, 3), (4, 8), (4, 0), (4, -1), (4, 10**30), (0, 2), (SIZE_MAX, 3)])
 def test_gcds_that_do_not_divide_are_refused(size, gcds):
     assert "divide" in refused("claim.gcds_invalid", size=size, gcds=gcds, resources={"memory": 1}).hint
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "gcds", "replicas"), [(8, 2, 3), (8, 2, 8), (8, 8, 2), (8, 1, 0), (8, 1, -1), (8, 1, 10**30), (0, 1, 2)]
 )
 def test_replicas_that_do_not_divide_are_refused(size, gcds, replicas):
@@ -233,7 +234,7 @@ def test_a_priority_out_of_range_is_refused(priority):
     assert str(PRIORITY_MAX) in refused("claim.invalid", priority=priority).hint
 
 
-@pytest.mark.parametrize("project", ["", "/", "a b", "-a", "a\n", "ä", "a\0", "a" * 65])
+@cases("project", ["", "/", "a b", "-a", "a\n", "ä", "a\0", "a" * 65])
 def test_a_project_is_a_word_that_can_be_printed(project):
     assert "64 letters" in refused("claim.invalid", project=project).hint
 
@@ -255,7 +256,7 @@ def test_a_lease_out_of_range_is_refused(lease_s):
     assert "seconds" in refused("claim.invalid", lease_s=lease_s).hint
 
 
-@pytest.mark.parametrize(
+@cases(
     "edge",
     [
         {"size": SIZE_MAX},

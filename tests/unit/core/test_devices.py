@@ -10,6 +10,7 @@ from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName, de
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.testing.records import NOW, POOL
+from tests.cases import cases
 
 LATER = Instant(NOW + SECOND)
 
@@ -23,7 +24,7 @@ def test_an_id_names_its_pool_and_index(pool, index):
     assert parse_device_id(device_id(PoolName(pool), index)) == (pool, index)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         *["", ":", "pod64", "pod64:", ":17", "pod64:-1", "pod64:x", "pod64:1:2", "Pod:1", "pod64:1 ", "pod64:1\n"],

@@ -10,6 +10,7 @@ from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, 
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER, OUT_OF_SERVICE
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from tests.sampling import examples
 
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
 SCATTERED = Catalogue(6, (Block((0, 2)), Block((1, 3)), Block((0, 5)), Block((1, 2, 4)), Block(range(3, 6))))
@@ -90,7 +91,7 @@ def block_for(topology: Topology, first: int, second: int, *, strange: bool) -> 
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(puts, puts)
 def test_ends_answer_as_a_table_of_all_devices(
     topology: Topology, known: list[tuple[int, int, bool, Instant]], tried: list[tuple[int, int, bool, Instant]]

@@ -30,6 +30,7 @@ from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
 from moorings.core.topology import AnySubset, Pool
+from tests.sampling import examples
 from tests.unit.core.worlds import POD, RACK, World
 
 QUICK = Policy(min_run_s=3, yield_s=4, making_s=0, move_s=1)
@@ -121,7 +122,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(happenings)
 def test_a_guaranteed_share_is_had_within_the_bound_whatever_was_lent(given: list[Ask | tuple[str, int]]) -> None:
     site = Site(POD)
@@ -319,7 +320,7 @@ def test_a_yield_that_nobody_asked_for_is_refused() -> None:
     assert refused.code == "claim.not_asked"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(5, 60)), min_size=2, max_size=8),
     st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 60), st.integers(0, 4)), max_size=25),

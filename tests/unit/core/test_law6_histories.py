@@ -34,6 +34,7 @@ from moorings.core.partitions import PartitionState
 from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Project, Share
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from tests.sampling import examples
 from tests.unit.core.worlds import World
 
 MIN_RUN_S, YIELD_S = 5, 4
@@ -329,7 +330,7 @@ numbers = st.integers(0, 1 << 20)
 acts = st.sampled_from(["ask"] * 8 + ["end"] * 3 + ["pass"] * 3 + ["save", "drain", "resume"])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.sampled_from(SITES), st.sampled_from(POLICIES), st.lists(st.tuples(acts, numbers), max_size=50))
 def test_nobody_waits_long_for_what_it_is_guaranteed(
     given: tuple[Pool, Mapping[str, tuple[tuple[int, int], ...]]], policy: Policy, history: list[tuple[str, int]]

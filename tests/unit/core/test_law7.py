@@ -18,6 +18,7 @@ from moorings.core.partitions import PartitionState
 from moorings.core.placement import NEVER
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.sampling import examples
 from tests.unit.core.worlds import World
 
 MAKING_S = 2  # a partition is asked for in one turn, and there in the next
@@ -91,7 +92,7 @@ happenings = st.lists(
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
 @pytest.mark.parametrize("policy", [BACKFILL, replace(BACKFILL, backfill=False)], ids=["backfill", "none"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(happenings)
 def test_who_was_told_an_instant_starts_by_then(
     topology: Topology, policy: Policy, given: list[tuple[str, int, float | None]]

@@ -16,6 +16,7 @@ from moorings.core.instants import SECOND
 from moorings.core.options import options
 from moorings.core.projects import Project, Share
 from moorings.core.topology import Pool
+from tests.sampling import examples
 from tests.unit.core.test_law6 import BOUND_S, CROSS, QUICK, Site
 from tests.unit.core.worlds import POD
 
@@ -242,7 +243,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from([POD, CROSS]), st.sampled_from([8, 9, 12]), st.lists(steps, max_size=40))
 def test_a_guarantee_is_had_within_the_bound_whatever_is_held_under_a_limit(
     pool: Pool, most: int, given: list[Ask | tuple[str, int]]

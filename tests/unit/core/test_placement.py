@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moorings.core.instants import Instant
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, free_map_of, trial
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from tests.sampling import examples
 
 RACK = Catalogue(
     18, tuple(Block(range(start, start + size)) for size in (1, 2, 3, 6, 9, 18) for start in range(0, 18, size))
@@ -240,7 +241,7 @@ class FreeMapMachine(RuleBasedStateMachine):
 
 
 TestFreeMapMachine = FreeMapMachine.TestCase
-TestFreeMapMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFreeMapMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=40))

@@ -12,6 +12,7 @@ from moorings.core import policy as policy_module
 from moorings.core.errors import MooringsError
 from moorings.core.policy import DAY_S, Defragment, Policy, parse_policy
 from moorings.core.records import plain, revive
+from tests.cases import cases
 
 
 def complaint(text: str) -> MooringsError:
@@ -62,7 +63,7 @@ def test_everything_can_be_said():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "told"),
     [
         ("half_life = 59", "half_life is out of range"),
@@ -97,7 +98,7 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
     assert told in error.detail
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "half_life = 60",

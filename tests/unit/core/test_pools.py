@@ -7,6 +7,7 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.pools import POOLS_MAX, PoolEntry, parse_pools
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
+from tests.cases import cases
 
 NAMED = '[[pool]]\nname = "pod"\nkind = "ipu"\ndriver = "simulated"\n'  # lines 1 to 4
 POD = 'topology = { type = "power-of-two", domain_size = 8 }\n'  # line 5
@@ -111,7 +112,7 @@ def test_a_missing_key_of_the_second_pool_is_told_there():
     assert complaint(NAMED + POD + '[[pool]]\nkind = "ipu"\n')[0] == "/etc/pools.toml:6: name is missing"
 
 
-@pytest.mark.parametrize("name", ["", "Pod", "pod_1", "pod 1", "-pod", "pod-", ".pod", "pod:1", "pod/1", "p" * 33, "ü"])
+@cases("name", ["", "Pod", "pod_1", "pod 1", "-pod", "pod-", ".pod", "pod:1", "pod/1", "p" * 33, "ü"])
 def test_a_pool_with_a_wrong_name_is_refused_at_its_line(name):
     told, hint = complaint(NAMED.replace("pod", name, 2).replace(f"[[{name}l]]", "[[pool]]") + POD)
     assert told == f"/etc/pools.toml:2: pool name {name!r} is not allowed"
@@ -153,7 +154,7 @@ def test_an_unknown_key_is_told_with_those_that_are_known(text, told, known):
     assert known in hint
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "told"),
     [
         (NAMED.replace('"pod"', "64") + POD, "/etc/pools.toml:2: name must be a string, not a number"),
@@ -181,7 +182,7 @@ def test_a_wrong_type_is_told_at_its_line(text, told):
     assert complaint(text)[0] == told
 
 
-@pytest.mark.parametrize(
+@cases(
     ("wanted", "problem"),
     [
         ({"type": "power-of-two"}, "domain_size is missing"),

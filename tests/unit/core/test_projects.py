@@ -41,6 +41,7 @@ from moorings.core.shares import (
     sizes_promised,
 )
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.cases import cases
 
 POD = PowerOfTwo(3, 4, 8)  # 12 devices: one block of 8 and one of 4
 CROSS = AnySubset(10, 6)
@@ -249,9 +250,7 @@ def test_a_search_tells_blocks_of_one_size_and_beginning_apart():
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["", "/a", "a/", "a//b", "a/../b", "a/.", "..", "a b", "é", "a" * 65, "-a", "a/b/c/d/e/f/g/h/i", "a\n"]
-)
+@cases("name", ["", "/a", "a/", "a//b", "a/../b", "a/.", "..", "a b", "é", "a" * 65, "-a", "a/b/c/d/e/f/g/h/i", "a\n"])
 def test_a_name_is_a_path(name: str) -> None:
     assert refusal(project(name), project(parent_of(name))).code == "project.invalid"
 
@@ -261,7 +260,7 @@ def test_names_that_are_taken(name: str) -> None:
     check_project(project(name), projects(), POOLS)
 
 
-@pytest.mark.parametrize(
+@cases(
     "values",
     [
         {"weight": 0.0},
@@ -453,7 +452,7 @@ HELD = projects(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("named", "owner", "resolved"),
     [
         ("vision", "user/ann", "vision"),
@@ -553,7 +552,7 @@ def used(amount: int, at: int = 0) -> Usage:
     return Usage("a", amount, Instant(at))
 
 
-@pytest.mark.parametrize("halves", [0, 0.25, 0.5, 1, 1.75, 2, 10])
+@cases("halves", [0, 0.25, 0.5, 1, 1.75, 2, 10])
 def test_use_halves_with_each_half_life(halves: float) -> None:
     now = Instant(round(halves * HALF_LIFE_S * SECOND))
     assert decayed(used(10**15), now, HALF_LIFE_S) == pytest.approx(10**15 * 2**-halves, rel=1e-9)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import age_text, amount_text, duration_text, parse_bytes, parse_duration_s
+from tests.cases import cases
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 UNITS = {"ms": 0.001, "s": 1, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "seconds"),
     [
         ("30s", 30),
@@ -41,7 +42,7 @@ def test_a_duration_in_every_spelling(text, seconds):
     assert parse_duration_s(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         *["", " ", "-", "-1", "-1s", "+1", "1:", ":1", "1-", "-1:00", "1:2:3:4", "1-1:1:1:1", "1h30m", "1 s", "1e3"],
@@ -84,7 +85,7 @@ def test_durations_are_written_as_slurm_writes_them(seconds, text):
     assert duration_text(seconds) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("seconds", "text"),
     [
         (-1, "0s"),
@@ -105,7 +106,7 @@ def test_ages_are_read_at_a_glance(seconds, text):
     assert age_text(seconds) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "n_bytes"),
     [
         ("512", 512),
@@ -127,7 +128,7 @@ def test_a_size_in_every_spelling(text, n_bytes):
     assert parse_bytes(text) == n_bytes
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         *["", "K", "-1", "-1G", "+1G", "1e3", "4GG", "4i", "4X", "4Gb it", "0x10", "1,5G", ".5G", "1.G", "nan", "inf"],

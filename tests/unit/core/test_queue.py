@@ -46,6 +46,7 @@ from moorings.core.serving import pools_for
 from moorings.core.told import decided_data
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from moorings.core.turn import Turn
+from tests.sampling import examples
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 4, 8), (("memory", 9),))
 POD2 = Pool(PoolName("pod2"), "ipu", "simulated", PowerOfTwo(1, 4, 4))
@@ -345,7 +346,7 @@ def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
     return True
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(fleets(), turns, st.sampled_from([True, True, False]))
 def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
     fleet: Fleet, given: list[tuple[int, list[Happening]]], reserve: bool

@@ -22,6 +22,7 @@ from moorings.core.plans import Tenant
 from moorings.core.policy import Policy
 from moorings.core.reclaims import Wanted, cheapest
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.sampling import examples
 
 NOW = Instant(10_000 * SECOND)
 POLICY = Policy(min_run_s=300, move_s=120)
@@ -108,7 +109,7 @@ def placed(topology: Topology, drawn: Iterable[tuple[int, int, int | None, str]]
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tenants_of, st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.booleans())
 def test_of_all_blocks_the_one_is_taken_that_can_be_had_soonest_and_costs_least(
     drawn: list[tuple[int, int, int | None, str]], cell: int, size: int, busy: bool
@@ -136,7 +137,7 @@ def test_of_all_blocks_the_one_is_taken_that_can_be_had_soonest_and_costs_least(
     assert found.lost == pytest.approx(lost)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tenants_of, st.integers(1, 8), st.integers(1, 8), st.booleans())
 def test_where_any_devices_do_those_are_asked_that_lose_least_together(
     drawn: list[tuple[int, int, int | None, str]], cell: int, size: int, busy: bool

@@ -15,6 +15,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import BAD_S, LISTINGS_NEEDED, Judgement, Memory, judge, mark_of, orphans
 from moorings.core.topology import Block
 from moorings.testing.records import a_claim, a_partition
+from tests.cases import cases
 
 HERE = "inst1"
 BLOCK = Block.parse("32-35")
@@ -143,8 +144,8 @@ def test_a_partition_in_error_is_not_missed():
 # -- what is there -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seen", Seen)
-@pytest.mark.parametrize("state", PartitionState)
+@cases("seen", Seen)
+@cases("state", PartitionState)
 def test_a_sighting_says_something_only_where_it_matters(state, seen):
     mine = partition(state=state)
     telling = {

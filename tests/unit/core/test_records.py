@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moorings.core.records import plain, revive, said
 from moorings.core.topology import Block
+from tests.cases import cases
 
 
 class Colour(StrEnum):
@@ -56,7 +57,7 @@ def test_fields_that_are_not_known_or_missing_are_another_releases() -> None:
     assert revive(Outer, {"number": 1, "invented": True}) == Outer(1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "data",
     [
         {},

@@ -18,6 +18,7 @@ from moorings.core.placement import free_map_of
 from moorings.core.plans import Tenant
 from moorings.core.room import Room, room_for
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.sampling import examples
 
 NOW = Instant(10_000 * SECOND)
 MOVE_S = 120.0
@@ -119,7 +120,7 @@ def packs(topology: PowerOfTwo, size: int, tenants: Iterable[Tenant], kept: Iter
 
 
 @pytest.mark.parametrize("topology", POWERS, ids=repr)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(drawn_tenants, st.sampled_from([1, 2, 4, 8, 16]), st.sets(st.integers(0, 15), max_size=2))
 def test_if_all_can_be_moved_there_is_room_wherever_enough_is_free(
     topology: PowerOfTwo, drawn: list[tuple[int, int, int]], size: int, kept: set[int]
@@ -143,7 +144,7 @@ def test_if_all_can_be_moved_there_is_room_wherever_enough_is_free(
 
 
 @pytest.mark.parametrize("topology", [*POWERS, RACK, CROSSED], ids=repr)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(drawn_tenants, st.integers(0, 4), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 15), max_size=3))
 def test_nobody_moves_who_cannot_and_nobody_is_in_anothers_place(
     topology: Topology, drawn: list[tuple[int, int, int]], at: int, fixed: set[int], kept: set[int]

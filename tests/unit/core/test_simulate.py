@@ -16,6 +16,7 @@ from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Project, Projects, Share
 from moorings.core.simulate import Simulated, SimulatedJob, Simulation, simulate
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from tests.sampling import examples
 
 QUICK = Policy(min_run_s=5, yield_s=3, making_s=0, move_s=2)
 POLICIES = (
@@ -129,7 +130,7 @@ def jobs_of(draw: st.DrawFn) -> list[SimulatedJob]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(jobs_of(), st.sampled_from(TOPOLOGIES), st.sampled_from(POLICIES), st.booleans())
 def test_all_jobs_run_as_long_as_they_must_and_no_device_is_used_twice(
     jobs: list[SimulatedJob], topology: Topology, policy: Policy, guaranteed: bool

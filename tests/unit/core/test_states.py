@@ -19,6 +19,7 @@ from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, POOL, a_claim, a_partition, a_run
 from moorings.workloads import runs
 from moorings.workloads.runs import RunEvent, RunState
+from tests.cases import cases
 
 LATER = Instant(NOW + SECOND)
 
@@ -89,7 +90,7 @@ PAIRS = [(machine, state, event) for machine in MACHINES for state in machine.st
 MOVES = [pair for pair in PAIRS if pair[2] in pair[0].table[pair[1]]]
 NO_MOVES = [pair for pair in PAIRS if pair[2] not in pair[0].table[pair[1]]]
 
-each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+each_machine = cases("machine", MACHINES, ids=lambda machine: machine.name)
 
 
 def pair_id(part: Any) -> str:
@@ -125,7 +126,7 @@ def test_ended_states_have_no_moves_and_all_others_have_some(machine):
     assert {state for state, moves in machine.table.items() if not moves} == machine.ended
 
 
-@pytest.mark.parametrize("machine", [m for m in MACHINES if m.ended], ids=lambda machine: machine.name)
+@cases("machine", [m for m in MACHINES if m.ended], ids=lambda machine: machine.name)
 def test_no_state_is_a_trap(machine):
     # From everywhere, what is held can still be given back.
     assert [state for state in machine.states if not reachable(machine, state) & machine.ended] == []
@@ -136,12 +137,12 @@ def test_a_claim_that_holds_a_partition_can_always_be_released():
     assert [state for state in holding if ClaimEvent.RELEASE not in claims.NEXT[state]] == []
 
 
-@pytest.mark.parametrize(("machine", "state", "event"), MOVES, ids=pair_id)
+@cases(("machine", "state", "event"), MOVES, ids=pair_id)
 def test_a_move_of_the_table_leads_where_it_says(machine, state, event):
     assert machine.step(machine.at(state), event).state is machine.table[state][event]
 
 
-@pytest.mark.parametrize(("machine", "state", "event"), NO_MOVES, ids=pair_id)
+@cases(("machine", "state", "event"), NO_MOVES, ids=pair_id)
 def test_any_other_move_is_refused_with_the_story(machine, state, event):
     with pytest.raises(IllegalMoveError) as caught:
         machine.step(machine.at(state), event)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.core.tables import TEXT_CHARS_MAX, Table
+from tests.cases import cases
 
 TEXT = """\
 # a comment
@@ -99,7 +100,7 @@ def test_a_missing_key_is_missing_where_its_table_begins():
     assert str(complaint(parse().text, "title")) == "some.toml: title is missing"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("getter", "key", "told"),
     [
         ("text", "size", "some.toml:4: size must be a string, not a number"),
@@ -151,7 +152,7 @@ def test_a_table_whose_keys_were_all_read_is_finished():
     table.finish()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "line"),
     [
         ("a = 1\nb = \n", 2),
@@ -174,7 +175,7 @@ def test_what_is_not_toml_is_told_with_its_line(text, line):
     assert error.hint == "the file is not valid TOML"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "a = " + "[" * 100_000,

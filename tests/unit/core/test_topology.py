@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX, AnySubset, Block, Catalogue, PowerOfTwo
+from tests.cases import cases
 
 sets = st.sets(st.integers(0, 200), max_size=40)
 blocks = st.one_of(
@@ -83,7 +84,7 @@ def test_a_block_may_be_written_as_people_write_it(text, members):
     assert list(Block.parse(text)) == members
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         *[
@@ -152,7 +153,7 @@ def test_scattered_devices_are_no_block_of_a_pod():
     assert not POD.is_block(Block.of([]))
 
 
-@pytest.mark.parametrize("size", POD.sizes)
+@cases("size", POD.sizes)
 def test_a_pod_takes_every_power_of_two_with_a_gcd_in_each_domain(size):
     domains = max(1, size // 16)
     assert POD.why_not(size, domains) is None
@@ -177,7 +178,7 @@ def test_a_pod_refuses_more_than_its_largest_block():
     assert (reason.code, reason.hint) == ("claim.too_large", "ask for 64 or fewer")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "problem"),
     [
         ((1, 12, 4), "domain_size = 12 is not a power of two"),

@@ -13,6 +13,7 @@ from moorings.core.projects import Project, Projects
 from moorings.core.simulate import SimulatedJob, simulate
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.core.traces import SIZES_SHOWN_MAX, parse_trace, report, size_classes
+from tests.cases import cases
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
 
@@ -50,7 +51,7 @@ def test_jobs_that_name_no_kind_have_the_usual_one():
     assert parse_trace("arrives,runs,size\n0,1,1\n", kind="gpu")[0].kind == "gpu"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "told"),
     [
         ("", "t.csv:1: the column 'arrives' is missing"),

@@ -32,6 +32,8 @@ from moorings.core.partitions import PartitionState
 from moorings.core.placement import NEVER
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
+from tests.cases import cases
+from tests.sampling import examples
 from tests.unit.core.worlds import CROSS, CROSS2, POD, POOLS, RACK, World
 
 # -- one claim's life -----------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def test_a_retry_s_partition_never_takes_the_name_of_another() -> None:
 # -- room, refusals, the queue --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "more", "code", "hint"),
     [
         (3, {}, "claim.size_not_allowed", "2 or 4"),
@@ -346,7 +348,7 @@ def test_without_reservations_it_would_starve() -> None:
     seed=st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(0, 7)), min_size=60, max_size=90),
     limits=st.booleans(),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_nobody_starves_while_every_job_ends(seed: list[tuple[int, int]], limits: bool) -> None:
     """Law 7, under an endless stream: small jobs arrive as fast as others end; the large one is granted in the end."""
     world = World(POD)
@@ -795,4 +797,4 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestFleetMachine.settings = settings(max_examples=examples(80), stateful_step_count=50, deadline=None)

@@ -27,8 +27,9 @@ from moorings.store.upgrade import HEAD, upgrade
 from moorings.testing.records import NOW, POOL, granted
 from tests.unit.store.killed import database_of
 from tests.unit.store.recording import RELEASED, recorded, released, replay
+from tests.waiting import patient
 
-PATIENCE_S = 100.0
+PATIENCE_S = patient(100)
 
 
 class Made:

@@ -9,14 +9,14 @@ from moorings.core.claims import ClaimState
 from moorings.core.devices import Device, DeviceState
 from moorings.core.projects import Usage
 from moorings.ports.store import Changes, Page, Save, Seq
-from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, POOL, a_project, granted
 from moorings.workloads.runs import RunState
+from tests.databases import open_new
 
 
 @pytest.fixture
 def store(tmp_path):
-    store = open_sqlite(tmp_path / "moorings.db")
+    store = open_new(tmp_path / "moorings.db")
     yield store
     store.close()
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from typing import TypeVar
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,8 @@ from moorings.store.sqlite import open_sqlite
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import Run, RunState
+from tests.cases import cases
+from tests.sampling import examples
 
 RecordT = TypeVar("RecordT")
 
@@ -274,7 +275,7 @@ def test_half_a_surrogate_pair_in_an_event_stays_the_same_json():
     assert json.loads(data) == {"command": "\udce9 é"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("reader", "table"),
     [
         (rows.claim_of, tables.claims),
@@ -295,7 +296,7 @@ def test_readers_take_the_columns_in_their_order(reader, table):
     assert [renamed.get(name, name) for name in inspect.signature(reader).parameters] == table.c.keys()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     claim=claims,
     made=partitions,

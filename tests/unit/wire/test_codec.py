@@ -17,13 +17,16 @@ from moorings.core.instants import Instant
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import camel, decode, encode, parse_time, time_text
 from moorings.wire.shapes import AcceleratorsShape, ClaimRequest, EventBody, JobShape, RunBody, RunRequest
+from tests.cases import cases
+from tests.sampling import examples
 
 SHAPES: list[type] = [
     value for value in {**vars(shapes), **vars(forecasts)}.values() if isinstance(value, type) and is_dataclass(value)
 ]
 YEAR_10000 = 253_402_300_800_000_000
 
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+shape_by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+each_shape = cases("shape", SHAPES)
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -92,9 +95,9 @@ def least(cls: type) -> dict[str, Any]:
 # -- there and back ------------------------------------------------------------------------------------------------
 
 
-@each_shape
+@shape_by_shape
 def test_a_shape_comes_back_as_it_was_sent(shape):
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(shapes_of(shape))
     def comes_back(value):
         assert decode(shape, over_the_wire(value)) == value
@@ -102,9 +105,9 @@ def test_a_shape_comes_back_as_it_was_sent(shape):
     comes_back()
 
 
-@each_shape
+@shape_by_shape
 def test_unknown_fields_of_a_newer_peer_are_passed_over(shape):
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(shapes_of(shape), anything)
     def is_understood(value, news):
         sent = over_the_wire(value) | {"fieldOfTheFuture": news, "another": {"a": [news]}}
@@ -237,7 +240,7 @@ def test_the_same_moment_in_other_spellings(text):
     assert parse_time(text) == 1_700_000_000_000_000
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         *["", "now", "1700000000", "2023-11-14", "2023-11-14T22:13:20", "2023-02-30T00:00:00Z", "2023-11-14T25:00:00Z"],

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from moorings.wire.errors import ERRORS, ErrorKind, Exit, kind_of
+from tests.cases import cases
 
-each_code = pytest.mark.parametrize("code", sorted(ERRORS))
+each_code = cases("code", sorted(ERRORS))
 
 
 @each_code

@@ -12,12 +12,13 @@ from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import camel
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from tests.cases import cases
 
 SHAPES: list[type] = [
     value for value in {**vars(shapes), **vars(forecasts)}.values() if isinstance(value, type) and is_dataclass(value)
 ]
 
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+each_shape = cases("shape", SHAPES, ids=lambda shape: shape.__name__)
 
 
 def names(cls: type) -> set[str]:
