@@ -14,6 +14,7 @@ from moorings.kubernetes.admission import OUR_VARIABLES, check_ipujob, check_upd
 from moorings.kubernetes.ipujob import FINALIZER, JobKind, Obj
 from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, VOLUMES
 from moorings.kubernetes.reading import parse_ipujob
+from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import EXAMPLES, a_container, a_spec, a_template, an_object, example, objects
 
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
@@ -83,7 +84,7 @@ GOOD: list[Obj] = [
 ]
 
 
-@pytest.mark.parametrize("spec", GOOD, ids=str)
+@cases("spec", GOOD, ids=str)
 def test_what_can_run_is_let_in(spec):
     assert find_faults(an_object(spec)) == ()
 
@@ -280,7 +281,7 @@ BAD: list[tuple[Obj, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "path", "problem"), BAD, ids=[f"{path}: {problem}" for _, path, problem in BAD])
+@cases(("spec", "path", "problem"), BAD, ids=[f"{path}: {problem}" for _, path, problem in BAD])
 def test_what_cannot_run_is_refused(spec, path, problem):
     assert refused(an_object(spec)).detail == f"{path}: {problem}"
 
@@ -296,7 +297,7 @@ def test_of_several_faults_each_has_its_own_hint_beside_it():
     assert error.hint == ""
 
 
-@pytest.mark.parametrize("variable", sorted(OUR_VARIABLES))
+@cases("variable", sorted(OUR_VARIABLES))
 def test_what_leads_to_the_partition_is_not_the_user_s(variable):
     given_env = [{"name": variable, "value": "x"}]
     error = refused(an_object(a_spec(workers=workers(containers=[a_container(env=given_env)]))))
@@ -387,7 +388,7 @@ def refused_change(old: Obj, new: Obj) -> MooringsError:
     return caught.value
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
     [
         {"jobInstances": 3},
@@ -406,7 +407,7 @@ def test_what_may_change_changes(spec):
     assert check_update(an_object(OLD), new) == parse_ipujob(new)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "path"),
     [
         ({"ipusPerJobInstance": "8"}, "spec.ipusPerJobInstance"),

@@ -9,6 +9,7 @@ import json
 import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from moorings.kubernetes.certificates import (
 )
 from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeError
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
+from tests.waiting import patient
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NAMES = service_names("hooks", "moor", ["10.1.2.3", "fd00::1"])
@@ -53,7 +55,7 @@ def openssl(folder: Path, held: Certificates, at: datetime, *more: str, ca: byte
     (folder / "cert.pem").write_bytes(held.cert)
     words = ["openssl", "verify", "-x509_strict", "-no-CApath", "-CAfile", "ca.pem", "-purpose", "sslserver"]
     words += ["-attime", str(int(at.timestamp())), *more, "cert.pem"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patient(30))
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -97,7 +99,7 @@ def foreign(folder: Path, days: int, names: str = "hooks,hooks.moor.svc") -> Cer
     leaf = ["-subj", "/O=nil2", "-CA", "ca.crt", "-CAkey", "ca.key", "-keyout", "key", "-out", "cert"]
     leaf += ["-addext", f"subjectAltName={subject}", "-addext", "basicConstraints=critical,CA:false"]
     for words in (ca, leaf):
-        subprocess.run([*run, *words], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run([*run, *words], cwd=folder, check=True, capture_output=True, timeout=patient(60))
     return Certificates(*((folder / name).read_bytes() for name in ("ca.crt", "cert", "key")))
 
 
@@ -172,12 +174,18 @@ def test_it_stays_until_a_third_of_its_life_is_left(made):
 
 def is_taken(serving: Certificates, believed: Certificates, now: datetime) -> bool:
     """Whether a caller that believes one bundle takes what a replica serves."""
-    leaf = load_pem_x509_certificate(serving.cert)
-    for authority in load_pem_x509_certificates(believed.ca):
+    end = taken_until(serving.cert, believed.ca)
+    return end is not None and now < end
+
+
+@cache  # a history looks at the same two thousands of times
+def taken_until(cert: bytes, bundle: bytes) -> datetime | None:
+    leaf = load_pem_x509_certificate(cert)
+    for authority in load_pem_x509_certificates(bundle):
         with contextlib.suppress(ValueError, InvalidSignature):
             leaf.verify_directly_issued_by(authority)
-            return now < min(leaf.not_valid_after_utc, authority.not_valid_after_utc)
-    return False
+            return min(leaf.not_valid_after_utc, authority.not_valid_after_utc)
+    return None
 
 
 def test_there_is_no_moment_at_which_a_call_would_fail(made):
@@ -510,7 +518,7 @@ async def test_it_goes_on_looking_whatever_happens(kube, caplog):
     await ours.prepare()
     kube.fail = [KubeError(403, "Forbidden", "no"), KubeError(0, "", "away"), KubeError(500, "", "broken")]
     work = asyncio.create_task(ours.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while LOOK_S not in clock.slept_s:  # noqa: ASYNC110 - the clock's sleep is what is awaited
             await asyncio.sleep(0)
     work.cancel()
@@ -622,7 +630,7 @@ def test_a_wrong_command_line_is_refused(words):
 
 def test_the_program_says_what_it_lacks(tmp_path):
     words = ["-m", "moorings.app.kubernetes_certgen", *CREATE, "--kubeconfig", str(tmp_path / "none")]
-    done = subprocess.run([".venv/bin/python", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([".venv/bin/python", *words], capture_output=True, text=True, timeout=patient(60))
     assert done.returncode != 0
     said = json.loads(done.stderr.splitlines()[-1])
     assert said["msg"] == "certgen.failed"

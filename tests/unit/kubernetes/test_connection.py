@@ -8,6 +8,7 @@ import pytest
 
 from moorings.kubernetes.connection import build_path, parse_event, parse_refusal
 from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, NAMESPACE, POD, SECRET, KubeError
+from tests.cases import cases
 
 
 def status(code: int, reason: str, message: str, **details) -> bytes:
@@ -54,9 +55,7 @@ def test_how_long_the_server_wants_to_be_left_alone_is_read():
     assert parse_refusal(429, {"Retry-After": "99999999"}, b"", POD).retry_after_s == 300
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"<html>", b"[]", b'"x"', b"{}", b"\xff\xfe", b'{"kind":"Status","details":7}']
-)
+@cases("content", [b"", b"<html>", b"[]", b'"x"', b"{}", b"\xff\xfe", b'{"kind":"Status","details":7}'])
 def test_what_stands_in_front_of_a_server_may_answer_anything(content):
     error = parse_refusal(502, {}, content, POD)
     assert (error.status, error.code) == (502, "kubernetes.unreachable")

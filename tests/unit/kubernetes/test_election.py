@@ -26,6 +26,7 @@ from moorings.kubernetes.election import (
     sight,
 )
 from moorings.kubernetes.kube import Kube, KubeError
+from tests.sampling import examples
 
 TERMS = Terms()
 NOON = Instant(1_767_225_600_000_000)
@@ -161,7 +162,7 @@ class World:
         return copy.deepcopy(self.lease)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_two_never_lead_at_the_same_time(data):
     async def story() -> None:

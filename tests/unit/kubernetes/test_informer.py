@@ -72,12 +72,12 @@ def test_an_event_costs_the_same_among_ten_thousand_objects_as_among_a_hundred()
         known = cache()
         known.replace([pod(f"p{number}", 1, f"j{number % (count // 10)}") for number in range(count)])
         best = float("inf")
-        for turn in range(5):
+        for turn in range(20):
             events = [Watched("MODIFIED", pod(f"p{number}", 2 + turn, f"j{number % 10}")) for number in range(100)]
-            begun = time.perf_counter()
+            begun = time.thread_time()  # of the processor: what others take of it does not count
             for event in events:
                 known.take(event)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.thread_time() - begun)
         return best
 
     assert cost(10_000) < 5 * cost(100)

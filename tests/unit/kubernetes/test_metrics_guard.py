@@ -17,6 +17,7 @@ from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import Kind
 from moorings.kubernetes.metrics_guard import BELIEVED_S, REFUSED_S, Guard, make_app
 from moorings.kubernetes.tokens import REVIEWS_MAX
+from tests.waiting import patient
 
 ENDS = 10_000
 
@@ -146,7 +147,7 @@ async def test_one_address_has_only_so_many_reviewed_at_the_same_time() -> None:
             return asyncio.create_task(by.get("/metrics", headers={"Authorization": f"Bearer {sent}"}))
 
         others = [ask(one, token(f"made up {number}")) for number in range(40)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while sum(task.done() for task in others) < 40 - REVIEWS_MAX // 2:  # noqa: ASYNC110 - no event of theirs
                 await asyncio.sleep(0.01)
             mine = ask(two, GOOD)

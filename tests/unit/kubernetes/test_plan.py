@@ -31,6 +31,7 @@ from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.status import build_status
 from moorings.wire.codec import time_text
+from tests.cases import cases
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 INFERENCE = JobKind.INFERENCE
@@ -183,8 +184,8 @@ RESTARTS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "code", "again"), RESTARTS)
-@pytest.mark.parametrize("kind", [JobKind.TRAINING, INFERENCE])
+@cases(("policy", "code", "again"), RESTARTS)
+@cases("kind", [JobKind.TRAINING, INFERENCE])
 def test_restart_policies(policy: RestartType, code: int | None, again: bool, kind: JobKind) -> None:
     job = build_job(kind, restart=policy)
     phase = SUCCEEDED if code == 0 else FAILED
@@ -201,7 +202,7 @@ def test_restart_policies(policy: RestartType, code: int | None, again: bool, ki
         assert Release(0) in found.acts
 
 
-@pytest.mark.parametrize(("policy", "code", "again"), [one for one in RESTARTS if one[2]])
+@cases(("policy", "code", "again"), [one for one in RESTARTS if one[2]])
 def test_clean_pod_policy_all_overrides_restarts(policy: RestartType, code: int | None, again: bool) -> None:
     job = build_job(restart=policy, clean=CleanPodPolicy.ALL)
     phase = SUCCEEDED if code == 0 else FAILED

@@ -9,6 +9,7 @@ import pytest
 from moorings.app.kubernetes_operator import job_of
 from moorings.kubernetes import names
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod, parse_pod, trim_pod
+from tests.cases import cases
 
 
 def pod(status: dict[str, Any], **meta: Any) -> Pod:
@@ -53,7 +54,7 @@ def test_the_job_that_it_belongs_to_is_looked_at(label: str, keys: tuple[str, ..
     assert job_of({"metadata": {"name": "p", "namespace": "n", "labels": {names.JOB: label}}}) == keys
 
 
-@pytest.mark.parametrize(
+@cases(
     ("status", "code", "why"),
     [
         ({"phase": "Failed", "containerStatuses": [ended(3, reason="Error")]}, 3, "exit code 3"),

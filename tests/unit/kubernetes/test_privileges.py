@@ -14,6 +14,7 @@ from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.privileges import EVERYWHERE, Limits
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.kubernetes.webhooks import make_rules, validate
+from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_container, a_spec, a_template, an_object
 
 ELSEWHERE = Limits(privileged_namespaces=frozenset({"trusted"}))
@@ -97,7 +98,7 @@ ASKED: list[tuple[Obj, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "path"), ASKED, ids=[path for _, path in ASKED])
+@cases(("spec", "path"), ASKED, ids=[path for _, path in ASKED])
 def test_power_over_the_node_is_for_the_namespaces_that_an_admin_names(spec: Obj, path: str) -> None:
     for limits in (ELSEWHERE, NOWHERE):
         (fault,) = find_faults(an_object(spec), limits)

@@ -22,6 +22,7 @@ from moorings.kubernetes.ipujob import (
 )
 from moorings.kubernetes.reading import Fault, parse_ipujob, parse_status, read_ipujob, status_object
 from moorings.wire.codec import parse_time
+from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_spec, a_template, an_object, anything, example, objects
 
 
@@ -116,7 +117,7 @@ def test_numbers_are_read_with_and_without_quotes(number):
     assert sizes(ipusPerJobInstance=number) == (8, 1, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "wanted"),
     [
         ({"workerPerJobInstance": "2"}, (4, 2, 1)),
@@ -168,7 +169,7 @@ def test_spellings_that_disagree_are_noted(spec, path, problem):
 # -- what cannot be read -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", ["0", 0, -1, "-1", "x", "", " 4", "04", 1.5, True, [], {}, 1 << 20 | 1, "1" * 99])
+@cases("wrong", ["0", 0, -1, "-1", "x", "", " 4", "04", 1.5, True, [], {}, 1 << 20 | 1, "1" * 99])
 def test_a_size_is_a_positive_whole_number(wrong):
     (found,) = faults(ipusPerJobInstance=wrong)
     assert found.path == "spec.ipusPerJobInstance"
@@ -176,7 +177,7 @@ def test_a_size_is_a_positive_whole_number(wrong):
     assert len(found.problem) < 150
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "path", "problem"),
     [
         ({"jobInstances": -1}, "spec.jobInstances", "must be a whole number from 0 to 4096, not -1"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.kubernetes.remote import hostfile, kubexec_script
+from tests.waiting import patient
 
 KUBECTL = f"""#!{sys.executable}
 import json, os, pathlib, subprocess, sys
@@ -39,7 +40,7 @@ class Remote:
     def __call__(self, *words: str, shell: str = "", stdin: str = "") -> subprocess.CompletedProcess[str]:
         argv = [*([shell, *(["sh"] if shell.endswith("busybox") else [])] if shell else []), str(self.script), *words]
         environment = {"RECORD": str(self.record), "PATH": "/usr/bin:/bin", "HERE": "its own"}
-        return subprocess.run(argv, env=environment, input=stdin, capture_output=True, text=True, timeout=30)
+        return subprocess.run(argv, env=environment, input=stdin, capture_output=True, text=True, timeout=patient(30))
 
     @property
     def told(self):

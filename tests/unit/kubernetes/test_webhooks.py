@@ -12,7 +12,6 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +34,8 @@ from moorings.kubernetes.webhooks import (
     Rules,
     make_webhook_app,
 )
+from tests.waiting import patient
+from tests.waiting import until_async as until
 
 JOB: dict[str, Any] = {
     "apiVersion": "graphcore.ai/v1alpha1",
@@ -73,7 +74,7 @@ class Asked:
     def call(self, method: str, path: str, body: bytes | None = None, headers: Any = ()) -> tuple[int, bytes]:
         context = ssl.create_default_context(cadata=self.ca.decode())
         with contextlib.closing(
-            http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=20)
+            http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=patient(20))
         ) as connection:
             connection.request(method, path, body, dict(headers) or {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -106,7 +107,7 @@ async def serving(rules: Rules = RULES, *, ready: bool = True, room: Shares | No
         yield asked
     finally:
         server.should_exit = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             await work
         listening.close()
 
@@ -271,7 +272,7 @@ async def test_a_job_and_what_it_was_have_room_and_not_a_byte_more(asked):
 async def test_nor_if_nobody_said_how_many_would_come(asked):
     def send() -> int:
         context = ssl.create_default_context(cadata=asked.ca.decode())
-        connection = http.client.HTTPSConnection("127.0.0.1", asked.port, context=context, timeout=20)
+        connection = http.client.HTTPSConnection("127.0.0.1", asked.port, context=context, timeout=patient(20))
         with contextlib.closing(connection):
             body, headers = iter([b" " * 65536] * 100), {"Transfer-Encoding": "chunked"}
             connection.request("POST", VALIDATE, body, headers, encode_chunked=True)
@@ -284,12 +285,9 @@ async def test_who_goes_in_the_middle_of_it_leaves_nothing_behind(asked, caplog)
     _, writer = await connect(asked)
     writer.write(b"POST " + MUTATE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{")
     await writer.drain()
-    async with asyncio.timeout(10):
-        while not asked.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn's
-            await asyncio.sleep(0.01)
-        writer.close()
-        while asked.server.server_state.connections or asked.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn's
-            await asyncio.sleep(0.01)
+    await until(lambda: asked.server.server_state.tasks)
+    writer.close()
+    await until(lambda: not asked.server.server_state.connections and not asked.server.server_state.tasks)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -298,7 +296,7 @@ async def test_the_rest_of_what_was_refused_does_not_keep_the_connection(monkeyp
     async with serving() as asked:
         reader, writer = await connect(asked)
         writer.write(b"POST " + MUTATE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             assert b"413" in await reader.readline()
             await reader.read()
         writer.close()
@@ -355,7 +353,7 @@ async def test_a_request_that_never_ends_is_cut_off(monkeypatch):
         for start in (b"", whole[:20], whole[:-4], whole):
             reader, writer = await connect(asked)
             writer.write(start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 await reader.read()  # until the server has had enough
             writer.close()
 
@@ -364,7 +362,7 @@ async def test_a_head_without_end_is_refused(asked):
     reader, writer = await connect(asked)
     writer.write(b"POST / HTTP/1.1\r\n" + b"".join(b"a%d: %s\r\n" % (n, b"x" * 1000) for n in range(80)))
     assert HEAD_BYTES_MAX < 80_000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         assert b"400" in (await reader.read())[:40]
     writer.close()
 
@@ -374,17 +372,11 @@ async def connect(asked: Asked, host: str = "127.0.0.1") -> tuple[asyncio.Stream
     return await asyncio.open_connection("127.0.0.1", asked.port, ssl=context, local_addr=(host, 0))
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - what others count
-            await asyncio.sleep(0.01)
-
-
 async def test_who_speaks_no_tls_gets_no_answer(asked, caplog):
     caplog.set_level(logging.CRITICAL, "asyncio")
     reader, writer = await asyncio.open_connection("127.0.0.1", asked.port)
     writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         assert b"200" not in await reader.read()
     writer.close()
     assert (await asked.raw("/healthz", b"", "GET"))[0] == 200
@@ -421,7 +413,7 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
         await until(lambda: room.in_use == 60_000)
         reader, two = await connect(asked)
         two.write(begun(90_000, 60_000))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
         assert head.startswith(b"HTTP/1.1 503 ")
@@ -432,7 +424,7 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
         reader, three = await connect(asked, "127.0.0.2")
         whole = json.dumps(review(new=job())).encode().ljust(60_000)
         three.write(begun(len(whole), 0) + whole)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         for writer in (one, two, three):
             writer.close()
@@ -448,12 +440,12 @@ async def test_an_address_with_too_many_connections_is_hung_up_on_and_others_are
             stack.callback(writer.close)
         await until(lambda: asked.places.in_use == 4)
         reader, writer = await asyncio.open_connection("127.0.0.1", asked.port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             assert await reader.read() == b""
         writer.close()
         reader, writer = await connect(asked, "127.0.0.2")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         await stack.aclose()
@@ -467,7 +459,7 @@ async def test_a_large_review_does_not_keep_others_waiting():
 
     def check(_job: Any) -> None:
         threads.append(threading.current_thread())
-        if len(threads) == 1 and not over.wait(10):
+        if len(threads) == 1 and not over.wait(patient(10)):
             raise MooringsError("job.invalid", "nobody else was answered meanwhile")
 
     async with serving(Rules(lambda _: [], check, lambda *_: None)) as asked:
@@ -499,7 +491,7 @@ async def test_what_would_become_a_hundred_times_as_large_is_not_read(asked, par
 async def test_what_no_api_server_sends_ends_the_connection(asked, sent):
     reader, writer = await connect(asked)
     writer.write(sent)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         told = await reader.read()
     assert b"HTTP/1.1 400 " in told
     assert told.count(b"HTTP/1.1 200 ") <= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.kube import KubeError
 from moorings.kubernetes.workqueue import Backlog, WorkQueue
+from tests.waiting import until_async
 
 KEYS = st.sampled_from("abcd")
 DELAYS = st.floats(0, 100, allow_nan=False)
@@ -162,10 +162,7 @@ class Counts:
 
 
 async def drained(queue: WorkQueue[str]) -> None:
-    deadline = time.monotonic() + 20
-    while queue.wanted:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+    await until_async(lambda: not queue.wanted, 20)
 
 
 async def test_workers_share_the_keys_and_never_work_one_at_the_same_time():
@@ -278,9 +275,6 @@ async def test_a_failure_of_one_key_leaves_the_pace_of_the_others_alone(error):
     queue.add("bad")
     for number in range(200):
         queue.add(str(number))
-    deadline = time.monotonic() + 5
-    while good < 200:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+    await until_async(lambda: good >= 200)
     serving.cancel()
     await asyncio.wait((serving,))

@@ -19,6 +19,7 @@ from moorings.client.requests import get_version
 from moorings.client.transport import Transport
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.vipu_conf import VipuConf, parse_vipu_conf
+from tests.waiting import patient
 
 NOW = datetime.now(UTC)
 SECRET = "moor_aaaaaaaaaa_secret"
@@ -65,7 +66,7 @@ def answering(context: ssl.SSLContext | None) -> Iterator[tuple[int, list[bytes]
         thread = threading.Thread(target=work)
         thread.start()
         yield listening.getsockname()[1], heard
-        thread.join(15)
+        thread.join(patient(15))
         assert not thread.is_alive()
 
 

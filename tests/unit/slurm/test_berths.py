@@ -18,6 +18,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.ledger import Start
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
+from tests.waiting import until_async
 
 T = TypeVar("T")
 JOB = a_job(1)
@@ -154,6 +155,7 @@ async def test_a_job_that_holds_its_partition_is_never_given_up() -> None:
     controller.keeps = MooringsError("partition.not_active", "it is being reset", retryable=True)
     berths, told = make(controller, patience_s=0.02)
     work = berths.serve(JOB)
+    await until_async(lambda: told)
     await asyncio.sleep(0.2)
     assert not work.done()
     assert told == ["settled"], "it was never given up"
@@ -203,6 +205,7 @@ async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be
     berths.claims[OWNER] = controller.create_claim(ClaimRequest(size=4, name="slurm_1"), "key")
     berths.claims[OWNER] = replace(berths.claims[OWNER], state="PENDING")
     work = berths.serve(JOB)
+    await until_async(lambda: berths.claims[OWNER].state == "READY")
     await asyncio.sleep(0.1)
     assert (berths.claims[OWNER].state, work.done(), told) == ("READY", False, [])
     controller.keeps = None
@@ -215,6 +218,7 @@ async def test_a_controller_that_is_busy_is_not_asked_again_at_once(monkeypatch:
     controller.keeps = MooringsError("server.busy", "too many wait", retryable=True)
     berths, _ = make(controller)
     work = berths.serve(JOB)
+    await until_async(lambda: controller.asked)
     await asyncio.sleep(0.05)
     assert controller.asked == 1
     work.cancel()

@@ -17,6 +17,7 @@ from moorings.slurm.host.ledger import Home
 from moorings.slurm.host.site import licenses_wanted
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody, TopologyShape
+from tests.cases import cases
 from tests.docs.pages import ROOT, anchors
 from tests.unit.slurm.test_installation import CHOICES, SITE
 
@@ -204,7 +205,7 @@ def test_what_becomes_of_a_wait_in_vain():
     is_told(checks.check_waits(None, 50), "SKIP", "no line loads the plugin")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("address", "hosts", "port"),
     [
         ("ctl1:8092", ["ctl1"], "8092"),
@@ -227,7 +228,7 @@ def answer(host: str, uid: int | None, told: str = "", *, listens: bool = True) 
 AWAY = answer("ctl2", None, "refused", listens=False)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("answers", "allowed", "verdict", "evidence", "fix"),
     [
         ([answer("ctl1", 0)], 0, "PASS", "as uid 0", ""),

@@ -28,6 +28,7 @@ from moorings.slurm.engine.submission import (
 )
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import RunId
+from tests.cases import cases
 
 ATTEMPT = Path("/shared/runs/run-1/0")
 
@@ -74,7 +75,7 @@ def test_nothing_of_command_folder_and_variables_is_on_the_command_line():
     assert "secret" not in told
 
 
-@pytest.mark.parametrize(
+@cases(
     ("job", "named"),
     [
         ({"accelerators": Accelerators(kind="gpu")}, "gpu"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from moorings.core.instants import Instant
 from moorings.slurm.engine.rundir import Asked, Done, Facts, TaskEnd
 from moorings.slurm.engine.verdict import JobEnd, Look, judge, look, reason_of
 from moorings.slurm.formats import JobRecord, phase_of
 from moorings.workloads.runs import Ending, EndRecord
+from tests.cases import cases
 
 NOW, BEGAN, OVER = Instant(9_000_000), Instant(1_000_000), Instant(5_000_000)
 ASKED = Asked(tasks=2, grace_s=30.0, time_limit_s=600.0)
@@ -61,7 +60,7 @@ def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
 # -- what is seen --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("known", "listed", "seen"),
     [
         (facts(submitting=False, job=None), None, Look.ABSENT),
@@ -95,7 +94,7 @@ def test_why_it_waits_is_told_in_slurms_words():
 # -- how it ended --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("known", "tasks", "state", "ending", "code", "codes"),
     [
         (facts(done=done("none")), ended(0, 0), None, Ending.EXITED, 0, (0, 0)),

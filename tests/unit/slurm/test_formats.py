@@ -21,6 +21,7 @@ from moorings.slurm import formats, listings
 from moorings.slurm.formats import JobRecord, License, Order, Phase
 from moorings.slurm.host.site import parse_site
 from moorings.slurm.listings import Column, expand_hosts, parse_rows
+from tests.cases import cases
 
 RECORDINGS = Path(__file__).parent / "recordings"
 RELEASES = sorted(folder.name for folder in RECORDINGS.iterdir())
@@ -199,7 +200,7 @@ def test_any_answer_is_read_or_refused(answer):
 # -- states, orders, lists ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "phase"),
     [
         ("PENDING", Phase.WAITING),
@@ -224,9 +225,9 @@ def test_an_order_is_what_was_written():
 ASKED = formats.Asked(3, Instant(1_795_410_000 * SECOND), Instant(1_795_400_000 * SECOND))
 
 
-@pytest.mark.parametrize("signal", ["", "USR1", "B:USR2"])
-@pytest.mark.parametrize("asked", [None, ASKED])
-@pytest.mark.parametrize("note", ["", "waits for 16 devices"])
+@cases("signal", ["", "USR1", "B:USR2"])
+@cases("asked", [None, ASKED])
+@cases("note", ["", "waits for 16 devices"])
 def test_what_the_agent_notes_beside_an_order_is_read_again(signal, asked, note):
     order = replace(ORDER, signal=signal)
     text = formats.build_order(order, asked, note).rstrip()  # as squeue shows it
@@ -254,7 +255,7 @@ def test_nobody_is_asked_by_what_stands_in_a_note():
     assert formats.parse_asked(text) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "comment",
     [
         "",
@@ -315,7 +316,7 @@ def test_hosts_are_unfolded(folded, hosts):
     assert expand_hosts(folded) == hosts
 
 
-@pytest.mark.parametrize("folded", ["n[1", "n1]", "n[3-1]", "n[1-999999999]", "n[a-b]", "[]", ",", "n[0-9][0-99999]"])
+@cases("folded", ["n[1", "n1]", "n[3-1]", "n[1-999999999]", "n[a-b]", "[]", ",", "n[0-9][0-99999]"])
 def test_what_is_no_list_of_hosts(folded):
     with pytest.raises(MooringsError, match=r"host"):
         expand_hosts(folded)

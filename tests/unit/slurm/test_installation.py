@@ -44,6 +44,7 @@ from moorings.slurm.slurm_conf import (
     plugstack_arguments,
     plugstack_includes,
 )
+from tests.cases import cases
 
 SITE = Site(
     version="22.05.8",
@@ -312,7 +313,7 @@ def test_a_comment_calls_nothing():
     assert not calls_ours(b"-- require('moorings_submit')\n")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "included"),
     [
         ("include /etc/slurm/plugstack.conf.d/*.conf", True),

@@ -15,6 +15,7 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.instance import FILE, keep_instance, read_instance
+from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 CAPABILITIES = "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE"  # of an agent that runs as root
@@ -45,7 +46,9 @@ def test_one_that_was_killed_at_it_is_in_nobodys_way(tmp_path: Path) -> None:
         "from moorings.slurm.host.instance import keep_instance;"
         f"keep_instance(pathlib.Path(sys.argv[1]), {OTHER!r})"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == -9
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=patient(60)).returncode == -9
+    )
     assert len(list(tmp_path.iterdir())) == 1
     assert read_instance(tmp_path) is None
     assert keep_instance(tmp_path, ONE) == ONE
@@ -106,7 +109,7 @@ def as_root_with(capabilities: str, folder: Path) -> subprocess.CompletedProcess
     names = [f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split()]
     bound = ["setpriv", f"--bounding-set={','.join(['-all', *names])}", "--"]
     words = [*bound, sys.executable, "-c", code, str(folder)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60))
 
 
 @pytest.fixture

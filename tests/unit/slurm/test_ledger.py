@@ -13,6 +13,7 @@ from moorings.core.reconcile import Streak
 from moorings.slurm.formats import Asked, JobRecord, Order, phase_of
 from moorings.slurm.host.ledger import Home, Judgement, Start, announce, judge, may_live, request_for, start_of
 from moorings.wire.shapes import ClaimBody
+from tests.cases import cases
 
 NONCE = "00c0ffee00c0ffee"
 HOME = Home("vt", "0123456789abcdef")
@@ -79,7 +80,7 @@ def test_an_owner_names_one_start_of_one_job() -> None:
     assert all(len(name) <= 36 for name in Start(2**32 - 1, NONCE, 10**6).names())
 
 
-@pytest.mark.parametrize(
+@cases(
     "owner", ["", "slurm/a/b/c/d", "slurm/a/1/x", "slurm/a/1/x/0", "slurm/a/1/x/0/0/0", "user/ann", "slurm/a/1/x/-1/y"]
 )
 def test_an_owner_that_is_none_of_ours(owner: str) -> None:

@@ -11,6 +11,7 @@ from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import nodes
 from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status
+from tests.cases import cases
 from tests.slurm.answers import GOOD, HOSTILE, head, written, wrong_file
 
 REQUEST = BindRequest(job=1234, step=0, node="n1", restart=0, nonce="0123456789abcdef")
@@ -67,7 +68,7 @@ def test_the_longest_request_fits_the_line():
     assert len(nodes.build_request(longest)) <= nodes.REQUEST_BYTES_MAX
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new"),
     [
         ("moorings 1 bind", "moorings 2 bind"),
@@ -127,7 +128,7 @@ def test_what_a_newer_agent_adds_is_passed_over():
     assert nodes.parse_reply(written(head(REQUEST), GOOD | {"colour": "blue"}), REQUEST).status is Status.OK
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@cases("name", HOSTILE)
 def test_a_hostile_answer_is_refused(name):
     invalid(lambda: nodes.parse_reply(HOSTILE[name](REQUEST), REQUEST))
 
@@ -137,7 +138,7 @@ def test_rubbish_is_no_reply(payload):
     invalid(lambda: nodes.parse_reply(payload, REQUEST))
 
 
-@pytest.mark.parametrize(
+@cases(
     "reply",
     [
         BindReply(Status.OK),

@@ -17,6 +17,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.troubles import Troubles
 from moorings.wire.shapes import QueueBody, QueuedJobShape, QueueRequest
+from tests.waiting import until_async as until
 
 T = TypeVar("T")
 OURS, OTHERS = "0123456789abcdef", "fedcba9876543210"
@@ -103,12 +104,6 @@ async def serving(controller: Controller) -> AsyncIterator[tuple[Offers, list[st
         await asyncio.gather(*work, return_exceptions=True)
 
 
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - what it waits for are plain values
-            await asyncio.sleep(0.001)
-
-
 async def more(controller: Controller, count: int = 30) -> None:
     """Until the controller was asked so many times more."""
     goal = controller.asked + count
@@ -171,16 +166,19 @@ async def test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_fir
     monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     """Else after each restart either of the two might be believed."""
-    monkeypatch.setattr(module, "AGAIN_S", 0.1)
+    monkeypatch.setattr(module, "AGAIN_S", 1.0)
+    monkeypatch.setattr(module, "YIELD_S", 3600.0)
     controller = Controller(OTHERS)
     async with serving(controller) as (offers, _):
         offers.tell(NOTHING)
         await until(lambda: controller.told)
         if away:
             controller.away = True
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1.2)
         controller.believed, controller.away = "", False
-        await more(controller, 200)
+        await more(controller)
+        await asyncio.sleep(1.2)  # it would tell again by now
+        await more(controller)
         assert controller.believed == ""
     monkeypatch.setattr(module, "YIELD_S", 0.05)
     async with serving(controller) as (offers, _):

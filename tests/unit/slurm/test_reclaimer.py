@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from moorings.slurm.host.troubles import Troubles
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
+from tests.waiting import until_async as until
 
 ORDER = Order(nonce=NONCE, ipus=4, gcds=2, replicas=4, signal="B:USR1")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "slurm"
@@ -87,12 +88,6 @@ async def serving(slurm: Slurm) -> AsyncIterator[Reclaimer]:
 
 def look(reclaimer: Reclaimer, *jobs: JobRecord) -> None:
     reclaimer.look(by_id(*jobs), [reclaimed(job.job_id) for job in jobs], {}, 30.0)
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - what it waits for are plain values
-            await asyncio.sleep(0.001)
 
 
 async def idle(reclaimer: Reclaimer) -> None:
@@ -164,7 +159,8 @@ async def test_a_signal_that_slurm_did_not_take_is_sent_again_while_its_job_runs
         assert slurm.count("--signal") == SIGNAL_TRIES
         slurm.asked.clear()
         look(reclaimer, borrower(2))
-        await until(lambda: slurm.count("--signal"))
+        while not slurm.count("--signal"):  # noqa: ASYNC110 - seen at once: the tries are a millisecond apart
+            await asyncio.sleep(0)
         reclaimer.look(by_id(borrower(2, state="PENDING", restarts=1)), [], {}, 30.0)
         await idle(reclaimer)
     assert slurm.count("--signal") < SIGNAL_TRIES

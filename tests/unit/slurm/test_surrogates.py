@@ -31,12 +31,14 @@ from moorings.slurm.surrogate.step import (
     load_placeholder,
     parse_line,
 )
+from tests.cases import cases
 
 # -- where we are ------------------------------------------------------------------------------------------------------
 from tests.procfs import HEARING
+from tests.waiting import patient
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environment", "ancestors"),
     [
         ({"SLURM_JOB_ID": "65"}, []),
@@ -52,7 +54,7 @@ def test_a_batch_script_and_a_shell_of_salloc_are_places_for_steps(environment, 
     assert find_job(environment, ancestors) == 65
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environment", "ancestors", "why"),
     [
         ({}, [], "no Slurm job"),
@@ -74,7 +76,9 @@ def test_elsewhere_is_none_and_why(environment, ancestors, why):
 
 def test_ancestors_begin_with_whoever_started_us():
     script = "from moorings.slurm.surrogate.detection import load_ancestors as a; print(next(iter(a())))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=patient(30)
+    )
     ours = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode()
     assert done.stdout.strip() == ours.strip()
 
@@ -94,7 +98,7 @@ def test_a_step_is_removed_by_its_number():
     assert build_remove(65, 1) == ["scancel", "65.1"]
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "a\nb", "x" * 129, "ä", "a;b", "a$b", "%j"])
+@cases("name", ["", "-x", "a b", "a\nb", "x" * 129, "ä", "a;b", "a$b", "%j"])
 def test_a_name_that_no_listing_could_show_is_refused(name):
     with pytest.raises(MooringsError) as refused:
         check_name(name)
@@ -153,14 +157,14 @@ def say(process: subprocess.Popen[bytes], word: bytes) -> None:
 @pytest.mark.parametrize(("word", "code"), [(COMPLETED, 0), (FAILED, 1), (b"00\n", 1), (b"yes\n", 1)])
 def test_the_placeholder_ends_as_it_is_told(placeholder, word, code):
     say(placeholder, word)
-    assert placeholder.wait(10) == code
+    assert placeholder.wait(patient(10)) == code
 
 
 @pytest.mark.parametrize("word", [b"", b"0", b"\n"])
 def test_it_fails_when_its_client_is_gone(placeholder, word):
     say(placeholder, word)
     placeholder.stdin.close()
-    assert placeholder.wait(10) == 1
+    assert placeholder.wait(patient(10)) == 1
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "USR1", "USR2", "TERM"])
@@ -171,7 +175,7 @@ def test_it_tells_of_signals_and_goes_on(placeholder, name):
         assert hear(placeholder) == f"moorings:{name}"
     assert placeholder.poll() is None
     say(placeholder, COMPLETED)
-    assert placeholder.wait(10) == 0
+    assert placeholder.wait(patient(10)) == 0
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -180,7 +184,7 @@ def test_a_signal_in_the_middle_of_the_word_changes_nothing_of_it(placeholder, a
     placeholder.send_signal(signal.SIGTERM)
     with contextlib.suppress(BrokenPipeError):
         say(placeholder, COMPLETED[at:])
-    assert placeholder.wait(10) == 0
+    assert placeholder.wait(patient(10)) == 0
 
 
 # -- lifeline, limit, nothing ------------------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ def test_a_forked_child_does_not_hold_the_lifeline():
         lifeline.cut()
         os.set_blocking(lifeline.reading, True)
         reader = subprocess.Popen(["cat"], stdin=lifeline.reading)
-        assert reader.wait(10) == 0  # the end of the input is seen while the child lives
+        assert reader.wait(patient(10)) == 0  # the end of the input is seen while the child lives
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
     finally:
         os.kill(child, signal.SIGKILL)

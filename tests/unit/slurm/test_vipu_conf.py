@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, parse_vipu_conf, slurm_uid, vipu_conf_path
+from tests.cases import cases
+from tests.waiting import patient
 
 SECURE = """\
 ApiHost=ctl1.site.org
@@ -63,7 +65,7 @@ def test_every_key():
     assert conf.server == "https://ctl1.site.org:9000"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "apihost=c apiPORT=9000",
@@ -85,7 +87,7 @@ def test_a_value_may_hold_what_else_ends_it():
     assert read("ApiHost=c ApiAccessKey=a\\#b # c").access_key == "a#b"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "where", "told", "hint"),
     [
         ("ApiHost=c\nApiPort=0", "vipu.conf:2", "ApiPort '0'", "1 to 65535"),
@@ -203,7 +205,7 @@ def test_what_the_agent_may_not_read_is_told_as_such(tmp_path):
     )
     path = written(tmp_path / "vipu.conf", "ApiHost=c")
     words = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60))
     assert "Permission denied" in done.stdout, done.stderr
     assert "SlurmUser" in done.stdout
 

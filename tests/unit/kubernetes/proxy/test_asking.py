@@ -19,6 +19,7 @@ from moorings.kubernetes.proxy.asking import (
     place_of,
 )
 from moorings.kubernetes.proxy.shapes import PartitionRequest
+from tests.cases import cases
 
 UID = "6f1b2c1a-7d52-4d0f-9d6b-0d3c6a7e5b11"
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,34}[a-z0-9])?", fullmatch=True)
@@ -81,7 +82,7 @@ def test_a_project_is_the_namespace_unless_it_is_mapped() -> None:
     assert claim_request(request, place, "lab", {"research": "nlp"}, waits=True).project == "nlp"
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
     [
         {"namespace": "A"},

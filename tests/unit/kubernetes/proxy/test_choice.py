@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moorings.kubernetes.proxy.choice import Book, Deed, Do, Standing, Wish, choose
 from moorings.kubernetes.proxy.known import Known, Phase
+from tests.sampling import examples
 
 ONE, TWO = "pod1:8090", "pod2:8090"
 BOTH = (Standing(ONE), Standing(TWO))
@@ -410,7 +411,7 @@ def play(race: Race, chance: Random) -> Race:
 
 @pytest.mark.parametrize("kind", [Race, Outages])
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_one_is_used_and_nothing_is_left_over_whatever_happens(kind: type[Race], seed: int) -> None:
     chance = Random(seed)
     play(kind((chance.random() < 0.7, chance.random() < 0.7)), chance)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.routes import Routes
 from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
 from moorings.kubernetes.proxy.shapes import AUDIENCE
+from tests.waiting import patient
 
 OPERATOR = "system:serviceaccount:ops:operator"
 CLAIMS = {"namespace": "ops", "serviceaccount": {"name": "operator", "uid": "u"}}
 TIMES = Times(idle_s=1, read_s=0.5, write_s=1.0, connections_max=20)
+LONG_S = 3600.0  # longer than anybody waits here: another limit must have been over
 
 
 def token(called: str, aud: object = AUDIENCE, exp: object = 1e11, **more: object) -> str:
@@ -87,7 +90,7 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, f
             writer.write(part)
             await asyncio.sleep(pause_s)
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 return await reader.read(), time.monotonic() - begun
         return b"", time.monotonic() - begun
     finally:
@@ -99,27 +102,27 @@ QUERY = b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nc
 
 @pytest.mark.parametrize("begin", [b"", b"GET /stats HT", QUERY, QUERY + b'{"si'])
 async def test_a_request_that_does_not_arrive_is_given_up(begin: bytes) -> None:
-    async with serving() as port:
+    async with serving(replace(TIMES, idle_s=LONG_S, write_s=LONG_S)) as port:
         _, took_s = await talk(port, begin)
-        assert 0.3 < took_s < 3
+        assert took_s > 0.3
 
 
 async def test_an_idle_connection_is_ended_and_a_used_one_is_not() -> None:
-    async with serving() as port:
+    async with serving(replace(TIMES, idle_s=4, write_s=LONG_S)) as port:
         ask = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
         text, took_s = await talk(port, ask, ask, ask, pause_s=0.6)
         assert text.count(b'{"status":"alive"}') == 3, "the pauses are longer than a request may take"
-        assert 2 < took_s < 6
+        assert took_s > 2 * 0.6 + 3
 
 
 async def test_a_watch_ends_before_its_time_is_up() -> None:
-    async with serving() as port:
+    async with serving(replace(TIMES, idle_s=LONG_S, read_s=LONG_S)) as port:
         ask = b"GET /v1/partitions/watch?since=abc-0 HTTP/1.1\r\nhost: x\r\n"
         ask += b"authorization: Bearer %s\r\n\r\n" % GOOD.encode()
-        text, took_s = await talk(port, ask)
+        text, _ = await talk(port, ask, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert b": watching" in text
         assert b"0\r\n\r\n" in text, "it has an end, and is not broken off"
-        assert took_s < 4
+        assert text.endswith(b'{"status":"alive"}'), "the connection is of use after that"
 
 
 async def test_what_is_too_large_is_refused() -> None:
@@ -142,7 +145,7 @@ async def test_a_good_token_is_reviewed_once_a_minute_and_renewed_before_that_is
     assert reviews.asked == [GOOD]
     now[0] = 41.0
     reviews.answers.clear()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(patient(5)):
         assert (await found.visitor(f"Bearer {GOOD}")).operator, "nobody waits for the renewal"
     reviews.answers.set()
     for _ in range(3):

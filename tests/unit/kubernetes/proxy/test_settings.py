@@ -14,6 +14,7 @@ from moorings.kubernetes.proxy.settings import (
     parse_projects,
     read_controllers,
 )
+from tests.cases import cases
 
 
 def test_the_seeds_list() -> None:
@@ -30,7 +31,7 @@ def test_lines_blanks_and_missing_labels_are_taken() -> None:
     assert parse_controllers("") == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     "entry",
     [
         *("pod1", "pod1:", "pod1:0", "pod1:65536", "pod1:x:a=b", ":8090:a=b", "pod 1:8090", "pod1:8090:a"),

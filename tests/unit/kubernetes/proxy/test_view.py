@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionsBody
+from tests.waiting import patient
+from tests.waiting import until_async as until
 
 ONE = PartitionBody(namespace="a", job="j", uid="u", instance=0, state="WAITING", ipus=4, version="abc-2")
 
@@ -34,13 +35,6 @@ class Told:
     async def watch(self, _since: str) -> AsyncIterator[tuple[str, ChangeBody]]:
         while True:
             yield await self.changes.get()
-
-
-async def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 def view_of(told: Told) -> PartitionView:
@@ -109,7 +103,7 @@ async def test_a_later_term_calls_nothing_current_that_it_did_not_list() -> None
             assert not waiting.done()
             assert (view.standing, view.complete, view.current, view.listed) == (False, False, False, False)
             told.list_with(ONE, version="abc-9")
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, patient(5))
         assert view.current
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
