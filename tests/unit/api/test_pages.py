@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moorings.api.pages import PART_S, PIECE, Wanted, build_token, parse_token, written
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Page
+from tests.cases import cases
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
 
@@ -34,7 +35,7 @@ def test_any_other_text_is_refused(text: str) -> None:
     assert refused.value.code == "page.invalid"
 
 
-@pytest.mark.parametrize("content", [[], ["claims"], ["claims", 7], ["claims", "a\nb"], {"claims": "x"}, "claims", 3])
+@cases("content", [[], ["claims"], ["claims", 7], ["claims", "a\nb"], {"claims": "x"}, "claims", 3])
 def test_a_forged_token_is_refused(content: object) -> None:
     token = urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
     with pytest.raises(MooringsError, match="not a token"):

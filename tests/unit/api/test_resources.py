@@ -10,6 +10,7 @@ from moorings.core.reasons import Reason
 from moorings.wire.codec import decode
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec
+from tests.cases import cases
 from tests.unit.api.pretend import ADMIN, PretendController, PretendProjects, PretendRuns
 
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
@@ -180,7 +181,7 @@ async def test_health_readiness_and_version_are_open(app: object, controller: Pr
 # -- these tests themselves
 
 
-@pytest.mark.parametrize(
+@cases(
     ("real_one", "pretender", "name"),
     [
         (real, pretender, name)

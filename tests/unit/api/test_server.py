@@ -10,6 +10,7 @@ from moorings.api.calls import Closing
 from moorings.api.limits import Limits
 from moorings.api.server import address_of
 from moorings.core.access import Caller
+from tests.cases import cases
 from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Client, connected, serving
 
@@ -335,7 +336,7 @@ async def test_requests_sent_ahead_end_with_their_connection(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("host", "counted_as"),
     [
         ("192.0.2.7", "192.0.2.7"),

@@ -22,8 +22,10 @@ from moorings.cli.pki.folder import Pki, client_certificate, client_key
 from moorings.controller.service import Controller
 from moorings.core.access import Peer
 from moorings.core.errors import MooringsError
+from tests.cases import cases
 from tests.unit.api.pretend import PretendController
 from tests.unit.api.sockets import Client, Served, Server
+from tests.waiting import patient
 
 ENDS = "Nov 21 23:19:32 2027 GMT"
 ENDS_S = 1826839172.0
@@ -84,7 +86,7 @@ def certificate(*uris: str, common: tuple[str, ...] = ("ann",)) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shown", "subject", "controller"),
     [
         (certificate("moorings:subject/ann"), "ann", False),
@@ -127,7 +129,7 @@ async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendContr
     async with serving(controller, pki, Limits(head_timeout_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"\x16\x03\x01")
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), patient(10)) == b""
         writer.close()
 
 
@@ -137,7 +139,7 @@ async def test_silent_connections_of_one_address_leave_room_for_others(controlle
     async with serving(controller, pki, limits) as served:
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(4)]
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await asyncio.wait_for(reader.read(), 10) == b"", "the fifth is closed at once"
+        assert await asyncio.wait_for(reader.read(), patient(10)) == b"", "the fifth is closed at once"
         writer.close()
         async with connected(served, context_of(pki, "ann"), "::1") as client:
             client.ask("GET", "/v1/claims")
@@ -176,9 +178,9 @@ async def test_a_server_that_stops_lets_go_of_handshakes(controller: PretendCont
         async with connected(served, context_of(pki, "ann")) as client:
             client.ask("GET", "/v1/claims")
             await client.answer()
-        await asyncio.wait_for(served.stop(), 10)
+        await asyncio.wait_for(served.stop(), patient(10))
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), patient(10)) == b""
         writer.close()
 
 
@@ -190,7 +192,7 @@ async def test_failed_handshakes_do_not_fill_the_log(
             for _ in range(20):
                 reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")
-                assert b"400 Bad Request" in await asyncio.wait_for(reader.readuntil(b"}"), 10)
+                assert b"400 Bad Request" in await asyncio.wait_for(reader.readuntil(b"}"), patient(10))
                 writer.close()
     told = [record for record in caplog.records if record.message == "handshake.failed"]
     assert 1 <= len(told) <= 5

@@ -14,7 +14,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionOrder
 from moorings.core.topology import Block
 from moorings.drivers.vipu.orders import Orders, Record
-from moorings.store.sqlite import open_sqlite
+from tests.databases import open_new
 
 POOL = "pod64.a-1"
 
@@ -24,7 +24,7 @@ def data_folder(path: Path) -> Path:
     DataFolder(path).close()
     SharedFolder(path).pepper()
     SharedFolder(path).pools_file(None)
-    open_sqlite(path / "moorings.db").close()
+    open_new(path / "moorings.db").close()
     return path
 
 

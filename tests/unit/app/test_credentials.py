@@ -17,7 +17,7 @@ from moorings.app.credentials import ensure_admin
 from moorings.controller.keys import Keys
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
-from moorings.store.sqlite import open_sqlite
+from tests.databases import open_new
 
 URL = "http://127.0.0.1:8090"
 
@@ -29,7 +29,7 @@ def anyio_backend():
 
 @pytest.fixture
 def keys(tmp_path):
-    store = open_sqlite(tmp_path / "moorings.db")
+    store = open_new(tmp_path / "moorings.db")
     yield Keys(store, SystemClock(), b"pepper")
     store.close()
 

@@ -14,9 +14,9 @@ from moorings.cli.checks import Finding, Verdict
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.local.rundir import RunFolder
 from moorings.ports.engine import StartOrder
-from moorings.store.sqlite import open_sqlite
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId
+from tests.databases import open_new
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     (tmp_path / "shared" / "runs").mkdir(mode=0o700, parents=True)
-    open_sqlite(folder / "moorings.db").close()
+    open_new(folder / "moorings.db").close()
     shared = SharedFolder(tmp_path / "shared")
     shared.pepper()
     shared.pools_file(None)

@@ -12,6 +12,7 @@ import pytest
 
 from moorings.app import logs
 from moorings.app.logs import OLDER_KEPT, without_secrets
+from tests.waiting import patient
 
 KEY = "moor_abcdefghij_" + "0f" * 32
 LOOP = """
@@ -31,7 +32,7 @@ def logged(code: str, style: str = "logfmt", file: Path | None = None, bytes_max
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=patient(30),
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -132,7 +133,7 @@ def test_a_log_is_never_written_through_a_link(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=patient(30),
     )
     assert "cannot be written" in done.stderr
     assert not (tmp_path / "elsewhere").exists()

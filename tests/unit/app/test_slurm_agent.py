@@ -10,6 +10,7 @@ import pytest
 
 from moorings.app.slurm_agent import OWN_FILES
 from moorings.slurm.host.door import CONNECTIONS_MAX
+from tests.waiting import patient
 
 ENOUGH = CONNECTIONS_MAX + OWN_FILES
 CODE = """
@@ -29,7 +30,7 @@ def limited(soft: int, hard: int) -> tuple[list[int], str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=patient(60),
     )
     return [int(word) for word in done.stdout.split()], done.stderr
 

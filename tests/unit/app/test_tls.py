@@ -14,6 +14,7 @@ from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import Tls, is_loopback, make_tls, watch_certificates
 from moorings.cli.pki.folder import Pki
 from moorings.core.errors import MooringsError
+from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -77,10 +78,7 @@ async def test_changed_files_are_noticed(pki: Pki, caplog: pytest.LogCaptureFixt
     tls = tls_of(pki)
 
     async def told(name: str, times: int) -> None:
-        deadline = asyncio.get_running_loop().time() + 10
-        while sum(record.message == name for record in caplog.records) < times:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.01)
+        await until_async(lambda: sum(record.message == name for record in caplog.records) >= times)
 
     with caplog.at_level(logging.INFO, logger="moorings.controller"):
         watch = asyncio.create_task(watch_certificates(tls, every_s=0.02))

@@ -20,6 +20,7 @@ from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, a_claim, a_partition, a_run
 from moorings.workloads.runs import Phase, RunState
+from tests.databases import open_new
 
 NOW = Instant(1_795_250_000 * SECOND)
 LAST = Last(Seq(700), Epoch(9))
@@ -27,7 +28,7 @@ LAST = Last(Seq(700), Epoch(9))
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_sqlite(tmp_path / "moorings.db")
+    opened = open_new(tmp_path / "moorings.db")
     yield opened
     opened.close()
 

@@ -16,6 +16,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NOW, an_access_key
+from tests.databases import open_new
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def data(tmp_path, monkeypatch):
     DataFolder(folder).close()
     SharedFolder(folder).pepper()
     SharedFolder(folder).pools_file(None)
-    open_sqlite(folder / "moorings.db").close()
+    open_new(folder / "moorings.db").close()
     monkeypatch.setenv("MOORINGS_DATA", str(folder))
     return folder
 

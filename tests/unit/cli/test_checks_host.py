@@ -9,8 +9,9 @@ from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder
 from moorings.cli import checks_host
 from moorings.cli.checks import Verdict
 from moorings.cli.processes import Running
-from moorings.store.sqlite import open_sqlite
 from moorings.wire.checks import CHECKS, docs_of, family
+from tests.databases import open_new
+from tests.waiting import patient
 
 RUNNING = Running(7, 1, "http://h:1", "0")
 PASS, WARN, FAIL, SKIP = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.SKIP
@@ -105,7 +106,7 @@ def data(tmp_path, monkeypatch):
     shared = SharedFolder(folder)
     shared.pepper()
     shared.pools_file(None)
-    open_sqlite(folder / "moorings.db").close()
+    open_new(folder / "moorings.db").close()
     monkeypatch.setattr("moorings.app.settings.DEFAULT_CONFIG", tmp_path / "none.toml")
     return folder
 
@@ -165,7 +166,7 @@ def test_a_check_that_hangs_does_not_hold_the_others_up(data, monkeypatch):
 
     hold = threading.Event()
     monkeypatch.setattr(doctor, "CHECK_S", 0.5)
-    monkeypatch.setattr(doctor, "_space", lambda _data: hold.wait(30))
+    monkeypatch.setattr(doctor, "_space", lambda _data: hold.wait(patient(30)))
     found = look(data)
     hold.set()
     assert (found["host.space"].verdict, "no answer in" in found["host.space"].evidence) == (FAIL, True)

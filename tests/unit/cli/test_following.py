@@ -1,10 +1,10 @@
 """Following: what of an output is new, how an end is told, when a wait is over."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.cli.following import LogCopy, has_come, run_end_text, run_exit_code, waiting_text
+from tests.cases import cases
 from tests.unit.cli import samples
 
 LINES = st.lists(st.binary(max_size=8).filter(lambda text: b"\n" not in text), max_size=8)
@@ -54,7 +54,7 @@ def test_a_last_line_without_an_end_is_not_lost():
     assert copy.finish() == b""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "until", "come"),
     [
         ("PENDING", "GRANTED", False),
@@ -77,7 +77,7 @@ def test_a_wait_says_why_and_where_in_the_queue():
     assert waiting_text(samples.claim(state="PENDING")) == "waits for 16 devices"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "code", "expected"),
     [
         ("SUCCEEDED", 0, 0),

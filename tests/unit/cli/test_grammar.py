@@ -13,6 +13,7 @@ from moorings.cli.kinds import KINDS
 from moorings.cli.main import main, root
 from moorings.cli.reference import build_reference
 from moorings.cli.session import Session
+from tests.cases import cases
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"
 
@@ -32,7 +33,7 @@ def tree(name: str, command: click.Command) -> Iterator[tuple[str, click.Command
             yield from tree(f"{name} {noun}", child)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_the_table_says_what_the_command_says(name):
     command = getattr(import_module(f"moorings.cli.commands.{COMMANDS[name].module}"), name)
     assert (command.help or "").partition("\n")[0] == COMMANDS[name].help

@@ -7,6 +7,7 @@ import pytest
 
 from moorings.cli.jobs import JobFlags, build_job, name_of
 from moorings.core.errors import MooringsError
+from tests.cases import cases
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/home/ann", "TOKEN": "t"}
 JOB = """
@@ -87,7 +88,7 @@ def test_the_project_of_the_configuration_is_for_commands(file):
     assert built(str(file), usual_project="site").project == "default"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("flags", "code"),
     [
         ({"size": 4, "tasks": 3}, "claim.gcds_invalid"),

@@ -24,6 +24,7 @@ from moorings.cli.output import (
 )
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ExplanationBody
+from tests.cases import cases
 from tests.unit.cli import samples
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,8 +38,8 @@ def check_golden(name, text):
     assert text + "\n" == path.read_text()
 
 
-@pytest.mark.parametrize("noun", KINDS)
-@pytest.mark.parametrize("form", ["table", "wide", "json", "yaml", "name", "csv"])
+@cases("noun", KINDS)
+@cases("form", ["table", "wide", "json", "yaml", "name", "csv"])
 def test_lists(noun, form):
     check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], Format(form), samples.NOW))
 

@@ -28,6 +28,7 @@ from moorings.cli.pki.authority import (
 )
 from moorings.cli.pki.folder import Pki, client_certificate, client_key
 from moorings.core.errors import MooringsError
+from tests.cases import cases
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -330,7 +331,7 @@ def test_what_is_wrong_with_a_controllers_certificate():
     assert "--name a.org --name 10.0.0.1" in check_tls(**{**good, "wanted": ["10.0.0.1"]}).fix
 
 
-@pytest.mark.parametrize(
+@cases(
     ("names", "host", "same"),
     [
         (["a.example.org"], "A.example.org", True),

@@ -9,6 +9,7 @@ from moorings.cli.shares import blocks_text, parse_limit, parse_shares, shares_t
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ShareShape
+from tests.cases import cases
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, listing, problem
 
@@ -51,7 +52,7 @@ def test_guarantees_are_blocks_of_a_pool(texts, found):
     assert parse_shares(texts, topology_of) == found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("texts", "hint"),
     [
         (["pod64"], "pod64=16x2,4x1"),

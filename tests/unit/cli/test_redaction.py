@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+from tests.cases import cases
 
 KEY = "moor_abcdefghij_" + "0f" * 32
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "secret"),
     [
         (f"key is {KEY}.", "0f0f"),
@@ -70,7 +71,7 @@ def test_by_its_form_or_name(text, secret):
     assert LEFT_OUT in left
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "claim-abcdefghijkl waits: devices 0-15 of pod64",
@@ -121,7 +122,7 @@ def test_a_known_value_never_gets_through(around, secret):
     assert secret not in left or secret in LEFT_OUT or secret in f"{around}{LEFT_OUT}{around}"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "secret"),
     [
         *(("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("PGPASSWORD", True), ("Authorization", True)),

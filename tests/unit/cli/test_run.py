@@ -12,6 +12,7 @@ from moorings.cli.main import main
 from moorings.wire.codec import encode
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, problem, recorded, server_event
+from tests.waiting import patient
 
 RUN = "run-7f3kq2m4xw2a"
 TIMES = {"started_at": "2026-01-31T12:00:00Z", "ended_at": "2026-01-31T12:00:01.500000Z"}
@@ -152,13 +153,15 @@ def test_a_signal_cancels_the_run_first_and_waits_for_its_end(waiting_run, numbe
 
     waiting_run.on("POST", f"/v1/runs/{RUN}/cancel", cancel)
     whole = Reply(chunks=[b"[0] one\n[0] last words\n"])
-    waiting_run.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"[0] one\n"], then=lambda: cancelled.wait(30)), whole)
+    waiting_run.on(
+        "GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"[0] one\n"], then=lambda: cancelled.wait(patient(30))), whole
+    )
     waiting_run.on("GET", f"/v1/runs/{RUN}", stopped)
     with start(waiting_run, "run", "--ipus", "4", "-n", "2", "--", "x") as moor:
         assert moor.stdout is not None
         first = moor.stdout.readline()
         moor.send_signal(number)
-        out, err = moor.communicate(timeout=60)
+        out, err = moor.communicate(timeout=patient(60))
     assert moor.returncode == code
     assert first + out == "[0] one\n[0] last words\n"
     assert f"{RUN}: {number.name}: cancelling" in err
@@ -172,7 +175,7 @@ def test_a_signal_while_it_waits_cancels_too(server):
 
     def wait(_seen):
         asked.set()
-        hold.wait(30)
+        hold.wait(patient(30))
         return body(samples.CLAIMS[1])
 
     server.on("POST", "/v1/runs", Reply(encode(samples.run(state="WAITING")), 201))
@@ -183,9 +186,9 @@ def test_a_signal_while_it_waits_cancels_too(server):
     server.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[]))
     server.on("GET", f"/v1/runs/{RUN}", body(gone))
     with start(server, "run", "--ipus", "4", "--", "x") as moor:
-        assert asked.wait(30)
+        assert asked.wait(patient(30))
         moor.send_signal(signal.SIGINT)
-        _, err = moor.communicate(timeout=60)
+        _, err = moor.communicate(timeout=patient(60))
     hold.set()
     assert moor.returncode == 130
     assert err.endswith(f"{RUN}: CANCELLED: cancelled by ann\n")
@@ -197,7 +200,7 @@ def test_a_signal_before_the_answer_finds_the_run_by_its_key(server):
 
     def make(_seen):
         asked.set()
-        hold.wait(30)
+        hold.wait(patient(30))
         return made
 
     server.on("POST", "/v1/runs", make, made)
@@ -206,9 +209,9 @@ def test_a_signal_before_the_answer_finds_the_run_by_its_key(server):
     server.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[]))
     server.on("GET", f"/v1/runs/{RUN}", body(samples.run(state="CANCELLED")))
     with start(server, "run", "--ipus", "4", "--", "x") as moor:
-        assert asked.wait(30)
+        assert asked.wait(patient(30))
         moor.send_signal(signal.SIGTERM)
-        moor.communicate(timeout=60)
+        moor.communicate(timeout=patient(60))
     hold.set()
     assert moor.returncode == 143
     keys = [seen.headers["idempotency-key"] for seen in server.asked("POST", "/v1/runs")]
@@ -234,7 +237,7 @@ def test_a_reader_that_goes_away_cancels_the_run(waiting_run):
         assert moor.stdout is not None
         moor.stdout.readline()
         moor.stdout.close()
-        assert moor.wait(60) == 141
+        assert moor.wait(patient(60)) == 141
         assert moor.stderr is not None
         assert "nobody reads its output any more" in moor.stderr.read()
     assert cancelled.is_set()

@@ -33,7 +33,9 @@ from moorings.cli.wafer_cluster import SYSTEMS, lengths_of, pool_of, summary_tex
 from moorings.cli.wafer_export import whole_pieces
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ApplianceJobBody, ApplianceShape, DeviceBody, PartitionBody
+from tests.cases import cases
 from tests.unit.cli import samples
+from tests.waiting import patient
 
 WORKFLOW = "wflow-" + "a" * 22
 AT = "2026-01-31T11:00:00.000000Z"
@@ -88,7 +90,7 @@ def test_a_job_that_runs() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "more", "phase", "duration"),
     [
         ("WAITING", {}, "QUEUED", "-"),
@@ -199,7 +201,7 @@ def test_changes_of_labels() -> None:
     assert (changes.labels, changes.remove) == ({"team": "nlp", "a-b": "c", "x": ""}, ("stage",))
 
 
-@pytest.mark.parametrize("texts", [["team"], ["-"], ["=x"], ["a b=c"], ["a=b c"], ["a=1", "a-"], ["a=1", "a=2"], [""]])
+@cases("texts", [["team"], ["-"], ["=x"], ["a b=c"], ["a=b c"], ["a=1", "a-"], ["a=1", "a=2"], [""]])
 def test_what_changes_no_label_is_refused(texts: list[str]) -> None:
     with pytest.raises(MooringsError) as refused:
         parse_changes(texts)
@@ -284,7 +286,7 @@ def test_memory_and_queue() -> None:
 # -- csctl -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "told"),
     [
         ("get jobs -a", "get jobs -a"),
@@ -316,12 +318,12 @@ def test_csctl_is_installed_and_runs(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
     done = subprocess.run(
-        [path, "--csconfig", "/x", "get", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [path, "--csconfig", "/x", "get", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=patient(60)
     )
     assert done.returncode == 0, done.stderr
     assert "cluster" in done.stdout
     assert done.stderr.startswith("note: --csconfig is passed over")
-    refused = subprocess.run([path, "get", "jobs", "-n"], capture_output=True, text=True, timeout=60)
+    refused = subprocess.run([path, "get", "jobs", "-n"], capture_output=True, text=True, timeout=patient(60))
     assert refused.returncode == 2
     assert "-n needs a value (name.invalid)" in refused.stderr
     assert [item.name for item in folder.iterdir()] == ["csctl"]

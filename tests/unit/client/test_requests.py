@@ -9,6 +9,7 @@ from moorings.client.requests import AnswerError, ClaimFilter, EventFilter, RunF
 from moorings.core.errors import MooringsError
 from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import ClaimRequest, EstimateRequest, KeyRequest, PoolBody, ProjectRequest, ShareShape
+from tests.cases import cases
 
 
 def test_targets_are_quoted_and_empty_values_left_out():
@@ -19,7 +20,7 @@ def test_targets_are_quoted_and_empty_values_left_out():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "method", "target"),
     [
         (requests.get_version(), "GET", "/version"),

@@ -20,6 +20,8 @@ from moorings.client.keyfiles import check_private_key, key_problem
 from moorings.client.requests import get_version
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
+from tests.cases import cases
+from tests.waiting import patient
 
 NOW = datetime.now(UTC)
 
@@ -45,7 +47,7 @@ def answering(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         thread = threading.Thread(target=work)
         thread.start()
         yield listening.getsockname()[1]
-        thread.join(15)
+        thread.join(patient(15))
         assert not thread.is_alive()
 
 
@@ -138,7 +140,7 @@ def test_files_that_cannot_be_used_are_told_before_anything_is_sent(pki: Pki, tm
         assert (error.code, told in error.detail) == (code, True), error.detail
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mode", "owner", "fault"),
     [
         (0o100600, 7, ""),

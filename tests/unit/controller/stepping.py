@@ -16,7 +16,7 @@ from moorings.core.instants import Instant, after
 from moorings.core.policy import Policy
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
-from moorings.store.sqlite import open_sqlite
+from tests.databases import open_new
 from tests.unit.drivers.simulated_rig import AT_ONCE
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -61,7 +61,7 @@ class Stepper:
 
     def __init__(self, folder: Path) -> None:
         self.clock = StandingClock()
-        self.store = open_sqlite(folder / "moorings.db")
+        self.store = open_new(folder / "moorings.db")
         self.installation = self.store.installation()
         self.loop = Loop(self.store, [POOL], Policy(), self.clock, self.store.lead("test", self.clock.now()))
         self.driver = SimulatedDriver(POOL, AT_ONCE, folder / "machine", self.clock)

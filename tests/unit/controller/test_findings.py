@@ -35,6 +35,7 @@ from moorings.ports.store import Seq
 from moorings.wire.checks import CHECKS, family
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
+from tests.waiting import patient
 
 POD = Pool(PoolName("pod4"), "ipu", "simulated", PowerOfTwo(1, 4, 4), ())
 NOW = Instant(10_000 * 1_000_000)
@@ -244,7 +245,7 @@ async def test_a_database_that_fails_or_hangs_is_told_in_time(tmp_path: Path, mo
             raise MooringsError("store.unavailable", "the disk is full", hint="free some space")
 
         monkeypatch.setattr(store, "ping", fail)
-        monkeypatch.setattr(store, "load", lambda: hold.wait(30))
+        monkeypatch.setattr(store, "load", lambda: hold.wait(patient(30)))
         told = {item.id: item for item in (await rig.controller.findings(ADMIN)).items}
         hold.set()
         assert (told["database"].verdict, told["database"].evidence) == ("FAIL", "the disk is full")

@@ -22,6 +22,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.store import Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
+from tests.databases import open_new
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def store(path):
-    store = open_sqlite(path)
+    store = open_new(path)
     yield store
     store.close()
 
@@ -281,7 +282,7 @@ def test_no_other_role_chooses_its_owners(keys, role):
 
 
 def test_every_subject_that_is_let_through_has_an_owner_of_its_own(tmp_path):
-    store = open_sqlite(tmp_path / "many.db")
+    store = open_new(tmp_path / "many.db")
     keys = Keys(store, SystemClock(), b"pepper")
 
     @given(st.text("abcXYZ019._@+- /", max_size=8))

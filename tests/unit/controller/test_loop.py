@@ -22,11 +22,12 @@ from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
 from moorings.store.sql import SqlStore
-from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, a_partition
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunId
 from moorings.workloads.turn import CreateRun
+from tests.databases import open_new
+from tests.waiting import patient
 
 POD = Pool(PoolName("pod64"), "ipu", "simulated", PowerOfTwo(1, 64, 64))
 
@@ -132,7 +133,7 @@ def anyio_backend():
 
 @pytest.fixture
 def store(tmp_path):
-    store = open_sqlite(tmp_path / "moorings.db")
+    store = open_new(tmp_path / "moorings.db")
     yield UnreliableStore(store)
     store.close()
 
@@ -462,7 +463,7 @@ async def test_whose_turn_is_under_way_at_the_end_is_told(store):
 
     def slow(epoch: Epoch, changes: Changes) -> Seq:
         here.call_soon_threadsafe(saving.set)
-        assert go_on.wait(30)
+        assert go_on.wait(patient(30))
         return Seq(commit(epoch, changes))
 
     store.commit = slow

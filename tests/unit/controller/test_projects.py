@@ -22,6 +22,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
 from moorings.core.whatif import WhatIf, what_if
 from tests.unit.controller.stepping import POOL, Stepper
+from tests.waiting import patient
 
 T = TypeVar("T")
 
@@ -185,7 +186,7 @@ async def test_an_estimate_does_not_wait_for_a_comparison(rig: Rig, monkeypatch:
 
     def slow(*given: object) -> WhatIf:
         begun.set()
-        assert told.wait(60.0)
+        assert told.wait(patient(60.0))
         return what_if(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("moorings.controller.projects.what_if", slow)

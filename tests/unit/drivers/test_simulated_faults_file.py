@@ -11,6 +11,7 @@ from moorings.core.topology import Block
 from moorings.drivers.simulated import faults_file
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.drivers.simulated.faults_file import parse_faults
+from tests.cases import cases
 from tests.unit.drivers.simulated_rig import MARK, order, states
 
 REJECT = '[[fault]]\nkind = "reject"\n'
@@ -199,7 +200,7 @@ def test_every_kind_can_be_written():
     assert set(faults_file._KEYS) == set(FaultKind)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("lines", "problem"),
     [
         ("times = 3", "kind is missing"),

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.drivers.simulated import hardware
+from tests.sampling import examples
 from tests.unit.drivers.simulated_rig import AT_ONCE, MARK, SimulatedRig, order, states
+from tests.waiting import patient
 
 # ---- a partition's life
 
@@ -121,6 +123,7 @@ def test_a_killed_process_loses_nothing_that_was_answered(tmp_path):
     script = f"""
 import asyncio, os, signal
 from pathlib import Path
+from tests.sampling import examples
 from tests.unit.drivers.simulated_rig import AT_ONCE, SimulatedRig, order
 async def main():
     driver = SimulatedRig(Path({str(tmp_path / "machine")!r}), AT_ONCE).restart()
@@ -131,7 +134,7 @@ async def main():
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
-    killed = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=patient(60))
     assert killed.returncode == -signal.SIGKILL
     rig = SimulatedRig(tmp_path / "machine", AT_ONCE)
     listing = asyncio.run(rig.restart().list_partitions())
@@ -292,7 +295,7 @@ _STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=st.lists(_STEPS, max_size=30))
 async def test_whatever_is_ordered_no_device_is_in_two_partitions_and_a_new_process_sees_the_same(steps):
     with tempfile.TemporaryDirectory() as folder:

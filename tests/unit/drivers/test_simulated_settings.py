@@ -4,6 +4,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
 from moorings.drivers.simulated.settings import SimulatedSettings
+from tests.cases import cases
 from tests.unit.drivers.simulated_rig import SimulatedRig
 
 POOL = """\
@@ -45,7 +46,7 @@ def test_every_setting_is_read():
     assert read("\n".join(lines)) == settings
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "problem"),
     [
         ("provision_s = -1", "provision_s = -1.0 is not between 0 and 86400 seconds"),

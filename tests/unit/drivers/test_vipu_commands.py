@@ -28,6 +28,7 @@ from moorings.drivers.vipu.commands import (
     seen_of,
 )
 from moorings.drivers.vipu.settings import VipuSettings
+from tests.cases import cases
 
 # As the texts show them, word for word (facts: vipu section 3).
 TABLE = """\
@@ -134,7 +135,7 @@ def test_no_other_word_is_active(word):
     assert (seen_of(word) is Seen.ACTIVE) == (plain == "ACTIVE")
 
 
-@pytest.mark.parametrize("word", ["", "DEGRADED", "PS_UNKNOWN", "INACTIVE", "ACTIVE*", "PS_PS_ACTIVE", "2"])
+@cases("word", ["", "DEGRADED", "PS_UNKNOWN", "INACTIVE", "ACTIVE*", "PS_PS_ACTIVE", "2"])
 def test_an_unknown_word_is_unknown(word):
     assert seen_of(word) is Seen.UNKNOWN
 
@@ -171,7 +172,7 @@ def test_the_state_is_found_where_it_may_stand(entry):
     assert parse_partitions(json.dumps([entry])) == (VendorPartition("p", "S", ("1",)),)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "",
@@ -231,7 +232,7 @@ def test_tables_are_read_by_the_words_of_their_header():
     assert parse_states("\n".join(TABLE.splitlines()[:2])) == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "",

@@ -13,6 +13,7 @@ from moorings.core.hardware import PartitionOrder
 from moorings.core.instants import Instant, after
 from moorings.core.topology import Block
 from moorings.drivers.vipu.orders import LATE_S, Orders, Record, is_whole
+from tests.waiting import patient
 
 NOW = Instant(1_700_000_000_000_000)
 
@@ -115,7 +116,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(tmp_path):
         begun = context.Event()
         writer = context.Process(target=_write_for_ever, args=(tmp_path, begun))
         writer.start()
-        assert begun.wait(30)
+        assert begun.wait(patient(30))
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()

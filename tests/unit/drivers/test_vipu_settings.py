@@ -5,6 +5,7 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 from moorings.drivers.vipu.settings import VipuSettings
+from tests.cases import cases
 
 POOL = """\
 [[pool]]
@@ -54,7 +55,7 @@ ipuof_timeout_s = 3600
     assert (settings.ipuof, settings.cluster, settings.timeout_s) == ("api", "c64_1-16", 600)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "problem"),
     [
         ('api_hosts = "a"', "'api_hosts' is not known here"),

@@ -16,6 +16,7 @@ from moorings.engines.looks import Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, parse_signal
 from moorings.engines.rundir import AttemptFolder, FolderOfRun
 from moorings.workloads.runs import RunId
+from tests.waiting import patient
 
 RUN = RunId("run-a")
 
@@ -127,11 +128,11 @@ def test_news_ends_a_wait_and_is_news_once() -> None:
                 await asyncio.Event().wait()
 
         news.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             await wait_for_news(news, Asleep(), 1.0)
         told = news.is_set()
         clock = Clock()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             await wait_for_news(news, clock, 1.0)
         return told, clock.seconds == 1.0
 

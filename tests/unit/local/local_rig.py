@@ -14,6 +14,7 @@ from moorings.local.records import Status
 from moorings.local.rundir import RunFolder
 from moorings.testing.engine_suite import PATIENCE_S, Programs
 from moorings.workloads.runs import RunId
+from tests.waiting import until_async
 
 
 class WallClock:
@@ -35,9 +36,7 @@ class EndlessClock(WallClock):
 
 async def eventually(met: Callable[[], object]) -> None:
     """Returns once it is met: for what other processes do and tell nobody."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not met():  # noqa: ASYNC110 - another process cannot set our Event
-            await asyncio.sleep(0.01)
+    await until_async(met, PATIENCE_S)
 
 
 def alive(pid: int) -> bool:

@@ -31,6 +31,7 @@ from moorings.testing.engine_suite import (
 from moorings.workloads.jobs import Resources
 from moorings.workloads.runs import Ending, Phase, RunId
 from tests.unit.local.local_rig import EndlessClock, WallClock, alive, eventually
+from tests.waiting import patient
 
 # What outlives a KILLed supervisor: each has shed another mark, and ignores TERM.
 LEFTOVERS = """
@@ -424,7 +425,7 @@ async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
     folder.end.mkdir()  # nothing can be renamed onto a folder
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
     await eventually(lambda: rig.left() == {})
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while not told(caplog, "run.unsettled"):
             assert (await see(engine, order.run)).phase is Phase.UNKNOWN
             await engine.changed()
@@ -611,7 +612,7 @@ async def test_the_end_of_a_run_wakes_whoever_waits(rig):
         waiters = [asyncio.create_task(news(order.run)) for _ in range(2)]
         await asyncio.sleep(0)
         await engine.cancel(order.run, "seen enough")
-        await asyncio.wait_for(asyncio.gather(*waiters), 60)
+        await asyncio.wait_for(asyncio.gather(*waiters), patient(60))
 
 
 async def test_many_runs_at_once(rig, engine):

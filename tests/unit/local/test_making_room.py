@@ -64,10 +64,10 @@ async def test_who_does_not_listen_is_told_to_end_in_time(rig, engine, program):
     await engine.submit(order)
     await printed(engine, order.run, READY)
     begun = time.monotonic()
-    await engine.ask_to_yield(order.run, 0, WHY, within(2))
+    await engine.ask_to_yield(order.run, 0, WHY, within(8))  # a busy machine has half of it to end after TERM
     end = await end_of(engine, order.run)
     assert (end.ending, end.exit_code) == (Ending.YIELDED, 143)
-    assert time.monotonic() - begun >= 1, "half of the time was for the warning"
+    assert time.monotonic() - begun >= 3.9, "half of the time was for the warning"
 
 
 async def test_who_ignores_everything_is_killed_when_the_time_is_over(rig, engine):

@@ -17,6 +17,7 @@ from moorings.ports.engine import StartOrder
 from moorings.testing.engine_suite import make_order
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId
+from tests.cases import cases
 
 texts = st.text(max_size=20)
 jobs = st.builds(
@@ -80,7 +81,7 @@ def test_half_a_record_is_no_record(length):
         from_json(End, END[:length])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "value"),
     [
         (("attempt",), "0"),

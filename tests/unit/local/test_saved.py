@@ -11,6 +11,7 @@ import pytest
 
 from moorings.core.instants import SECOND, Instant
 from moorings.local.saved import AHEAD_S_MAX, Looks, saved_at
+from tests.waiting import patient
 
 NOW = Instant(10_000 * SECOND)
 LOOKS_MAX = 8
@@ -75,7 +76,7 @@ async def test_looks_that_never_return_hold_up_no_others_and_are_bounded(
     def hangs(folder: str, now: Instant) -> Instant | None:
         if folder == "dead":
             threads.append(threading.current_thread())
-            assert answers.wait(60.0)
+            assert answers.wait(patient(60.0))
         return saved_at(folder, now)
 
     monkeypatch.setattr("moorings.local.saved.saved_at", hangs)
