@@ -10,8 +10,9 @@ from multiprocessing import get_context
 from moorings.ports.store import Epoch
 from moorings.testing.records import NOW
 from moorings.testing.store_lists import OpenStore
+from tests.waiting import patient
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60)
 
 
 def lead_and_leave(open_store: OpenStore, holder: str) -> tuple[str, Epoch]:

@@ -27,6 +27,7 @@ from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
 from tests.severing import Cut, SeveredWay
+from tests.waiting import patient
 
 HASTY = Patience(lock_s=0.3, statement_s=0.5, answer_s=5.0, idle_in_transaction_s=0.5)
 
@@ -400,7 +401,7 @@ def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql
             while not postgresql.execute(waits):
                 time.sleep(0.01)  # a server tells nobody that somebody waits
             way.late.set()
-            pinging.result(60)
+            pinging.result(patient(60))
         assert len(store.load().claims) == 1
 
 
@@ -484,7 +485,7 @@ def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, 
         while not postgresql.execute(waits):
             time.sleep(0.01)  # a server tells nobody that somebody waits
         shell.execute("UPDATE installation SET holder = 'the shell'")
-        error = refused(lambda: saving.result(60))
+        error = refused(lambda: saving.result(patient(60)))
         assert "deadlock" in error.detail
         shell.rollback()
     store.commit(epoch, change)
@@ -526,12 +527,12 @@ def test_no_more_sessions_are_taken_than_a_controller_may_have(postgresql, datab
     def read():
         with store._database.snapshot() as connection:
             connection.exec_driver_sql("SELECT 1")
-            inside.wait(60)
-            leave.wait(60)
+            inside.wait(patient(60))
+            leave.wait(patient(60))
 
     with ThreadPoolExecutor(SESSIONS_MAX) as threads:
         reading = [threads.submit(read) for _ in range(SESSIONS_MAX)]
-        inside.wait(60)
+        inside.wait(patient(60))
         try:
             assert len(pids(postgresql, database_name)) == SESSIONS_MAX
             assert "in use" in refused(store.last_seq).detail
@@ -539,7 +540,7 @@ def test_no_more_sessions_are_taken_than_a_controller_may_have(postgresql, datab
             leave.set()
         for one in reading:
             with contextlib.suppress(MooringsError):  # those the server ended meanwhile, for standing still
-                one.result(60)
+                one.result(patient(60))
     assert store.last_seq() == 0
 
 

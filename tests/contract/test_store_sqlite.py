@@ -15,6 +15,8 @@ from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
+from tests.databases import open_new
+from tests.waiting import patient
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def opened(path):
     stores = []
 
     def open_it():
-        stores.append(open_sqlite(path, busy_timeout_s=0.05))
+        stores.append(open_new(path, busy_timeout_s=0.05))
         return stores[-1]
 
     yield open_it
@@ -252,12 +254,12 @@ def test_a_reader_keeps_its_view_while_others_write(opened):
             count = "SELECT count(*) FROM claims"
             seen.append(connection.exec_driver_sql(count).scalar_one())
             inside.set()
-            assert written.wait(60)
+            assert written.wait(patient(60))
             seen.append(connection.exec_driver_sql(count).scalar_one())
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert inside.wait(60)
+    assert inside.wait(patient(60))
     store.commit(epoch, granted(2))
     written.set()
     reader.join()

@@ -16,7 +16,8 @@ from moorings.client.client import Client
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
 from tests.docs.pages import Step
-from tests.e2e.processes import until
+from tests.processes import DYING_WITH_US
+from tests.waiting import until
 
 PORT = "8090"  # what the pages say; the shell uses one that is free
 HOME = "/home/ann"
@@ -49,7 +50,7 @@ class Terminal:
             probe.bind(("127.0.0.1", 0))
             self.port = str(probe.getsockname()[1])
         self._shell = subprocess.Popen(
-            ["bash", "--norc", "--noprofile"],
+            [*DYING_WITH_US, "bash", "--norc", "--noprofile"],
             cwd=home,
             env=self._environment(),
             stdin=subprocess.PIPE,

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 
 import moorings
 from moorings.cli.main import root
 from moorings.cli.reference import context_of
+from tests.cases import cases
 from tests.docs.pages import ROOT, all_pages, anchors, split, steps
 
 PAGES = all_pages()
@@ -27,7 +27,7 @@ CODE = re.compile(r"([a-z_]+(?:\.[a-z_]+)*):([A-Za-z_]+(?:\.[A-Za-z_]+)*)")
 FOLDERS = {folder.name for folder in Path(moorings.__file__).parent.iterdir() if folder.is_dir()}
 SHORT = re.compile(r"^-[A-Za-z]$")
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+every_page = cases("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def prose(page: Path) -> str:

@@ -14,6 +14,7 @@ from moorings.app.documents.roff import escape, prose
 from moorings.cli.commands import COMMANDS
 from tests.debian import program, surroundings
 from tests.docs.pages import ROOT
+from tests.waiting import patient
 
 MANUAL = ROOT / "docs" / "man"
 
@@ -21,7 +22,9 @@ MANUAL = ROOT / "docs" / "man"
 def mandoc(*words: object) -> subprocess.CompletedProcess[str]:
     tool = program("mandoc", "mandoc")
     argv = [str(tool), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=surroundings(tool))
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=patient(60), env=surroundings(tool)
+    )
 
 
 def shown(page: Path) -> str:
@@ -80,7 +83,7 @@ def test_the_wheel_brings_them_where_man_looks(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=patient(110),
     )
     assert done.returncode == 0, done.stderr
     wheel = next(tmp_path.glob("*.whl"))

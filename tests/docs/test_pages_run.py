@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.docs.pages import ROOT, Block, all_pages, split, steps
 from tests.docs.terminal import Terminal, matches
 
@@ -60,7 +61,7 @@ def test_a_console_block_that_is_not_run_says_why() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "printed", "same"),
     [
         (["a b", "c"], ["a  b", "c"], True),

@@ -14,6 +14,7 @@ from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
 from moorings.app.documents.api import ADMINS, AGENTS, EVERYBODY, HOLDERS, READERS, STARTERS, WHO
 from tests.e2e.processes import ControllerProcess
+from tests.waiting import patient
 
 DENIED = (401, 403)
 NUMBERS = count()
@@ -108,7 +109,7 @@ def status_of(controller: ControllerProcess, operation: Operation, address: str,
     """The status of an answer, whatever its body."""
     sent = {"Authorization": f"Bearer {key}"} if key is not None else {}
     body = body_of(operation)
-    connection = http.client.HTTPConnection("127.0.0.1", controller.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", controller.port, timeout=patient(30))
     try:
         connection.request(operation.method, address, None if body is None else json.dumps(body), sent)
         return connection.getresponse().status

@@ -22,6 +22,8 @@ import pytest
 from examples.digits import checkpoint, data, devices, model, rendezvous, train
 from examples.digits.job import Job, NotAJobError
 from moorings.workloads.jobs import parse_job
+from tests.cases import cases
+from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "digits"
@@ -172,7 +174,7 @@ def test_strangers_are_refused_and_the_group_still_meets(port: int):
                 assert silent.recv(1) == b""  # rank 0 forgets those who never said who they are
 
 
-@pytest.mark.parametrize(
+@cases(
     ("greeting", "verdict"),
     [
         ({}, 2),
@@ -222,7 +224,7 @@ def test_a_peer_that_ends_before_all_have_come_is_seen_at_once(port: int):
         with link:
             link.sendall(rendezvous.HEADER.pack(rendezvous.GREETING, len(text)) + text)
         with pytest.raises(rendezvous.RendezvousError, match="rank 1 has gone"):
-            first.result(timeout=20)
+            first.result(timeout=patient(20))
 
 
 def test_a_silent_peer_is_not_awaited_for_ever(port: int):
@@ -261,7 +263,7 @@ def test_why_a_rank_failed_reaches_every_other(port: int):
 
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(process, rank) for rank in range(3)]
-        first, second, third = [future.exception(timeout=20) for future in futures]
+        first, second, third = [future.exception(timeout=patient(20)) for future in futures]
     assert isinstance(second, ValueError)
     assert str(first) == str(third) == "rank 1 has stopped: out of paper"
 
@@ -437,7 +439,7 @@ def test_a_write_that_fails_midway_leaves_the_last_checkpoint_whole(tmp_path: Pa
             print(error)
     """)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=patient(60)
     )
     assert "cannot write the checkpoint" in done.stdout
     assert np.array_equal(checkpoint.load(path)["weights"], np.ones(10))
@@ -476,7 +478,7 @@ def test_the_environment_is_read():
     assert (job.checkpoint_folder, job.resume_from) == (Path("/keep"), None)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT)
+@cases("name", ENVIRONMENT)
 def test_a_missing_variable_is_named_with_the_way_to_get_it(name: str):
     with pytest.raises(NotAJobError, match=f"{name} is not set.*moor run"):
         Job.parse({key: value for key, value in ENVIRONMENT.items() if key != name})
@@ -711,7 +713,7 @@ class Gang:
     def finish(self) -> list[tuple[int, list[str], str]]:
         """Each rank's exit status, the lines of its output that were not awaited, and its complaints."""
         with ThreadPoolExecutor() as pool:
-            outputs = list(pool.map(lambda process: process.communicate(timeout=60), self.processes))
+            outputs = list(pool.map(lambda process: process.communicate(timeout=patient(60)), self.processes))
         return [
             (process.returncode, output.splitlines(), complaints)
             for process, (output, complaints) in zip(self.processes, outputs, strict=True)
@@ -799,7 +801,7 @@ def test_the_sudden_end_of_one_process_ends_the_job_for_all(tmp_path: Path, port
 @pytest.mark.parametrize("start", [["-m", "examples.digits.train"], [str(FOLDER / "train.py")]])
 def test_without_a_partition_it_says_how_to_get_one(start: list[str]):
     done = subprocess.run(
-        [sys.executable, *start], cwd=ROOT, env={}, check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, *start], cwd=ROOT, env={}, check=False, capture_output=True, text=True, timeout=patient(60)
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: IPUOF_CONFIG_PATH is not set, so there are no accelerators to train on")

@@ -20,6 +20,7 @@ from examples.gpt2.model import GPT2, ModelParams
 from moorings.appliance.order import Order, write_order
 from moorings.appliance.params import read_params
 from moorings.appliance.schemas import Optimizer, RunConfig
+from tests.waiting import patient
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -164,7 +165,7 @@ def run_job(order: Order) -> list[str]:
         for rank in range(number)
     ]
     try:
-        texts = [task.communicate(timeout=90)[0] for task in tasks]
+        texts = [task.communicate(timeout=patient(90))[0] for task in tasks]
     finally:
         for task in tasks:
             task.kill()

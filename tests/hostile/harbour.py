@@ -24,6 +24,7 @@ from moorings.local.engine import LocalEngine
 from moorings.ports.engine import StartOrder
 from tests.e2e.rig import Rig, running
 from tests.unit.api.sockets import Server
+from tests.waiting import patient
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class Harbour:
 
     def give_everything_back(self) -> None:
         """End every run and claim over the API; then nothing is left in the hardware."""
-        with httpx2.Client(base_url=self.url, headers=self.bearer(Role.ADMIN), timeout=60) as client:
+        with httpx2.Client(base_url=self.url, headers=self.bearer(Role.ADMIN), timeout=patient(60)) as client:
             while items := client.get("/v1/runs?limit=1000").json()["items"]:
                 for item in items:
                     client.post(f"/v1/runs/{item['id']}/cancel?wait=30s")
@@ -101,7 +102,7 @@ class Harbour:
         async def asked() -> T:
             return await call()
 
-        return asyncio.run_coroutine_threadsafe(asked(), self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(asked(), self.loop).result(patient(60))
 
 
 @contextlib.contextmanager

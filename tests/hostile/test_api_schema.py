@@ -20,6 +20,7 @@ from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody
 from tests.hostile.effort import tried
 from tests.hostile.harbour import Harbour
+from tests.waiting import patient
 
 LARGE = 1000
 # The core refuses what the document cannot say (64 devices in 48 GCDs); these say that the form itself was not read.
@@ -57,7 +58,7 @@ def send(case: schemathesis.Case, found: Harbour, role: Role) -> Response | None
     case.headers.pop("Accept", None)  # it may ask for a stream
     if positive(case):
         case.body = whole(case.body)
-    answer = case.call(base_url=found.url, headers=found.bearer(role), timeout=60)
+    answer = case.call(base_url=found.url, headers=found.bearer(role), timeout=patient(60))
     case.validate_response(answer, headers=found.bearer(role))
     if answer.status_code >= 400 and case.method != "HEAD":
         told = decode(ProblemBody, answer.json())

@@ -25,13 +25,14 @@ from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
 from tests.hostile.effort import tried
 from tests.hostile.harbour import Harbour
+from tests.waiting import patient
 
 # Clears the screen, sets the title, goes back to the line's begin, forges a line, turns the reading direction, rings.
 SPELL = "\x1b[2J\x1b]0;owned\x07\rerror: forged\nts=2026-01-01 level=info msg=forged\u202egnp.exe\u2028\x9b31m"
 
 
 def admin(port_of_call: Harbour) -> httpx2.Client:
-    return httpx2.Client(base_url=port_of_call.url, headers=port_of_call.bearer(Role.ADMIN), timeout=60)
+    return httpx2.Client(base_url=port_of_call.url, headers=port_of_call.bearer(Role.ADMIN), timeout=patient(60))
 
 
 def key_of(port_of_call: Harbour, subject: str) -> tuple[str, str]:
@@ -46,7 +47,7 @@ def authorization(secret: str) -> dict[bytes, bytes]:
 
 
 def as_(port_of_call: Harbour, secret: str) -> httpx2.Client:
-    return httpx2.Client(base_url=port_of_call.url, headers=authorization(secret), timeout=60)
+    return httpx2.Client(base_url=port_of_call.url, headers=authorization(secret), timeout=patient(60))
 
 
 def test_a_key_that_is_wrong_in_one_character_is_none(port_of_call: Harbour) -> None:
@@ -162,7 +163,7 @@ def test_a_prefix_covers_whole_parts_of_owners_that_can_be(prefix: str, rest: st
 async def test_a_watch_ends_when_its_key_is_revoked_under_way(port_of_call: Harbour) -> None:
     ident, secret = key_of(port_of_call, "eve")
     async with (
-        httpx2.AsyncClient(base_url=port_of_call.url, timeout=60) as client,
+        httpx2.AsyncClient(base_url=port_of_call.url, timeout=patient(60)) as client,
         client.stream("GET", "/v1/events?watch=1", headers={"Authorization": f"Bearer {secret}"}) as stream,
     ):
         lines = stream.aiter_lines()
@@ -170,7 +171,7 @@ async def test_a_watch_ends_when_its_key_is_revoked_under_way(port_of_call: Harb
         revoked = await client.delete(f"/v1/keys/{ident}", headers=port_of_call.bearer(Role.ADMIN))
         assert revoked.status_code == 204
         with contextlib.suppress(httpx2.RemoteProtocolError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 told = [line async for line in lines]
                 assert not any("data:" in line for line in told), "not even that it was revoked"
         again = await client.get("/v1/claims", headers={"Authorization": f"Bearer {secret}"})
@@ -235,7 +236,7 @@ def test_no_text_of_somebody_else_acts_on_a_terminal(spelled: Harbour, command: 
         env=environment,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
     )
     out, err = done.stdout.decode(), done.stderr.decode()
     assert quiet(out), ascii(out)
@@ -246,7 +247,7 @@ def test_no_text_of_somebody_else_acts_on_a_terminal(spelled: Harbour, command: 
 
 async def test_no_text_of_somebody_else_breaks_a_stream(spelled: Harbour) -> None:
     async with (
-        httpx2.AsyncClient(base_url=spelled.url, headers=spelled.bearer(Role.ADMIN), timeout=60) as client,
+        httpx2.AsyncClient(base_url=spelled.url, headers=spelled.bearer(Role.ADMIN), timeout=patient(60)) as client,
         client.stream("GET", "/v1/events?watch=1&after=0&name=device.*&name=run.*") as stream,
     ):
         lines = stream.aiter_bytes()

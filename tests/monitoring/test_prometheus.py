@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +16,10 @@ import yaml
 
 from tests.debian import ROOT, program
 from tests.e2e.processes import ControllerProcess
+from tests.processes import launch
+from tests.waiting import patient, until
 
 DEPLOY = ROOT / "deploy" / "prometheus"
-WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,13 @@ def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
 
 
 def run(*argv: object, given: bytes | None = None) -> str:
-    done = subprocess.run(list(map(str, argv)), input=given, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(list(map(str, argv)), input=given, capture_output=True, check=False, timeout=patient(60))
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     return (done.stdout + done.stderr).decode()
 
 
 def metrics(controller: ControllerProcess) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{controller.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{controller.port}/metrics", timeout=patient(10)) as answer:
         content: bytes = answer.read()
         return content
 
@@ -60,7 +60,10 @@ def test_a_rule_that_is_broken_is_noticed(promtool: Path, tmp_path: Path) -> Non
     rules = tmp_path / "moorings.rules.yml"
     rules.write_text(rules.read_text().replace("sum(moorings_leader) == 0", "sum(moorings_leader) == 7"))
     done = subprocess.run(
-        [promtool, "test", "rules", tmp_path / "moorings.rules.test.yml"], capture_output=True, check=False, timeout=60
+        [promtool, "test", "rules", tmp_path / "moorings.rules.test.yml"],
+        capture_output=True,
+        check=False,
+        timeout=patient(60),
     )
     assert done.returncode != 0
     assert b"MooringsNoLeader" in done.stderr + done.stdout
@@ -114,7 +117,7 @@ def test_a_live_scrape_arrives(controller: ControllerProcess, tmp_path: Path) ->
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     with (tmp_path / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = launch(
             [
                 program("prometheus", "prometheus"),
                 f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -128,27 +131,25 @@ def test_a_live_scrape_arrives(controller: ControllerProcess, tmp_path: Path) ->
         held = asked(port, 'moorings_devices{pool="pod16",state="held"}', process, tmp_path)
         assert held["value"][1] == "4"
         assert asked(port, "moorings_leader", process, tmp_path)["value"][1] == "1"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=patient(10)) as answer:
             groups = json.load(answer)["data"]["groups"]
         assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(patient(20))
 
 
 def asked(port: int, query: str, process: subprocess.Popen[bytes], folder: Path) -> dict:
     """The one sample that answers a query; another process's scrape cannot be awaited, so it is asked again."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
-        try:
-            url = f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                found = json.load(answer)["data"]["result"]
-        except OSError:
-            found = []
-        if found:
-            [sample] = found
-            return dict(sample)
-        time.sleep(0.2)
-    raise AssertionError(f"{query} has no answer: {(folder / 'prometheus.log').read_text()[-2000:]}")
+
+    def log() -> str:
+        return (folder / "prometheus.log").read_text()[-2000:]
+
+    def answered() -> list[dict]:
+        assert process.poll() is None, log()
+        url = f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}"
+        with urllib.request.urlopen(url, timeout=patient(10)) as answer:
+            return list(json.load(answer)["data"]["result"])
+
+    [sample] = until(answered, 60, what=lambda: f"{query} has no answer: {log()}", not_yet=OSError)
+    return dict(sample)

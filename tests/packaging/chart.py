@@ -14,6 +14,7 @@ import yaml
 
 from tests.debian import ROOT
 from tests.kubernetes import programs
+from tests.waiting import patient
 
 CHART = ROOT / "deploy" / "helm" / "ipu-operator"
 RELEASE, NAMESPACE = "gc", "ipus"
@@ -25,7 +26,8 @@ class Rendered:
     """What helm makes of the chart, hooks too; ``["Kind", "name"]`` gives an object, the name without the release's."""
 
     def __init__(self, text: str) -> None:
-        self.objects: list[Obj] = [each for each in yaml.safe_load_all(text) if each]
+        # with libyaml: PyYAML's own reader takes ten times as long, and there are 150 of these
+        self.objects: list[Obj] = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
     def __getitem__(self, key: tuple[str, str]) -> Obj:
         return next(each for each in self.objects if is_named(each, key))
@@ -63,7 +65,7 @@ def run_helm(*words: str, values: Mapping[str, Any] | None = None) -> subprocess
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patient(60),
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
     )
 

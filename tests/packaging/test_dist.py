@@ -16,7 +16,9 @@ from moorings import __version__
 from scripts.dist import DOCS, relink
 from tests.debian import ROOT
 from tests.docs.pages import anchors
+from tests.once import made_once
 from tests.packaging.chart import CHART, run_helm
+from tests.waiting import patient
 
 ENV = dict(os.environ)  # as it was for whoever runs the tests: the cache is in their home
 MAKE_S = 600.0
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(MAKE_S)]
 
 def make(folder: Path) -> Path:
     words = [sys.executable, str(ROOT / "scripts" / "dist.py"), f"--folder={folder}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=MAKE_S, env=ENV)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(MAKE_S), env=ENV)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
 
@@ -37,12 +39,14 @@ def make(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as a site unpacks it."""
-    folder = tmp_path_factory.mktemp("dist")
-    made = make(folder)
-    assert [each.name for each in folder.iterdir()] == [f"{TOP}.tar.gz"]
-    with tarfile.open(made) as packed:
-        packed.extractall(folder, filter="data")
-    return folder / TOP
+
+    def unpacked(folder: Path) -> None:
+        made = make(folder)
+        assert [each.name for each in folder.iterdir()] == [f"{TOP}.tar.gz"]
+        with tarfile.open(made) as packed:
+            packed.extractall(folder, filter="data")
+
+    return made_once(tmp_path_factory, "dist", unpacked) / TOP
 
 
 def test_it_is_laid_out_as_documented(package: Path) -> None:

@@ -18,7 +18,9 @@ import pytest
 from moorings import __version__
 from scripts import image
 from tests.debian import ROOT
+from tests.once import made_once
 from tests.packaging.dockerfile import read_targets
+from tests.waiting import patient
 
 ENV = dict(os.environ)  # as it was for whoever runs the tests: the cache is in their home
 DOCKERFILE = ROOT / "deploy" / "images" / "Dockerfile"
@@ -29,23 +31,25 @@ SLOW = pytest.mark.timeout(MAKE_S)
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All images, in a folder as they lie in the archive."""
-    folder = tmp_path_factory.mktemp("images")
-    make(folder / "images.tar")
-    with tarfile.open(folder / "images.tar") as packed:
-        packed.extractall(folder / "archive", filter="data")
-    (folder / "images.tar").unlink()
-    return folder / "archive"
+
+    def unpacked(folder: Path) -> None:
+        make(folder / "images.tar")
+        with tarfile.open(folder / "images.tar") as packed:
+            packed.extractall(folder / "archive", filter="data")
+        (folder / "images.tar").unlink()
+
+    return made_once(tmp_path_factory, "images", unpacked) / "archive"
 
 
 def make(file: Path, *names: str) -> None:
     words = [sys.executable, str(ROOT / "scripts" / "image.py"), str(file), *names]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=MAKE_S, env=ENV)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(MAKE_S), env=ENV)
     assert done.returncode == 0, done.stderr
 
 
 def hadolint(file: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "hadolint"
-    return subprocess.run([program, file], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([program, file], capture_output=True, text=True, check=False, timeout=patient(60))
 
 
 def test_the_linter_has_nothing_to_say_of_the_recipe(tmp_path: Path) -> None:
@@ -161,20 +165,25 @@ def roots(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """The file system of the controller's image and of the launcher's."""
     if os.geteuid() != 0:
         pytest.skip("chroot needs root")
-    made = {}
-    for name in ("controller", "launcher"):
-        made[name] = tmp_path_factory.mktemp(name)
-        for layer in layers(archive, name):
-            with tarfile.open(layer) as packed:
-                packed.extractall(made[name], filter="tar")
-        made[name].chmod(0o755)
-    return made
+    names = ("controller", "launcher")
+
+    def unpacked(folder: Path) -> None:
+        folder.chmod(0o755)
+        for name in names:
+            (folder / name).mkdir()
+            for layer in layers(archive, name):
+                with tarfile.open(layer) as packed:
+                    packed.extractall(folder / name, filter="tar")
+            (folder / name).chmod(0o755)
+
+    made = made_once(tmp_path_factory, "roots", unpacked)
+    return {name: made / name for name in names}
 
 
 def inside(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a command in an image, as its user, with its variables and nothing of ours."""
     words = ["/usr/sbin/chroot", f"--userspec={image.USER}", str(root), *argv]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=image.ENV)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60), env=image.ENV)
 
 
 @SLOW
@@ -215,6 +224,6 @@ def test_the_roots_of_trust_are_there(roots: dict[str, Path]) -> None:
 
 def test_an_unknown_image_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "scripts" / "image.py"), str(tmp_path / "x.tar"), "kernel"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=ENV)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60), env=ENV)
     assert done.returncode == 2
     assert "there is no image kernel: one of controller, vipu-proxy" in done.stderr

@@ -16,6 +16,7 @@ import pytest
 from moorings.app.notify import Notifier, feed_watchdog
 from tests.debian import ROOT, program, surroundings
 from tests.e2e.processes import ControllerProcess
+from tests.waiting import patient
 
 DEPLOY = ROOT / "deploy" / "systemd"
 UNIT = DEPLOY / "moorings-controller.service"
@@ -28,7 +29,9 @@ def analyze(*words: object) -> subprocess.CompletedProcess[str]:
 
 def run(tool: Path, *words: object) -> subprocess.CompletedProcess[str]:
     argv = [str(tool), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=surroundings(tool))
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=patient(60), env=surroundings(tool)
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-WAIT_S = 30.0
+from tests.waiting import patient
+
+WAIT_S = patient(30)
 BEGINNING_OF_LINE = "\x01"  # Ctrl-A
 
 

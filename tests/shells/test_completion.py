@@ -17,6 +17,7 @@ from moorings.cli import completion
 from tests.debian import folder_of, program, surroundings
 from tests.e2e.processes import ControllerProcess
 from tests.shells.keyboard import Keyboard
+from tests.waiting import patient
 
 BIN = Path(sys.executable).parent
 
@@ -114,7 +115,7 @@ def test_fish_completes(controller: ControllerProcess, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=patient(60),
         )
         words = {answer.split("\t")[0] for answer in done.stdout.splitlines()}
         assert line.split()[-1] in words, (begun, done.stdout, done.stderr)
@@ -123,7 +124,7 @@ def test_fish_completes(controller: ControllerProcess, tmp_path: Path) -> None:
 def ask(words: str, env: dict[str, str]) -> tuple[str, str]:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_MOOR_COMPLETE": "bash_complete"}
     done = subprocess.run(
-        [str(BIN / "moor")], env={**env, **asked}, capture_output=True, text=True, check=False, timeout=60
+        [str(BIN / "moor")], env={**env, **asked}, capture_output=True, text=True, check=False, timeout=patient(60)
     )
     return done.stdout.strip(), done.stderr
 
