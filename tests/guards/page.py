@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.guards.guard import FENCING, LAWS, Guard
-from tests.guards.mutants import ROOT
+from tests.mutation.copies import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "guards.md"
 
@@ -13,12 +13,16 @@ _HEAD = """\
 # The guards of the laws
 
 A test that has never failed proves nothing. This is the list of the guards: the lines that keep the
-[laws](../../ARCHITECTURE.md#the-laws). `make test` takes each out once, in a copy of the source, runs the tests named
-beside it over that copy, and fails if one of them does not fail. `make guards` does only that.
+[laws](../../ARCHITECTURE.md#the-laws). A guard is taken out in a copy of the source, the tests named beside it are run
+over that copy, and each of them must fail.
 
-There are {count} guards. Their words stand in `tests/guards`, so one that moves is told, too; this page is written by
-`python -m tests.guards`. The simulator takes some of them out as well, and must find the broken law by chance alone:
-`tests/simulation/test_guards.py`.
+There are {count} guards. `make guards` and `make test-all` take out each of them. `make test` takes out a tenth, drawn
+by the commit, and those whose source or tests have changed in the last 50 commits, at most 150 together; and it checks
+that the source still has every one. A guard is found by its function and its syntax, so it survives a move and a new
+format.
+
+The table stands in `tests/guards`, and this page is written by `python -m tests.guards`. The simulator takes some of
+the guards out as well, and must find the broken law by chance alone: `tests/simulation/test_guards.py`.
 """
 
 _TITLES = {
@@ -49,4 +53,5 @@ def page(guards: Iterable[Guard]) -> str:
 
 def _line(guard: Guard) -> str:
     tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in guard.tests)
-    return f"| {guard.what} | `{guard.file}` | {tests} |"
+    place = f"`{guard.file}`: `{guard.at}`" if guard.at else f"`{guard.file}`"
+    return f"| {guard.what} | {place} | {tests} |"
