@@ -32,6 +32,7 @@ def test_no_law_is_broken(first: int) -> None:
         held(seed, STEPS)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_every_fault_every_state_and_every_event_is_met() -> None:
     """Else the other tests would prove less than they say; how many episodes it takes changes with the code."""
