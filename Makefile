@@ -11,6 +11,8 @@ RUN := $(UV) run --no-sync
 STAMP := .venv/.moorings-setup
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
+# Thousands of processes start here: without compiled files each would compile everything again, for half of all its CPU.
+unexport PYTHONDONTWRITEBYTECODE
 # Its cache is shared by all checkouts, unless HOME is missing or may not be written.
 ifndef UV_CACHE_DIR
 export UV_CACHE_DIR := $(shell d="$${XDG_CACHE_HOME:-$${HOME:+$$HOME/.cache}}"; p="$${d:-/nowhere}/uv"; \
@@ -50,8 +52,12 @@ fix: setup ## let ruff format and mend what it can; shows what is left
 	$(RUN) ruff check --quiet .
 
 .PHONY: test
-test: setup postgresql kubernetes docs-check check ## everything CI runs: generated files, check, all tests; says what was skipped and why
-	$(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=ci
+test: setup postgresql ## what CI runs: check, and a sample of the tests drawn by the tree; needs root
+	@$(RUN) python -m tests.lanes --sample
+
+.PHONY: test-all
+test-all: setup postgresql ## check and every test, whole, in about an hour; before a release; needs root
+	@$(RUN) python -m tests.lanes
 
 # A server for the tests of the second database: this machine's, or Debian's packages unpacked in .tools.
 .PHONY: postgresql

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.guards.report import pytest_terminal_summary
 from tests.postgresql import database_name, database_url, postgresql
-from tests.slurm.scheduling import pytest_xdist_make_scheduler
+from tests.sampling import examples, pytest_configure
+from tests.waiting import patient
 
-# fixtures for every test, and a hook that pytest's controlling process looks for here alone
-__all__ = ["database_name", "database_url", "postgresql", "pytest_xdist_make_scheduler"]
+# fixtures for every test, and hooks
+__all__ = ["database_name", "database_url", "postgresql", "pytest_configure", "pytest_terminal_summary"]
 
-settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("default", deadline=None)
+# Properties explore: examples are not derandomised, though Hypothesis itself would do that wherever CI is set. In the
+# gates (``tests.lanes``) the seed is the tree's name: the same on every machine, another one with each commit.
+settings.register_profile("default", deadline=None, derandomize=False)
+settings.register_profile(
+    "gate",
+    deadline=None,
+    derandomize=False,
+    database=None,
+    max_examples=examples(100),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no fault of a test
+)
 settings.register_profile("fuzz", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("default")
+
+_homes = count()
+
+
+@pytest.hookimpl(trylast=True)  # after a folder's conftest has given its tests a limit
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test the time limit of a busy machine; ``--timeout`` on the command line is meant as it is."""
+    if config.getoption("timeout") is not None:
+        return
+    usual = float(config.getini("timeout"))
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(patient(mark.args[0] if mark else usual)), append=False)
 
 
 @pytest.fixture(autouse=True)
@@ -25,4 +51,6 @@ def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     for name in list(os.environ):
         if name.startswith(("MOORINGS_", "IPUOF_", "XDG_", "SLURM_", "VIPU_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(_homes))  # one folder of thousands is slow to number
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
