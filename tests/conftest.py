@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.errors import StopTest
 
 from tests.guards.report import pytest_terminal_summary
 from tests.postgresql import database_name, database_url, postgresql
@@ -32,6 +34,16 @@ settings.register_profile("fuzz", deadline=None, print_blob=True, suppress_healt
 settings.load_profile("default")
 
 _homes = count()
+
+
+def _no_stopped_example(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], StopTest))
+
+
+# Hypothesis stops an example by StopTest, which anyio's runner leaves in a task that nobody asks. asyncio logs that once
+# the task is collected, which may be within ast.parse(). Formatting the traceback parses too, and CPython 3.11 fails then
+# with "AST constructor recursion depth mismatch".
+logging.getLogger("asyncio").addFilter(_no_stopped_example)
 
 
 @pytest.hookimpl(trylast=True)  # after a folder's conftest has given its tests a limit
