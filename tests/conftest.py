@@ -40,9 +40,9 @@ def _no_stopped_example(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], StopTest))
 
 
-# Hypothesis stops an example by StopTest, which anyio's runner leaves in a task that nobody asks. asyncio logs that once
-# the task is collected, which may be within ast.parse(). Formatting the traceback parses too, and CPython 3.11 fails then
-# with "AST constructor recursion depth mismatch".
+# Hypothesis stops an example by StopTest, which anyio's runner leaves in a task that nobody asks. asyncio logs that
+# when the task is collected, which may be within ast.parse(). Formatting the traceback parses too, and CPython 3.11
+# fails then with "AST constructor recursion depth mismatch".
 logging.getLogger("asyncio").addFilter(_no_stopped_example)
 
 

@@ -22,6 +22,7 @@ TESTS = Path(__file__).parents[1]
 # A figure of one's own for how long something may take, and a loop of one's own that waits for it.
 OWN_FIGURE = re.compile(r"assert [^\n]*(monotonic|perf_counter)\(\) - \w+(\[0\])?\)? *<|\b(took|elapsed)_s <=? \d")
 OWN_LOOP = re.compile(r"while (time\.)?monotonic\(\) <|assert time\.monotonic\(\) <")
+OWN_LIMIT = re.compile(r"--timeout=\d{2,}s")  # of kubectl
 OTHERS = ("guards", "mutation")  # which run the tests, and time them
 ALLOWED = {
     "slurm/test_two_of_one_name.py",  # it looks on for some time: something must not happen
@@ -98,7 +99,7 @@ def test_no_test_has_a_clock_of_its_own() -> None:
         if place.parts[0] in OTHERS or path == Path(__file__) or str(place) in ALLOWED:
             continue
         text = path.read_text()
-        for each in (OWN_FIGURE, OWN_LOOP):
+        for each in (OWN_FIGURE, OWN_LOOP, OWN_LIMIT):
             found += [f"{place}:{text.count(chr(10), 0, match.start()) + 1}" for match in each.finditer(text)]
     assert found == [], "see tests/waiting.py"
 

@@ -135,8 +135,8 @@ class Release(Site):
     def await_ready(self, controllers: int = 1) -> None:
         """Wait until the rollout is over: so many controllers and one proxy are ready, and nothing else is there."""
         for name, replicas in ((f"{FULL}-controller-manager", controllers), (f"{FULL}-vipu-proxy", 1)):
-            words = ("rollout", "status", f"deployment/{name}", "-n", self.namespace, f"--timeout={READY_S:.0f}s")
-            done = self.cluster.run_kubectl(*words, timeout=READY_S + 10)
+            words = ("rollout", "status", f"deployment/{name}", "-n", self.namespace)
+            done = self.cluster.run_kubectl(*words, f"--timeout={patient(READY_S):.0f}s", timeout=READY_S + 10)
             assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.told()}"
             assert self.cluster.get("deployment", name, self.namespace)["status"].get("readyReplicas") == replicas
         count = controllers + 1

@@ -16,7 +16,7 @@ from moorings import __version__
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.release import FULL, SIZE, TRACKER, Release, idle_workers, released
-from tests.waiting import until
+from tests.waiting import patient, until
 
 pytestmark = pytest.mark.timeout(600)  # the first one makes the images, where the cache has none
 
@@ -76,7 +76,7 @@ def gc(installed: Release) -> Iterator[Release]:
     installed.home = installed.cluster.make_namespace("jobs")
     yield installed
     installed.restore()
-    words = ("delete", "ipujobs", "--all", "-n", installed.home, "--timeout=60s")
+    words = ("delete", "ipujobs", "--all", "-n", installed.home, f"--timeout={patient(60):.0f}s")
     done = installed.cluster.run_kubectl(*words, timeout=70)
     assert done.returncode == 0, f"{done.stderr}{installed.cluster.list('ipujobs', installed.home)}\n{installed.told()}"
     installed.await_empty()
@@ -258,7 +258,7 @@ def test_upgrade_uninstall_and_install_with_jobs_running(gc: Release) -> None:
     assert [name for name in left.split() if "gc-" in name and not name.startswith("pod/")] == []
     everywhere = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration,validatingwebhookconfiguration"
     assert [name for name in cluster.kubectl("get", everywhere, "-o", "name").split() if "/gc-" in name] == []
-    cluster.kubectl("delete", "ipujob", "doomed", "-n", gc.home, "--timeout=20s")
+    cluster.kubectl("delete", "ipujob", "doomed", "-n", gc.home, f"--timeout={patient(20):.0f}s")
     cluster.wait(lambda: not gc.job_pods(gc.home, "doomed"))
     assert gc.partition_ids() == partitions, "who would give it back"
 
