@@ -1,7 +1,7 @@
 """What tests cost: measured by a plugin of pytest (``-p tests.costs --costs FILE``), and shown against the budgets.
 
-CPU is that of the process and of the children it waited for. Daemons that outlive a test, and what fixtures share, are
-in the lane's total alone (``tests.lanes``).
+CPU is that of the process and of everything below it, daemons that serve many tests too. Collection is in the lane's
+total alone (``tests.lanes``), and so is what has left the tests' tree of processes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import procfs
+from tests.processes import descendants
 from tests.sampling import Row
 
 GOOD_MS = 9.0  # of CPU for `python -c pass`, on a good hour
@@ -57,7 +59,7 @@ class _Measuring:
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now = _cpu_s()
-        report.user_properties = [*report.user_properties, (_CPU, now - self._since)]
+        report.user_properties = [*report.user_properties, (_CPU, max(0.0, now - self._since))]
         self._since = now
         return report
 
@@ -76,8 +78,13 @@ class _Measuring:
 
 
 def _cpu_s() -> float:
+    """What this process has used, and all below it, those that still run too: it is charged to whatever runs meanwhile.
+
+    A child that its parent did not wait for takes its share along when it ends.
+    """
     used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    living = sum(procfs.cpu_s(pid) for pid in descendants(os.getpid()))
+    return used.user + used.system + used.children_user + used.children_system + living
 
 
 def python_ms() -> float:

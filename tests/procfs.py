@@ -1,5 +1,7 @@
 """Processes of the tests: what they say of themselves, and how they are started to hear signals."""
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +20,11 @@ def every_process(name: str) -> Iterator[tuple[int, bytes]]:
                 yield int(process.name), (process / name).read_bytes()
             except OSError:
                 continue
+
+
+def cpu_s(pid: int) -> float:
+    """The CPU seconds that a process, and the children it has waited for, have used; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

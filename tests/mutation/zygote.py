@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation import keeper
+from tests.procfs import cpu_s
 
 TOO_LONG = keeper.TOO_LONG
 
@@ -105,17 +106,17 @@ def _run(asked: dict[str, Any], parent: int, scratch: Path) -> dict[str, float]:
                 folder,
                 output.fileno(),
             )
-        status, cpu_s = _wait(child, float(asked["limit_s"]), float(asked["cpu_s"]), parent)
+        status, used_s = _wait(child, float(asked["limit_s"]), float(asked["cpu_s"]), parent)
         sys.stderr.flush()
         keeper.end_descendants(output.fileno())
-    return {"status": status, "cpu_s": cpu_s}
+    return {"status": status, "cpu_s": used_s}
 
 
 def _wait(child: int, limit_s: float, limit_cpu_s: float, parent: int) -> tuple[int, float]:
     """The run's exit status and CPU seconds; it is ended after its limits, or when nobody waits for it any more."""
     give_up, before_s = time.monotonic() + limit_s, _children_s()
     pause_s = 0.002
-    while time.monotonic() < give_up and _cpu_s(child) < limit_cpu_s and os.getppid() == parent:
+    while time.monotonic() < give_up and cpu_s(child) < limit_cpu_s and os.getppid() == parent:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status), _children_s() - before_s
@@ -129,14 +130,6 @@ def _wait(child: int, limit_s: float, limit_cpu_s: float, parent: int) -> tuple[
 def _children_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _cpu_s(pid: int) -> float:
-    """What a process and those it waited for have used."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 def _be_tested(arguments: list[str], folder: Path, output: int) -> None:
