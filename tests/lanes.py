@@ -1,6 +1,6 @@
 """Runs all tests in lanes that overlap: ``python -m tests.lanes`` is what ``make test`` and ``make test-all`` are.
 
-Tests on real clusters mostly wait, and need one process that keeps its cluster; all others are spread over two cores.
+Tests on real clusters mostly wait, and need one process that keeps its cluster; all others are spread over workers.
 So Slurm, Kubernetes and the rest are lanes of their own, and Kubernetes is built beside them from minute 0 on. A lane's
 output goes to ``.tools/test``; what failed, and what everything cost (``tests.costs``), is printed at the end.
 """
@@ -110,8 +110,8 @@ def lanes(names: Sequence[str]) -> list[Lane]:
     def pytest(name: str, *words: str) -> Sequence[str]:
         return (*_PYTEST, seed, "--costs", str(FOLDER / f"{name}.json"), *words)
 
-    # A file is one worker's: what its tests share is made once.
-    rest = ("tests", "--ignore=tests/slurm", "--ignore=tests/kubernetes", "-n", "2", "--dist", "loadfile")
+    # A file is one worker's: what its tests share is made once. Many tests wait, so two workers leave cores idle.
+    rest = ("tests", "--ignore=tests/slurm", "--ignore=tests/kubernetes", "-n", "3", "--dist", "loadfile")
     found = [
         Lane("kubernetes", [[script], [script, "--helm"], pytest("kubernetes", "tests/kubernetes")]),
         Lane("slurm", [pytest("slurm", "tests/slurm")]),
@@ -187,7 +187,7 @@ def report(ran: Sequence[Lane], wall_s: float, speed_ms: float, left: Sequence[s
     tests = {name: one for lane in ran for name, one in lane.tests.items()}
     rows = sampling.table()
     print(f"\n{folders(tests, rows)}\n\n{dearest(tests)}")
-    print("\nlane          CPU s  wall s  CPU s in no test (collection, what tests share, daemons)")
+    print("\nlane          CPU s  wall s  CPU s in no test (builds, collection)")
     for lane in ran:
         outside_s = lane.cpu_s - sum(one.cpu_s for one in lane.tests.values())
         print(f"{lane.name:12} {lane.cpu_s:6.0f} {lane.wall_s:7.0f} {outside_s:6.0f}")
