@@ -113,8 +113,10 @@ def lanes(names: Sequence[str]) -> list[Lane]:
     def pytest(name: str, *words: str) -> Sequence[str]:
         return (*_PYTEST, seed, "--costs", str(FOLDER / f"{name}.json"), *words)
 
-    # A file is one worker's: what its tests share is made once. Many tests wait, so two workers leave cores idle.
-    rest = ("tests", "--ignore=tests/slurm", "--ignore=tests/kubernetes", "-n", "3", "--dist", "loadfile")
+    # A file is one worker's: what its tests share is made once. Many tests wait, so two workers leave cores idle. Files
+    # stay in order: tests/unit is last, of many short ones; by default the long ones, of few tests, would be.
+    files = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+    rest = ("tests", "--ignore=tests/slurm", "--ignore=tests/kubernetes", *files)
     found = [
         Lane("kubernetes", [[script], [script, "--helm"], pytest("kubernetes", "tests/kubernetes")]),
         Lane("slurm", [pytest("slurm", "tests/slurm")]),
