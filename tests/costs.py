@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Measuring(config), "moorings-costs")
+    if config.getoption("costs") and not hasattr(config, "workerinput"):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to stop, tests take down what they have set up
 
 
 class _Measuring:
@@ -51,6 +54,14 @@ class _Measuring:
         self._path = Path(path) if path and not hasattr(config, "workerinput") else None
         self._since = _cpu_s()
         self._tests: dict[str, Cost] = {}
+        self._collected = 0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected = max(self._collected, len(session.items))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._collected = len(ids)  # by each worker the same: xdist sees to that
 
     def pytest_runtest_logstart(self) -> None:
         self._since = _cpu_s()
@@ -74,7 +85,7 @@ class _Measuring:
     def pytest_sessionfinish(self) -> None:
         if self._path is not None:
             told = {name: asdict(one) for name, one in self._tests.items()}
-            self._path.write_text(json.dumps(told, indent=0), "utf-8")
+            self._path.write_text(json.dumps({"collected": self._collected, "tests": told}, indent=0), "utf-8")
 
 
 def _cpu_s() -> float:
@@ -132,6 +143,12 @@ def dearest(tests: Mapping[str, Cost]) -> str:
     for name, one in sorted(tests.items(), key=lambda pair: -pair[1].cpu_s)[:DEAREST]:
         lines.append(f"{one.cpu_s:6.1f} {one.wall_s:6.1f}  {name.removeprefix('tests/')}")
     return "\n".join(lines)
+
+
+def idle(tests: Mapping[str, Cost], rows: Mapping[str, Row]) -> list[str]:
+    """A line for each folder of the table of which no test has run: its share may be too small, or its name wrong."""
+    ran = by_folder(tests)
+    return [f"tests/{folder}: no test has run" for folder, row in rows.items() if row.cpu_s and folder not in ran]
 
 
 def over_budget(tests: Mapping[str, Cost], rows: Mapping[str, Row], slow: float) -> list[str]:

@@ -46,11 +46,22 @@ def whole() -> bool:
 
 @functools.cache
 def tree() -> str:
-    """The seed: the name of the tree that is tested."""
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD^{tree}"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    return done.stdout.strip() if done.returncode == 0 else "0" * 40  # an unpacked archive has no git
+    """The seed: the name of the tree that is tested; zeros in an archive that was unpacked without git."""
+    return "".join(git("rev-parse", "HEAD^{tree}")) or "0" * 40
+
+
+def git(*arguments: str) -> list[str]:
+    """What git says, by lines; nothing, where there is no git.
+
+    Raises:
+        RuntimeError: git refuses, as where the checkout is another user's. Its sample would be the same for ever.
+    """
+    if not (ROOT / ".git").exists():
+        return []
+    done = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise RuntimeError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
 
 
 def rank(name: str, seed: str) -> float:
@@ -96,6 +107,16 @@ class Sampling:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, bool]] = Counter()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):  # of xdist: the workers collect, another process reports
+            session.config.workeroutput["sampled"] = [(*key, count) for key, count in self._counts.items()]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        told = getattr(node, "workeroutput", {}).get("sampled", ())  # each has collected the same; one may have died
+        self._counts = self._counts or Counter({(folder, kept): count for folder, kept, count in told})
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
