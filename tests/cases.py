@@ -20,6 +20,10 @@ REASON_LENGTH_MAX = 500
 _Case = tuple[str, dict[str, Any]]
 
 
+class CasesFailedError(AssertionError):
+    """Some cases failed; its cause is how the first of them did."""
+
+
 def cases(
     names: str | Sequence[str],
     values: Iterable[Any],
@@ -69,10 +73,12 @@ def _loop(test: Callable[..., None], table: list[_Case], shared: tuple[str, ...]
             try:
                 test(**fixtures, **arguments)
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+                if isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout"):
+                    raise  # of pytest-timeout, whose alarm comes once: the next case would have no limit
                 failed.append((name, error))
         if failed:
             told = "\n".join(f"  [{name}] {_reason(error)}" for name, error in failed)
-            raise AssertionError(f"{len(failed)} of {len(table)} cases failed:\n{told}") from failed[0][1]
+            raise CasesFailedError(f"{len(failed)} of {len(table)} cases failed:\n{told}") from failed[0][1]
 
     looped.__dict__["looped"] = (test, table, shared)
     looped.__dict__["__signature__"] = inspect.Signature(others)

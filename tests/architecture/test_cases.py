@@ -57,6 +57,19 @@ def test_what_was_expected_and_did_not_come_is_a_failure_and_so_is_a_skip():
     assert "not today" in told
 
 
+def test_the_time_limit_of_the_test_ends_it():
+    seen = []
+
+    @cases("number", [1, 2])
+    def hangs(number):
+        seen.append(number)
+        pytest.fail("Timeout (>120.0s) from pytest-timeout.")
+
+    with pytest.raises(pytest.fail.Exception, match="Timeout"):
+        hangs()
+    assert seen == [1]
+
+
 def test_the_first_that_fails_is_shown_whole():
     @cases("number", [1])
     def fails(number):

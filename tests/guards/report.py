@@ -16,5 +16,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if n_run == 0:
         return
     changed = selection.load_changed()
-    n_changed = sum(selection.is_near(guard, changed) for guard in GUARDS)
-    terminalreporter.write_line(selection.describe(n_run, len(GUARDS), n_changed, tree()))
+    n_near = sum(selection.is_near(guard, changed) for guard in GUARDS)
+    words = selection.describe(n_run, len(GUARDS), n_near, selection.count_commits(), tree())
+    terminalreporter.write_line(words)

@@ -11,10 +11,11 @@ import pytest
 from tests.guards.guard import LAWS, Guard
 from tests.guards.guards import GUARDS
 from tests.guards.page import PAGE, page
-from tests.guards.selection import selected
+from tests.guards.selection import drawn, selected
 from tests.mutation import keeper
 from tests.mutation.copies import PACKAGE, Copy
 from tests.mutation.source import ChangeMovedError, apply, locate
+from tests.waiting import patient
 
 HARMLESS = Guard(
     law="1",
@@ -44,6 +45,14 @@ def test_a_guard_is_missed(guard: Guard, copy: Copy) -> None:
     assert outcome.status != keeper.TOO_LONG, f"it took too long:\n{outcome.output}"
     survived = [test for test in guard.tests if not outcome.misses(test)]
     assert survived == [], f"without this guard these do not fail as they should:\n{outcome.output}"
+
+
+@pytest.mark.timeout(600)
+def test_with_all_guards_in_place_their_tests_pass(copy: Copy) -> None:
+    """Else they would seem to miss whatever is taken out."""
+    tests = sorted({test for guard in drawn() for test in guard.tests})
+    outcome = copy.test(*tests, limit_s=patient(600), cpu_s=patient(600))
+    assert outcome.status == 0, outcome.output
 
 
 def test_the_source_has_every_guard() -> None:
@@ -81,6 +90,15 @@ def test_a_name_that_is_missing_proves_nothing(copy: Copy) -> None:
         outcome = copy.test(*HARMLESS.tests)
     assert outcome.status == 1, outcome.output
     assert not outcome.misses(HARMLESS.tests[0])
+
+
+def test_a_name_that_is_missing_proves_nothing_to_a_loop_of_cases_either(copy: Copy) -> None:
+    loop = "tests/unit/core/test_access.py::test_an_access_key_goes_with_its_subjects_certificate"
+    nonsense = replace(HARMLESS, at="check_bound", cut="peer.subject != caller.subject", put="no_such_name")
+    with copy.changed(nonsense.change):
+        outcome = copy.test(loop)
+    assert outcome.status == 1, outcome.output
+    assert not outcome.misses(loop)
 
 
 @pytest.mark.parametrize("cut", ["these_words(are, nowhere)", "caller"])

@@ -31,12 +31,13 @@ def test_all_near_a_changed_source_or_test_are_taken() -> None:
         assert select(GUARDS, "a seed", {file}, share=0) == near
 
 
-def test_those_near_a_change_come_first_where_there_are_too_many() -> None:
-    changed = {f"src/moorings/{GUARDS[0].file}"}
-    near = [one for one in GUARDS if is_near(one, changed)]
-    assert select(GUARDS, "a seed", changed, share=1, at_most=len(near)) == near
-    assert len(select(GUARDS, "a seed", changed, share=1, at_most=len(near) + 5)) == len(near) + 5
-    assert select(GUARDS, "a seed", changed, at_most=0) == []
+def test_where_too_many_are_near_a_change_those_drawn_are_not_crowded_out() -> None:
+    drawn = select(GUARDS, "a seed", OTHERS)
+    everything = {f"src/moorings/{guard.file}" for guard in GUARDS}
+    some = select(GUARDS, "a seed", everything, at_most=len(drawn) + 5)
+    assert len(some) == len(drawn) + 5
+    assert {guard.slug for guard in drawn} < {guard.slug for guard in some}
+    assert select(GUARDS, "a seed", everything, at_most=0) == []
 
 
 def test_what_has_changed_is_read_from_git() -> None:

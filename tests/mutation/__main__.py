@@ -2,7 +2,8 @@
 
 pick    write a new list, of the source as it is
 run     run those of the list that were never run, and write down what notices them
-verify  run those again that were noticed; fails if fewer than --share are (with --sample: by what `make test` runs)
+verify  run those again that were noticed; fails if fewer than --share are (with --sample: by what `make test` runs);
+        what the source has no more is told, and not counted
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from tests.mutation import keeper, mutants
 from tests.mutation.copies import Copy
 from tests.mutation.mutants import Mutant
+from tests.mutation.source import ChangeMovedError
 
 CPU_S = 45.0
 WALL_S = 120.0  # on two busy cores
@@ -52,33 +54,29 @@ def run(jobs: int, first: int) -> int:
         known[number] = judged
         mutants.save(known)
 
-    _judge_all([(number, known[number]) for number in todo], jobs, keep, {})
-    return 0
+    return 1 if _judge_all([(number, known[number]) for number in todo], jobs, keep, {}) else 0
 
 
 def verify(jobs: int, first: int, share: float, *, sampled: bool) -> int:
     """Run those again that were noticed."""
     todo = [(number, one) for number, one in enumerate(mutants.load()) if one.killed_by][:first]
-    lost: list[Mutant] = []
-
-    def note(number: int, judged: Mutant) -> None:
-        del number
-        if not judged.killed_by:
-            lost.append(judged)
-
-    _judge_all(todo, jobs, note, {"MOORINGS_TESTS": "sample"} if sampled else {})
-    for one in lost:
-        print(f"not noticed any more: {one.change.file} {one.change.at}: {one.change.cut!r} -> {one.change.put!r}")
-    found = len(todo) - len(lost)
-    print(f"{found} of {len(todo)} are noticed ({100 * found / len(todo):.1f} %)")
-    return 0 if found >= share * len(todo) else 1
+    judged: list[Mutant] = []
+    gone = _judge_all(todo, jobs, lambda _, one: judged.append(one), {"MOORINGS_TESTS": "sample"} if sampled else {})
+    for one in judged:
+        if not one.killed_by:
+            print(f"not noticed any more: {one.change.file} {one.change.at}: {one.change.cut!r} -> {one.change.put!r}")
+    noticed = sum(bool(one.killed_by) for one in judged)
+    print(f"{noticed} of {len(judged)} are noticed ({100 * noticed / max(1, len(judged)):.1f} %); {gone} are gone")
+    return 0 if judged and len(judged) + gone == len(todo) and noticed >= share * len(judged) else 1
 
 
 def _judge_all(
     todo: Sequence[tuple[int, Mutant]], jobs: int, then: Callable[[int, Mutant], None], environment: Mapping[str, str]
-) -> None:
+) -> int:
+    """Judge each; how many the source has no more."""
     lock = threading.Lock()
     waiting = iter(todo)
+    gone: list[int] = []
 
     def work(folder: Path) -> None:
         with Copy(folder, environment) as copy:
@@ -88,7 +86,13 @@ def _judge_all(
                 if mutant is None:
                     return
                 began_s = time.monotonic()
-                judged = _judge(copy, mutant)
+                try:
+                    judged = _judge(copy, mutant)
+                except ChangeMovedError as error:
+                    with lock:
+                        gone.append(number)
+                        print(f"{number:4} gone: {error}", flush=True)
+                    continue
                 with lock:
                     then(number, judged)
                     change = judged.change
@@ -101,6 +105,7 @@ def _judge_all(
             thread.start()
         for thread in threads:
             thread.join()
+    return len(gone)
 
 
 def _judge(copy: Copy, mutant: Mutant) -> Mutant:

@@ -22,11 +22,12 @@ from typing import Any, Self
 
 from tests.mutation import keeper
 from tests.mutation.source import Change, apply, locate
+from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "moorings"
 ENDED_WITH_FAILURES = 1  # of pytest; 2 to 5 mean that nothing was tested
-PATIENCE_S = 110.0
+LIMIT_S = patient(110)
 
 # How a test says no. A NameError, or a module that cannot be imported, says only that the replacement makes no sense.
 SAYS_NO = frozenset({"AssertionError", "Failed", "MooringsError", "TimeoutError"})
@@ -127,8 +128,8 @@ class Copy:
     def test(
         self,
         *tests: str,
-        limit_s: float = PATIENCE_S,
-        cpu_s: float = PATIENCE_S,
+        limit_s: float = LIMIT_S,
+        cpu_s: float = LIMIT_S,
         options: Sequence[str] = ("--timeout=60",),
     ) -> Outcome:
         """Run tests over the copy as it is now; nothing that they started is left."""

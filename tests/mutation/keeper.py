@@ -41,7 +41,7 @@ def end_descendants(output: int) -> None:
     deadline_s = time.monotonic() + ENDING_S
     while True:
         _reap()
-        living = _descendants()
+        living = descendants()
         if not living:
             return
         if time.monotonic() > deadline_s:
@@ -71,7 +71,7 @@ def _kill(pid: int, killed: set[int], output: int) -> None:
         return
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        if pid in _descendants():  # the handle is of this very process
+        if pid in descendants():  # the handle is of this very process
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             if pid not in killed:
                 os.write(output, f"{ENDED}{pid} {' '.join(words.split())[:300]}\n".encode())
@@ -82,7 +82,7 @@ def _kill(pid: int, killed: set[int], output: int) -> None:
         os.close(handle)
 
 
-def _descendants() -> set[int]:
+def descendants() -> set[int]:
     """The processes below us that have not ended."""
     parents: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from tests.cases import CasesFailedError
+
 # The first example that fails is enough, and it is to be the same every time.
 settings.register_profile("mutation", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
@@ -22,7 +24,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and call.excinfo is not None:
-        kinds = [kind.__name__ for kind in call.excinfo.type.__mro__]
+        error = call.excinfo.value
+        if isinstance(error, CasesFailedError) and error.__cause__ is not None:
+            error = error.__cause__  # that a loop fails says nothing: why its case does is the question
+        kinds = [kind.__name__ for kind in type(error).__mro__]
         _failures.append({"test": item.nodeid, "when": call.when, "kinds": kinds})
     return report
 
