@@ -1,13 +1,15 @@
-"""How hard the hostile tests try: a fixed, repeatable sample in CI, and chance and patience with ``make fuzz``.
+"""How hard the hostile tests try: in the gates by the tree, and with chance and patience in ``make fuzz``.
 
-``make fuzz`` is ``pytest tests/hostile --hypothesis-profile=fuzz``; ``--hypothesis-seed=N`` repeats a run of it.
-Without that profile every test draws the same examples each time, so CI never fails for a reason nobody can see again.
+``make fuzz`` is ``pytest tests/hostile --hypothesis-profile=fuzz``; ``--hypothesis-seed=N`` repeats a run of it. A gate
+prints its own seed (``tests.lanes``).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+
+from tests import sampling
 
 FUZZ_FACTOR = 50
 
@@ -17,15 +19,16 @@ def fuzzing() -> bool:
 
 
 def effort(examples: int) -> int:
-    """How many examples, where CI draws ``examples``."""
-    return examples * FUZZ_FACTOR if fuzzing() else examples
+    """How many examples, where ``make test-all`` draws ``examples``."""
+    return examples * FUZZ_FACTOR if fuzzing() else sampling.examples(examples)
 
 
 def tried(examples: int) -> Callable[[Any], Any]:
-    """Decorates a property that CI tries ``examples`` times."""
+    """Decorates a property that ``make test-all`` tries ``examples`` times."""
     return settings(
         max_examples=effort(examples),
-        derandomize=not fuzzing(),
+        derandomize=False,
+        print_blob=True,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -24,7 +24,7 @@ from moorings.local.rundir import RunFolder
 from moorings.testing.engine_suite import make_order
 from moorings.wire.errors import ERRORS
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunId
-from tests.hostile.effort import effort, tried
+from tests.hostile.effort import fuzzing, tried
 from tests.hostile.mutation import mutations
 from tests.unit.drivers.simulated_rig import MARK, SimulatedRig, order
 
@@ -94,7 +94,7 @@ async def drive(folder: Path, content: bytes) -> Sequence[str] | None:
 
 async def test_a_journal_cut_off_anywhere_is_what_was_written_before(journal: bytes, tmp_path: Path) -> None:
     known = {"a", "b", "c"}
-    for length in range(0, len(journal), 1 if effort(1) > 1 else 7):
+    for length in range(0, len(journal), 1 if fuzzing() else 7):
         found = await drive(tmp_path / "machine", journal[:length])
         assert found is not None, "a torn last line is a write that was never answered"
         assert set(found) <= known
