@@ -20,10 +20,6 @@ export UV_CACHE_DIR := $(shell d="$${XDG_CACHE_HOME:-$${HOME:+$$HOME/.cache}}"; 
 	if [ -n "$$d" ] && [ -w "$$p" ]; then echo "$$d/uv"; else echo "$(CURDIR)/.tools/uv-cache"; fi)
 endif
 
-# Where generated files live, among files written by hand.
-GENERATED := docs deploy
-fingerprint = find $(GENERATED) -type f -exec sha256sum {} + 2>/dev/null | sort -k 2
-
 ##@ Use
 
 .PHONY: help
@@ -91,15 +87,6 @@ bench: setup ## our figures beside the anchors'
 .PHONY: docs
 docs: setup ## write the generated reference and manual pages
 	$(RUN) python -m moorings.app.docs
-
-.PHONY: docs-check
-docs-check: setup ## fail if a generated page is not what the source says (and write it anew)
-	@before=$$($(fingerprint) || true); $(RUN) python -m moorings.app.docs; after=$$($(fingerprint) || true); \
-	if ! diff <(echo "$$before") <(echo "$$after") > /dev/null; then \
-		echo "error: these generated files did not match the source. They are right now: commit them." >&2; \
-		diff <(echo "$$before") <(echo "$$after") | awk '/^[<>]/ { print "  " $$3 }' | sort -u >&2; \
-		exit 1; \
-	fi
 
 ##@ Kubernetes
 

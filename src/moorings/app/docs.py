@@ -1,7 +1,7 @@
 """Writes the pages and manual pages that are made from the code: ``python -m moorings.app.docs`` (``make docs``).
 
-What they say stands in ``moorings.app.documents``; here they only get their names. ``make docs-check`` and a test fail
-if a committed page is not what the code says.
+What they say stands in ``moorings.app.documents``; here they only get their names. A test fails if
+a committed page is not what the code says.
 """
 
 from __future__ import annotations
