@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 # A figure of one's own for how long something may take, and a loop of one's own that waits for it.
 OWN_FIGURE = re.compile(r"assert [^\n]*(monotonic|perf_counter)\(\) - \w+(\[0\])?\)? *<|\b(took|elapsed)_s <=? \d")
 OWN_LOOP = re.compile(r"while (time\.)?monotonic\(\) <|assert time\.monotonic\(\) <")
-OWN_LIMIT = re.compile(r"--timeout=\d{2,}s")  # of kubectl
+OWN_LIMIT = re.compile(r"--timeout=\d{2,}s|settimeout\(\d{2}|\.wait_for\([^)]*, \d{2,}\)")
 OTHERS = ("guards", "mutation")  # which run the tests, and time them
 ALLOWED = {
     "slurm/test_two_of_one_name.py",  # it looks on for some time: something must not happen

@@ -43,7 +43,7 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     version = first["version"]
 
     answers: list[Any] = []
-    path = f"/v1/queues/slurm/baltic?wait=30s&version={version}"
+    path = f"/v1/queues/slurm/baltic?wait=600s&version={version}"
     waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
     waiting.start()
     time.sleep(0.3)
@@ -60,7 +60,7 @@ def test_that_others_wait_is_told_at_once(controller: ControllerProcess) -> None
     assert controller.ask("POST", "/v1/claims?wait=20s", {"size": 16, "owner": "slurm/baltic/1/cafe"})[0] == 201
     version = tell(controller, 4)[1]["version"]
     answers: list[Any] = []
-    path = f"/v1/queues/slurm/baltic?wait=30s&version={version}"
+    path = f"/v1/queues/slurm/baltic?wait=600s&version={version}"
     waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
     waiting.start()
     time.sleep(0.3)
@@ -103,7 +103,7 @@ def test_who_waits_for_an_offer_is_refused_it_once_another_is_believed(controlle
     assert controller.ask("GET", f"/v1/queues/slurm/baltic?instance={ONE}")[1]["code"] == "queue.unknown"
     assert tell(controller, instance=ONE, forS=BELIEVED_S_MIN)[0] == 200
     answers: list[Any] = []
-    path = f"/v1/queues/slurm/baltic?wait=60s&version={version}&instance={ONE}"
+    path = f"/v1/queues/slurm/baltic?wait=600s&version={version}&instance={ONE}"
     waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
     waiting.start()
     until(

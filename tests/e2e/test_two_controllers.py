@@ -18,7 +18,7 @@ import pytest
 from examples.demo import processes_of
 from moorings.store.leading import SILENCE_S
 from tests.e2e.processes import POOLS, ControllerProcess, Twin
-from tests.waiting import until
+from tests.waiting import patient, until
 
 ENDS_S = 10  # what an admin is promised of SIGTERM
 
@@ -207,7 +207,7 @@ def test_a_database_that_hangs_keeps_no_controller_from_ending(twins: tuple[Twin
             twin.process.terminate()
         for twin in (two, one):
             assert twin.process is not None
-            assert twin.process.wait(ENDS_S) == 0
+            assert twin.process.wait(patient(ENDS_S)) == 0
         waiting.join()
     finally:
         postgresql.hang(on=False)

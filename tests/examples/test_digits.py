@@ -170,7 +170,7 @@ def test_strangers_are_refused_and_the_group_still_meets(port: int):
         ):
             browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with rendezvous.join(place(port, 1, 2), timeout_s=20), first.result():
-                silent.settimeout(20)
+                silent.settimeout(patient(20))
                 assert silent.recv(1) == b""  # rank 0 forgets those who never said who they are
 
 

@@ -74,6 +74,11 @@ class Client(threading.Thread):
             assert status == 503, (method, path, status, answer)
 
 
+def await_load(clients: list[Client], kills: int) -> None:
+    """Between any two kills some were served."""
+    until(lambda: sum(client.n_answers for client in clients) >= 4 * kills, what="there is no load")
+
+
 @pytest.mark.slow
 def test_it_all_drains_to_nothing(forge: Forge, template: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
@@ -86,11 +91,11 @@ def test_it_all_drains_to_nothing(forge: Forge, template: Path, tmp_path: Path) 
             client.start()
         for kill in range(KILLS):
             threading.Event().wait(chance.uniform(0.02, 0.6))  # how far the load gets is the point, and left to chance
+            await_load(clients, kill)
             v.kill()
             if kill % 5 == 0:
                 assert broken_laws(v.data) == []
             v.start()
-        until(lambda: sum(client.n_answers for client in clients) > 4 * KILLS, 60, what="there is no load")
         for client in clients:
             client.halt.set()
         for client in clients:

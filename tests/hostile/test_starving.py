@@ -44,9 +44,9 @@ async def answered(served: Served, key: str = ADMIN) -> None:
         assert (await client.answer()).status == 200
 
 
-async def gone(served: Served, left: int) -> None:
+async def gone(served: Served, left: int, wait_s: float = 60) -> None:
     """Returns when the server has no more than ``left`` connections."""
-    async with asyncio.timeout(patient(60)):
+    async with asyncio.timeout(patient(wait_s)):
         while len(served.server.server_state.connections) > left:  # noqa: ASYNC110 - uvicorn sets no Event
             await asyncio.sleep(0.01)
 
@@ -225,7 +225,7 @@ async def test_a_reader_that_never_reads_loses_its_seat_and_its_connection(contr
         reading(client).pause_reading()
         for _ in range(40_000):
             controller.tell("claim.created", claim="c" * 500)  # 20 MB: more than sockets hold
-        await gone(served, 0)
+        await gone(served, 0, wait_s=10)  # unless told otherwise it would wait 60
         async with connected(served) as again:
             again.ask("GET", "/v1/events?watch=1")
             assert (await again.head()).status == 200, "its seat is free"
@@ -256,7 +256,7 @@ async def test_answers_nobody_reads_do_not_hold_the_seats_of_requests(controller
             reading(client).pause_reading()
             for _ in range(20):
                 client.ask("GET", "/v1/events?limit=1000")
-        await gone(served, 0)
+        await gone(served, 0, wait_s=10)
         await answered(served)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from moorings.app.kubernetes_operator import STOP_S
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.doing import Doer, Made
 from moorings.kubernetes.objects import PodOptions
@@ -136,6 +137,7 @@ def test_everything_is_stopped_with_jobs_running_and_goes_on_when_it_is_back(
     before = {one["name"] for one in site.pod.partitions()}
     uid = site.job_pods(home, "serve")["serve-worker-0"]["metadata"]["uid"]
     assert site.stop_operator() == 0
+    assert STOP_S < 30, "a kubelet waits no longer"
     site.kill_proxy()
     site.end_pod(home, "ends-worker-0", 0)
     site.delete(home, "goes")

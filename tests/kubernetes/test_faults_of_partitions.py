@@ -68,7 +68,7 @@ def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site,
     before = held(site)
     site.start_proxy()
     for name in ("begins", "comes"):
-        site.await_pods(home, name, f"{name}-worker-0", timeout=15)  # and not when their next try is due
+        site.await_pods(home, name, f"{name}-worker-0", timeout=10)  # and not when their next try is due
     site.await_another(home, "fails", "fails-worker-0", uids["fails"])
     site.cluster.wait(lambda: site.is_gone(home, "goes"))
     assert site.job_pods(home, "stays")["stays-worker-0"]["metadata"]["uid"] == uids["stays"]

@@ -14,6 +14,7 @@ import pytest
 from moorings.kubernetes.refusals import PATIENCE_S
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.site import Site, ipu_site, template
+from tests.waiting import patient
 
 FINALIZER = "ipu.finalizers.graphcore.ai"
 LAUNCHER = {"command": ["mpirun", "hostname"]}
@@ -90,7 +91,7 @@ def test_the_metrics_are_told_at_a_socket_for_its_own_user(site: Site, namespace
     site.start_operator("operator", f"--metrics-socket={path}")
     with contextlib.closing(http.client.HTTPConnection("operator")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(20)
+        connection.sock.settimeout(patient(20))
         connection.sock.connect(str(path))
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
@@ -270,6 +271,7 @@ def test_an_idle_operator_writes_nothing(site: Site, namespace: str) -> None:
     assert version() == rested
 
 
+@pytest.mark.smoke  # it kills the operator
 def test_a_job_from_before_a_limit_of_priorities_goes_on_and_a_new_one_is_refused(site: Site, namespace: str) -> None:
     site.stop_operator()
     site.start_operator("operator", "--max-priority=9")

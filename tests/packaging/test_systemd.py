@@ -116,7 +116,7 @@ def test_user_and_folders_are_made(tmp_path: Path) -> None:
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind(str(tmp_path / "notify"))
-        made.settimeout(30)
+        made.settimeout(patient(30))
         yield made
 
 

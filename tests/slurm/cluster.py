@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tests import debian
+from tests.processes import descendants
 from tests.slurm import database, programs
 from tests.slurm.conf import build_slurm_conf, build_slurmdbd_conf
 from tests.waiting import patient, until
@@ -472,7 +473,7 @@ class SlurmCluster:
 
     def _end_spawned(self) -> None:
         for spawned in self._spawned:
-            left = _descendants(spawned.pid) if spawned.poll() is None else []
+            left = descendants(spawned.pid) if spawned.poll() is None else []
             spawned.kill()
             spawned.wait()
             for pid in left:  # salloc's command, the process that srun has watch over itself
@@ -521,14 +522,6 @@ def _take_ports(n: int) -> tuple[socket.socket, range]:
         except OSError:
             lock.close()
     raise AssertionError(f"no {n} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:  # it has ended
-        return []
-    return [each for child in children for each in (child, *_descendants(child))]
 
 
 def _listens(port: int) -> bool:

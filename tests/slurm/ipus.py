@@ -32,6 +32,7 @@ remove_per_device_s = 0.0
 """
 SIZES = (1, 2, 4, 8, 16)
 N_IPUS = 16
+WAIT_S = 60
 LICENSES = ",".join([f"ipu:{N_IPUS}", *(f"ipu_{size}:{N_IPUS}" for size in SIZES), "moorings_gate:1"])
 
 
@@ -157,9 +158,16 @@ class IpuSite:
 
 @contextmanager
 def ipu_site(
-    release: str, *, nodes: int = 4, accounting: bool = False, extra_conf: str = "", pools: str = POOLS, **conf: str
+    release: str,
+    *,
+    nodes: int = 4,
+    accounting: bool = False,
+    extra_conf: str = "",
+    pools: str = POOLS,
+    wait_s: int = WAIT_S,
+    **conf: str,
 ) -> Iterator[IpuSite]:
-    """A site that runs; ``conf`` are further keys of vipu.conf."""
+    """A site that runs; ``conf`` are further keys of vipu.conf, ``wait_s`` is how long the plugin waits."""
     cluster = SlurmCluster(
         new_folder(),
         nodes,
@@ -171,7 +179,7 @@ def ipu_site(
     controller = ControllerProcess(cluster.folder / "controller", pools)
     controller.folder.mkdir()
     try:
-        install(cluster)
+        install(cluster, wait_s)
         controller.start()
         site = IpuSite(cluster, controller, conf)
         site.write_conf()
@@ -192,7 +200,7 @@ def agent_port(cluster: SlurmCluster) -> int:
     return cluster.ports[0] + 240
 
 
-def install(cluster: SlurmCluster) -> None:
+def install(cluster: SlurmCluster, wait_s: int = WAIT_S) -> None:
     """Plugin and submit script, by hand; ``moor slurm install`` has tests of its own."""
     plugin = cluster.folder / "moorings_spank.so"
     done = subprocess.run(
@@ -205,7 +213,7 @@ def install(cluster: SlurmCluster) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    options = f"agent=127.0.0.1:{agent_port(cluster)} max={N_IPUS} wait=60 munge_socket={cluster.munge_socket}"
+    options = f"agent=127.0.0.1:{agent_port(cluster)} max={N_IPUS} wait={wait_s} munge_socket={cluster.munge_socket}"
     folder = f"run_dir={cluster.folder}/run/moorings"  # each cluster of a machine needs its own
     cluster.write_conf("plugstack.conf", f"optional {plugin} {options} {folder}\n")
     for name in ("moorings_submit.lua", "job_submit.lua"):

@@ -259,7 +259,7 @@ def test_job_time_sec_fails_the_step_and_says_why(appliance: Appliance, tmp_path
     assert (row.state, row.exit_code) == ("FAILED", "1:0")
     for listing in (("get", "runs", "--all", "-o", "wide"), ("wafer", "get", "jobs", "-a", "-o", "wide")):
         (line,) = [line for line in appliance.moor(*listing).splitlines() if name in line]
-        assert re.search("stopped at its time limit of 0:1[0-9]", line), line
+        assert re.search("stopped at its time limit of 0:(0[1-9]|1[0-9])", line), line
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from tests.waiting import patient, until
 
 MAKING_S = 3.0
 AWAY_S = 2.0
-PATIENCE_S, SHORT_S = 15, 5  # of a job that waits for its partition
+PATIENCE_S, SHORT_S = 240, 5  # of a job that waits for its partition: none is given up because a machine is busy
 TELL, UNTIL_GO = "echo $MOORINGS_PARTITION_ID", "; until [ -e go ]; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
     pools = POOLS.replace("provision_s = 0.1", f"provision_s = {MAKING_S}")
-    with ipu_site(slurm_release, pools=pools, ApiTimeout=str(PATIENCE_S)) as made:
+    with ipu_site(slurm_release, pools=pools, wait_s=600, ApiTimeout=str(PATIENCE_S)) as made:
         yield made
 
 
@@ -96,8 +96,8 @@ def reach_all_stages(site: IpuSite) -> Stages:
 
 def finish_all_stages(site: IpuSite, stages: Stages) -> None:
     """All goes on as if nothing had been: law 3 for who runs, law 2 for who has ended."""
-    # On a busy machine it may have been given up and requeued, and Slurm begins a requeued job after two minutes.
     until(lambda: told_last(site, stages.waiting) == f"slurm_{stages.waiting}", 60, what=site.log)
+    assert site.cluster.job(stages.waiting)["Restarts"] == "0", "it was not given up meanwhile"
     assert ready(site, stages.running) == stages.held
     until(lambda: f"slurm_{stages.ending}" not in states(site), what=site.log)
     assert site.cluster.job(stages.pending)["JobState"] == "PENDING"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.host.checks import CHECKS
+from moorings.slurm.host.doctor import PART_S
 from moorings.slurm.host.instance import read_instance
 from tests.slurm.admin import moor, told
 from tests.slurm.ipus import IpuSite, ipu_site
@@ -47,6 +48,10 @@ def findings(site: IpuSite, *words: str, code: int = 8) -> dict[str, tuple[str, 
     with within(PROMISE_S):
         items = told(site.cluster, "slurm", "doctor", *words, code=code)["items"]
     return {item["id"]: (item["verdict"], item["evidence"]) for item in items}
+
+
+def test_what_its_two_rounds_may_take_is_less_than_what_is_promised() -> None:
+    assert 2 * PART_S < PROMISE_S
 
 
 def failed(found: dict[str, tuple[str, str]]) -> set[str]:

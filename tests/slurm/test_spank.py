@@ -444,6 +444,7 @@ def test_a_long_wait_is_told(cluster, agent):
 @pytest.mark.parametrize("what", ["batch", "step", "srun"])
 def test_a_job_that_is_cancelled_while_it_waits_ends_at_once(cluster, agent, folder, what):
     agent.answer = gate = Gate(folder)
+    plug(cluster, f"127.0.0.1:{agent.port}", wait_s=600)  # it does not end because it has waited long enough
     if what == "batch":
         job = cluster.sbatch("echo ran", "--ipus=1", user=USER)
     elif what == "step":
@@ -466,6 +467,7 @@ def test_a_job_that_is_cancelled_while_it_waits_ends_at_once(cluster, agent, fol
 
 def test_an_interrupted_srun_ends_while_it_waits(cluster, agent):
     agent.answer = Gate()
+    plug(cluster, f"127.0.0.1:{agent.port}", wait_s=600)
     srun = cluster.spawn("srun", "-n2", "--ipus=2", "echo", "ran", user=USER)
     until(lambda: agent.requests != [])
     srun.send_signal(signal.SIGTERM)
@@ -554,7 +556,7 @@ def hostile(cluster) -> dict[str, str]:
 
     def answer(request: BindRequest) -> BindReply | bytes:
         with told:
-            assert told.wait_for(lambda: request.job in expected, 30)
+            assert told.wait_for(lambda: request.job in expected, patient(30))
         name = expected[request.job]
         good = written(head(request), GOOD)
         match name:

@@ -256,7 +256,7 @@ def test_a_step_adds_little_to_a_job(slurm):
     added = [before["took"] + after["took"] for before, after in zip(begun, ended, strict=True)]
     print(f"surrogate_added_s_p50 {statistics.median(added):.4f} max {max(added):.4f}")
     assert states(slurm, job, *(f"s{number}" for number in range(10))) == ["COMPLETED"] * 10
-    assert max(added) < patient(2)
+    assert max(added) < patient(1), "it does not wait its time-out for each step"
 
 
 # -- cancelled from outside --------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_a_srun_that_hangs_delays_the_end_by_seconds_at_most(slurm, tmp_path):
     hanging.chmod(0o755)
     told = outside(slurm, job, "work:0.2:ok", path=f"{tmp_path}:{slurm.env['PATH']}")
     (end,) = [each for each in told if each["what"] == "end"]
-    assert 4 < end["took"] < FAR_S / 2, "it waits for srun, but not to its end"
+    assert 4 < end["took"] < patient(10), "it waits for srun, but not to its end"
     told = outside(slurm, job, "work:11:ok", path=f"{tmp_path}:{slurm.env['PATH']}")
     (warning,) = [each["text"] for each in told if each["what"] == "warning"]
     assert "srun made none within 10 s" in warning

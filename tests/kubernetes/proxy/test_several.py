@@ -163,6 +163,9 @@ async def test_the_list_is_read_anew_within_seconds(harbour: Harbour) -> None:
         await until(second_only, 10)
         (harbour.folder / "controllers").write_text("nonsense")
         await until(lambda: "controllers.not_read" in harbour.log.read_text())
+        n_set = harbour.log.read_text().count("controllers.set")
+        await asyncio.sleep(3)  # it has read it again meanwhile
+        assert harbour.log.read_text().count("controllers.set") == n_set
         assert (await in_state(client, wish(4), "READY")).state == "READY", "a list that cannot be read changes nothing"
         harbour.write_list(one, two)
         await until(lambda: known(name(one), name(two)), 10)

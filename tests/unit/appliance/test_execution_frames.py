@@ -29,7 +29,7 @@ Pair = tuple[socket.socket, socket.socket]
 def pair() -> Iterator[Pair]:
     left, right = socket.socketpair()
     with left, right:
-        right.settimeout(20)
+        right.settimeout(patient(20))
         yield left, right
 
 
@@ -125,7 +125,7 @@ def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
         with socket.socket(socket.AF_UNIX) as browser:
             browser.connect(str(place.path))
             browser.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 4000)
-            browser.settimeout(20)
+            browser.settimeout(patient(20))
             with contextlib.suppress(ConnectionResetError):
                 assert browser.recv(1) == b""
         link = connect(place, place.token)

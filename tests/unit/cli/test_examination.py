@@ -61,9 +61,13 @@ def test_a_controller_that_says_nothing_costs_seconds(silent, monkeypatch, tmp_p
     assert found["host"].verdict is Verdict.SKIP
 
 
+def test_what_it_may_take_is_less_than_what_is_promised():
+    assert examination.ANSWER_S < examination.ALL_S < PROMISE_S
+
+
 def test_one_that_drips_is_given_up_and_the_rest_is_told(dripping, monkeypatch, tmp_path):
     with within(PROMISE_S):
-        done = examination.examine(session_of(dripping, monkeypatch), tmp_path / "none", limit_s=1.0)
+        done = examination.examine(session_of(dripping, monkeypatch), tmp_path / "none", limit_s=patient(0.5))
     found = {finding.id: finding for finding in done}
     assert "not everything could be looked at" in found["controller"].evidence
     assert found["configuration"].verdict is Verdict.PASS

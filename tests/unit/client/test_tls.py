@@ -41,7 +41,7 @@ def answering(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
         def work() -> None:
             with contextlib.suppress(OSError), listening.accept()[0] as connection:
-                connection.settimeout(10)
+                connection.settimeout(patient(10))
                 serve(connection)
 
         thread = threading.Thread(target=work)

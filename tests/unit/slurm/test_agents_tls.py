@@ -52,11 +52,11 @@ def answering(context: ssl.SSLContext | None) -> Iterator[tuple[int, list[bytes]
     """A controller that answers one request; its port, and what it heard."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(10)
+        listening.settimeout(patient(10))
 
         def work() -> None:
             with contextlib.suppress(OSError), listening.accept()[0] as connection:
-                connection.settimeout(10)
+                connection.settimeout(patient(10))
                 spoken = connection if context is None else context.wrap_socket(connection, server_side=True)
                 with spoken:
                     heard.append(spoken.recv(65536))
