@@ -83,12 +83,12 @@ class Rig:
     async def claim(self, size: int, *, wait_s: float = 10, until: str = "READY", **more: object) -> Claim:
         spec = ClaimSpec(kind="ipu", size=size, **more)  # type: ignore[arg-type]
         view = await self.controller.create_claim(
-            ANN, spec, name=None, owner=None, key=None, wait_s=wait_s, until=until
+            ANN, spec, name=None, owner=None, key=None, wait_s=patient(wait_s), until=until
         )
         return view.claim
 
     async def release(self, claim: Claim, wait_s: float = 10) -> Claim:
-        return (await self.controller.release_claim(ANN, claim.id, wait_s=wait_s)).claim
+        return (await self.controller.release_claim(ANN, claim.id, wait_s=patient(wait_s))).claim
 
     async def until(self, true: Callable[[], bool] | Callable[[], Awaitable[bool]], wait_s: float = 15) -> None:
         """Wait for something that shows in the fleet or the hardware; looked at after every turn, and often."""

@@ -17,6 +17,7 @@ from moorings.workloads.runs import ENDED, RunId, RunState
 from tests.databases import open_new
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 from tests.e2e.test_appliance_runs import GIB, POOL
+from tests.waiting import patient
 
 UNENDED = frozenset(RunState) - ENDED
 COMPILE, EXECUTE = ApplianceKind.COMPILE, ApplianceKind.EXECUTE
@@ -75,8 +76,8 @@ async def test_pages_and_filters_are_those_of_the_database(rig: Rig, store: Stor
     assert await listed(Page(2, made[1]), part=every) == made[2:4]
     assert await listed(Page(0), part=every) == []
     assert await listed(Page(2, "wsjob-none"), part=every) == []
-    await rig.controller.runs.cancel(ANN, made[1], wait_s=30)
+    await rig.controller.runs.cancel(ANN, made[1], wait_s=patient(30))
     assert await listed(Page(9, made[1]), part=every) == made[2:], "the job that the page before ended with is over"
     assert await listed(Page(9, made[0]), part=every) == made[2:]
     for one in (plain.id, *made):
-        await rig.controller.runs.cancel(ADMIN, one, wait_s=30)
+        await rig.controller.runs.cancel(ADMIN, one, wait_s=patient(30))

@@ -19,6 +19,7 @@ from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJob, Applian
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
+from tests.waiting import patient
 
 GIB = 1 << 30
 POOL = """
@@ -59,7 +60,7 @@ async def start(rig: Rig, kind: ApplianceKind, *command: str, caller: Caller = A
 
 
 async def end(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get(run.id, wait_s=60)).run
+    return (await rig.controller.runs.get(run.id, wait_s=patient(60))).run
 
 
 def priority_of(rig: Rig, run: Run) -> int:
@@ -86,7 +87,7 @@ async def test_a_workflow_compiles_without_a_system_and_executes_on_some(rig: Ri
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, shown.claim.id)
     assert refused.value.code == "claim.held_by_run"
-    await rig.controller.runs.cancel(ANN, second.id, wait_s=30)
+    await rig.controller.runs.cancel(ANN, second.id, wait_s=patient(30))
     await rig.nothing_left("cs")
 
 
@@ -98,7 +99,7 @@ async def test_the_memory_of_the_management_node_is_what_compiles_wait_for(rig: 
     assert view.run.state is RunState.WAITING
     assert view.reason is not None
     assert "memory" in view.reason.message
-    await rig.controller.runs.cancel(ANN, one.id, wait_s=30)
+    await rig.controller.runs.cancel(ANN, one.id, wait_s=patient(30))
     assert (await end(rig, two)).state is RunState.SUCCEEDED
 
 
@@ -128,7 +129,7 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
     await rig.controller.runs.prioritise(ANN, later.id, -399)
     assert (priority_of(rig, run), priority_of(rig, later)) == (-399, -399)
     overtaking = await start(rig, EXECUTE, systems=4, workflow="wflow-" + "d" * 22)
-    await rig.controller.runs.cancel(ADMIN, blocker.id, wait_s=30)
+    await rig.controller.runs.cancel(ADMIN, blocker.id, wait_s=patient(30))
     ended = [await end(rig, one) for one in (overtaking, run, later)]
     claims = [(await rig.controller.get_claim(one.claim or "")).claim for one in ended]
     granted = [claim.granted_at or 0 for claim in claims]  # not when they started: an engine's clock is not the rig's
@@ -140,7 +141,7 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
 
 async def test_a_reservation_keeps_the_systems_between_jobs_and_goes_with_its_lease(rig: Rig) -> None:
     spec = ClaimSpec(kind="csx", size=2, resources={"memory": 32 * GIB}, lease_s=30.0)
-    kept = (await rig.controller.create_claim(ANN, spec, name=None, owner=None, key=None, wait_s=30)).claim
+    kept = (await rig.controller.create_claim(ANN, spec, name=None, owner=None, key=None, wait_s=patient(30))).claim
     assert kept.state is ClaimState.READY
     with pytest.raises(MooringsError) as refused:
         await start(rig, EXECUTE, systems=2, within=kept.id, caller=BOB, workflow=OTHER)
@@ -176,7 +177,7 @@ async def test_a_client_that_is_gone_loses_its_job_and_one_that_is_heard_does_no
         assert one.state is RunState.CANCELLED
         assert one.detail == "nobody renewed its lease of 20 s"
     assert rig.assembly.loop.runs.by_id[alive.id].state is RunState.RUNNING
-    await rig.controller.runs.cancel(ANN, alive.id, wait_s=30)
+    await rig.controller.runs.cancel(ANN, alive.id, wait_s=patient(30))
 
 
 async def test_labels_are_changed_and_found(rig: Rig) -> None:
@@ -197,7 +198,7 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
         await rig.controller.runs.label(BOB, run.id, {"x": "y"})
     assert refused.value.code == "owner.denied"
     for one in (run, twin):
-        await rig.controller.runs.cancel(ANN, one.id, wait_s=30)
+        await rig.controller.runs.cancel(ANN, one.id, wait_s=patient(30))
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.label(ANN, run.id, {"x": "y"})
     assert refused.value.code == "run.ended"
@@ -225,7 +226,7 @@ async def test_nobody_gets_past_the_appliances_priorities_with_a_claim_or_a_plai
     assert view.position == 1
     await rig.controller.release_claim(ANN, claim.id)
     for one in (holder, first, last):
-        await rig.controller.runs.cancel(ADMIN, one.id, wait_s=30)
+        await rig.controller.runs.cancel(ADMIN, one.id, wait_s=patient(30))
 
 
 async def test_a_workflow_may_have_more_jobs_than_a_page(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

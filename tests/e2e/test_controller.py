@@ -22,6 +22,7 @@ from moorings.ports.store import Changes, Page, Seq
 from moorings.testing.records import NEW, a_claim
 from moorings.workloads.runs import RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
+from tests.waiting import patient
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ async def test_nobody_acts_on_leases_runs_or_output_of_another(rig: Rig) -> None
             await attempt()
         assert refused.value.code == "owner.denied"
     assert rig.assembly.loop.runs.by_id[waiting.id].state is RunState.WAITING
-    await rig.controller.runs.cancel(ANN, waiting.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, waiting.id, wait_s=patient(20))
 
 
 async def test_only_admins_have_to_do_with_keys(rig: Rig) -> None:
@@ -171,9 +172,9 @@ async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
     mine = await rig.controller.runs.create(ANN, job("sleep", "1000"))
     theirs = await rig.controller.runs.create(BOB, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[mine.run.id].state is RunState.RUNNING)
-    gone = await rig.controller.runs.cancel(ANN, "job", wait_s=20)
+    gone = await rig.controller.runs.cancel(ANN, "job", wait_s=patient(20))
     assert gone.run.id == mine.run.id
-    await rig.controller.runs.cancel(BOB, theirs.run.id, wait_s=20)
+    await rig.controller.runs.cancel(BOB, theirs.run.id, wait_s=patient(20))
 
 
 async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> None:
@@ -185,7 +186,7 @@ async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> No
     assert run_body(view, ADMIN).job.environment["TOKEN"] == "hunter2"
     rows = await rig.controller.list_events(Seq(0), 100)
     assert not any("hunter2" in row.event.data for row in rows)
-    await rig.controller.runs.get(view.run.id, wait_s=20)
+    await rig.controller.runs.get(view.run.id, wait_s=patient(20))
 
 
 async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
@@ -276,7 +277,7 @@ async def test_an_unknown_vendor_state_is_not_ready(rig: Rig) -> None:
     claim = await rig.claim(4, wait_s=0.5)
     assert claim.state is ClaimState.GRANTED
     rig.driver().faults.clear()
-    view = await rig.controller.get_claim(claim.id, wait_s=10)
+    view = await rig.controller.get_claim(claim.id, wait_s=patient(10))
     assert view.claim.state is ClaimState.READY
 
 
@@ -333,17 +334,17 @@ async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> Non
     wait = await rig.controller.explain_claim(claim.id)
     assert wait.reasons[0].code == "pool.unreachable"
     rig.driver().faults.clear()
-    assert (await rig.controller.get_claim(claim.id, wait_s=10)).claim.state is ClaimState.READY
+    assert (await rig.controller.get_claim(claim.id, wait_s=patient(10))).claim.state is ClaimState.READY
 
 
 async def test_a_stranger_s_partition_survives_a_claim_of_its_name(rig: Rig) -> None:
     await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
     spec = ClaimSpec(kind="ipu", size=1)
-    view = await rig.controller.create_claim(BOB, spec, name="by-hand", owner=None, key=None, wait_s=10)
+    view = await rig.controller.create_claim(BOB, spec, name="by-hand", owner=None, key=None, wait_s=patient(10))
     assert view.claim.state is ClaimState.READY
     assert view.partition is not None
     assert view.partition.name != "by-hand"
-    await rig.controller.release_claim(BOB, view.claim.id, wait_s=10)
+    await rig.controller.release_claim(BOB, view.claim.id, wait_s=patient(10))
     assert await rig.hardware() == {"by-hand"}
 
 
@@ -368,9 +369,9 @@ async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
 
 async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
     view = await rig.controller.runs.create(ANN, job("sh", "-c", "sleep 0.3"))
-    runs = [rig.controller.runs.get(view.run.id, wait_s=20) for _ in range(5)]
+    runs = [rig.controller.runs.get(view.run.id, wait_s=patient(20)) for _ in range(5)]
     assert view.run.claim is not None
-    claims = [rig.controller.get_claim(view.run.claim, wait_s=20, until="ENDED") for _ in range(5)]
+    claims = [rig.controller.get_claim(view.run.claim, wait_s=patient(20), until="ENDED") for _ in range(5)]
     ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
     assert [one.run.state for one in ended] == [RunState.SUCCEEDED] * 5
     assert [one.claim.state for one in released] == [ClaimState.RELEASED] * 5
@@ -390,9 +391,11 @@ async def test_a_controller_that_ends_anywhere_goes_on_from_what_is_there(tmp_pa
         await rig.release(leaving, wait_s=0)
     async with running(tmp_path) as rig:
         assert (await rig.controller.get_claim(kept.id)).claim.state is ClaimState.READY
-        assert (await rig.controller.get_claim(making.id, wait_s=20)).claim.state is ClaimState.READY
-        assert (await rig.controller.get_claim(leaving.id, wait_s=20, until="ENDED")).claim.state is ClaimState.RELEASED
-        assert (await rig.controller.get_claim(waiting.id, wait_s=20)).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(making.id, wait_s=patient(20))).claim.state is ClaimState.READY
+        assert (
+            await rig.controller.get_claim(leaving.id, wait_s=patient(20), until="ENDED")
+        ).claim.state is ClaimState.RELEASED
+        assert (await rig.controller.get_claim(waiting.id, wait_s=patient(20))).claim.state is ClaimState.READY
         for claim in (kept, making, waiting):
             await rig.release(claim)
         await rig.nothing_left()
@@ -424,7 +427,7 @@ async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_pat
     )
     view = await rig.controller.runs.create(ANN, job("sh", "-ec", script, size=4, tasks=2))
     assert view.run.state is RunState.WAITING
-    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
+    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code, ended.run.task_codes) == (RunState.SUCCEEDED, 0, (0, 0))
     chunks = [chunk async for chunk in await rig.controller.runs.logs(ANN, view.run.id, task=None, follow=False)]
     assert sorted(b"".join(chunks).decode().splitlines()) == [
@@ -446,13 +449,13 @@ async def test_no_process_starts_before_its_partition_is_active(rig: Rig, tmp_pa
     await rig.clock.sleep(5)
     assert not flag.exists()
     rig.driver().faults.clear()
-    await rig.controller.runs.get(view.run.id, wait_s=20)
+    await rig.controller.runs.get(view.run.id, wait_s=patient(20))
     assert flag.exists()
 
 
 async def test_a_failing_job_keeps_its_exit_code_and_leaves_nothing(rig: Rig) -> None:
     view = await rig.controller.runs.create(ANN, job("sh", "-c", "exit 7"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
+    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code) == (RunState.FAILED, 7)
     await rig.nothing_left()
 
@@ -473,7 +476,7 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.cancel(BOB, going.run.id)
     assert refused.value.code == "owner.denied"
-    ended = await rig.controller.runs.cancel(ANN, going.run.id, wait_s=20)
+    ended = await rig.controller.runs.cancel(ANN, going.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
@@ -482,7 +485,7 @@ async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
     view = await rig.controller.runs.create(ANN, job("true"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.STARTING)
-    ended = await rig.controller.runs.cancel(ANN, view.run.id, wait_s=20)
+    ended = await rig.controller.runs.cancel(ANN, view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
@@ -491,7 +494,7 @@ async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=0.5, times=1))
     view = await rig.controller.runs.create(ANN, job("true"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=20)
+    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.FAILED
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -506,7 +509,7 @@ async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> N
     await rig.clock.sleep(3)
     assert rig.fleet.claims[view.run.claim].state is ClaimState.READY
     assert len(await rig.hardware()) == 1
-    assert (await rig.controller.runs.get(view.run.id, wait_s=20)).run.ended
+    assert (await rig.controller.runs.get(view.run.id, wait_s=patient(20))).run.ended
     await rig.nothing_left()
 
 
@@ -519,7 +522,7 @@ async def test_a_claim_that_a_run_holds_is_not_released_by_hand(rig: Rig) -> Non
         with pytest.raises(MooringsError) as refused:
             await rig.controller.release_claim(caller, run.claim)
         assert refused.value.code == "claim.held_by_run"
-    await rig.controller.runs.cancel(ANN, run.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, run.id, wait_s=patient(20))
 
 
 async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
@@ -531,7 +534,7 @@ async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.logs(BOB, view.run.id, task=None, follow=False)
     assert refused.value.code == "owner.denied"
-    await rig.controller.runs.cancel(ANN, view.run.id, wait_s=20)
+    await rig.controller.runs.cancel(ANN, view.run.id, wait_s=patient(20))
 
 
 async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) -> None:
@@ -542,7 +545,7 @@ async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) 
         await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     flag.touch()
     async with running(tmp_path / "data") as rig:
-        ended = await rig.controller.runs.get(view.run.id, wait_s=20)
+        ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
         assert (ended.run.state, ended.run.exit_code) == (RunState.SUCCEEDED, 0)
         await rig.nothing_left()
 
@@ -550,7 +553,7 @@ async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) 
 async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
     view = await rig.controller.runs.create(ANN, job("sleep", "1000"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=40)
+    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(40))
     assert ended.run.state is RunState.FAILED, "nobody cancelled it"
     assert "was lost" in ended.run.detail
     await rig.nothing_left()

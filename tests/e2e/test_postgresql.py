@@ -18,6 +18,7 @@ from moorings.workloads.runs import RunState
 from tests.e2e.rig import ANN, Rig, job, running
 from tests.postgresql import ROLE
 from tests.severing import Cut, SeveredWay
+from tests.waiting import patient
 
 N_AT_ONCE = 12
 TRIES = 200
@@ -26,7 +27,9 @@ TRIES = 200
 async def ask(rig: Rig, key: str, size: int = 1) -> Claim:
     """A claim that is READY; the same one for the same key."""
     spec = ClaimSpec(kind="ipu", size=size)
-    view = await rig.controller.create_claim(ANN, spec, name=None, owner=None, key=key, wait_s=20, until="READY")
+    view = await rig.controller.create_claim(
+        ANN, spec, name=None, owner=None, key=key, wait_s=patient(20), until="READY"
+    )
     return view.claim
 
 
@@ -53,7 +56,7 @@ async def test_claims_and_runs_from_wish_to_release(tmp_path: Path, database_url
         assert claim.state is ClaimState.READY
         assert await rig.hardware() == {claim.name}
         view = await rig.controller.runs.create(ANN, job("true", size=2))
-        ended = await rig.controller.runs.get(view.run.id, wait_s=60)
+        ended = await rig.controller.runs.get(view.run.id, wait_s=patient(60))
         assert ended.run.state is RunState.SUCCEEDED
         assert (await rig.release(claim)).state is ClaimState.RELEASED
         await rig.nothing_left()

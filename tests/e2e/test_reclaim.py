@@ -23,7 +23,7 @@ from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
 from tests.e2e.processes import POOLS, ControllerProcess
 from tests.e2e.rig import ADMIN, ANN, BOB, QuickClock, Rig, job, running
-from tests.waiting import until
+from tests.waiting import patient, until
 
 YIELD_S = 2.0
 POLICY = Policy(min_run_s=0.0, yield_s=YIELD_S)
@@ -81,7 +81,7 @@ async def start(rig: Rig, wanted: JobSpec, ready: Path) -> Run:
     """The run, once its job has said that it runs."""
     run = (await rig.controller.runs.create(BOB, wanted)).run
     await rig.until(ready.exists)
-    return now_of(rig, run)
+    return await in_state(rig, run, RunState.RUNNING)
 
 
 def now_of(rig: Rig, run: Run) -> Run:
@@ -94,7 +94,7 @@ async def in_state(rig: Rig, run: Run, *states: RunState) -> Run:
 
 
 async def ended(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get(run.id, wait_s=20)).run
+    return (await rig.controller.runs.get(run.id, wait_s=patient(20))).run
 
 
 def story(rig: Rig, run: Run) -> list[str]:
@@ -117,7 +117,8 @@ async def reclaimed(rig: Rig) -> Claim:
 
 
 async def test_a_borrower_saves_makes_room_and_goes_on_to_the_right_result(rig: Rig, tmp_path: Path) -> None:
-    run = await start(rig, borrower(COUNTS, tmp_path), tmp_path / "ready-0")
+    script = COUNTS.replace("-ge 40 ]; then", "-ge 40 ]; then until test -e end; do sleep 0.02; done;")
+    run = await start(rig, borrower(script, tmp_path), tmp_path / "ready-0")
     place = rig.fleet.claims[run.claim].arrival
     for done in (20, 40):
         claim = await reclaimed(rig)
@@ -129,6 +130,8 @@ async def test_a_borrower_saves_makes_room_and_goes_on_to_the_right_result(rig: 
         await rig.release(claim)
         if done == 20:
             await rig.until((tmp_path / "ready-20").exists)
+        await in_state(rig, run, RunState.RUNNING)  # its program may be quicker than the news of it
+    (tmp_path / "end").touch()
     end = await ended(rig, run)
     assert (end.state, end.exit_code, end.attempt) == (RunState.SUCCEEDED, 0, 2)
     assert (tmp_path / "result").read_text() == "42\n"
@@ -216,7 +219,7 @@ async def test_a_cancel_while_it_yields(rig: Rig, tmp_path: Path) -> None:
     )
     asked = await rig.claim(16, project="lab", wait_s=0)
     await in_state(rig, run, RunState.YIELDING)
-    end = (await rig.controller.runs.cancel(BOB, run.id, wait_s=15)).run
+    end = (await rig.controller.runs.cancel(BOB, run.id, wait_s=patient(15))).run
     assert (end.state, end.detail) == (RunState.CANCELLED, "cancelled by bob")
     await rig.until(lambda: rig.fleet.claims[asked.id].state is ClaimState.READY)
     await rig.release(asked)
@@ -225,7 +228,7 @@ async def test_a_cancel_while_it_yields(rig: Rig, tmp_path: Path) -> None:
 async def test_a_cancel_while_it_waits_to_go_on(rig: Rig, tmp_path: Path) -> None:
     run = await start(rig, borrower(COUNTS, tmp_path), tmp_path / "ready-0")
     claim = await reclaimed(rig)
-    end = (await rig.controller.runs.cancel(BOB, run.id, wait_s=15)).run
+    end = (await rig.controller.runs.cancel(BOB, run.id, wait_s=patient(15))).run
     assert (end.state, end.attempt) == (RunState.CANCELLED, 1)
     assert await output(rig, run) == b"from 0\n"
     await rig.release(claim)
@@ -312,7 +315,7 @@ async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: Def
         moved = now_of(rig, run)
         assert moved.attempt == 1
         assert rig.fleet.partitions[rig.fleet.claims[run.claim].partition].block != before
-        await rig.controller.runs.cancel(BOB, run.id, wait_s=15)
+        await rig.controller.runs.cancel(BOB, run.id, wait_s=patient(15))
         for claim in (fillers[1], large):
             await rig.release(claim)
         await rig.nothing_left()
