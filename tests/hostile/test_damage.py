@@ -119,6 +119,12 @@ async def test_a_damaged_journal_is_read_or_refused(
         b"{}\n" * 1000,
         b"null\n",
         b'{"is":"machine","version":99}\n',
+        b'{"is":"%s"}\n' % (b"x" * 5000),
+        b'{"is":"strikes","struck":"%s"}\n' % (b"x" * 5000),
+        b'{"is":"strikes","struck":{"%s":"%s"}}\n' % (b"x" * 5000, b"x" * 5000),
+        b'{"is":"partition","serial":"%s"}\n' % (b"x" * 5000),
+        b'{"is":"partition","serial":1,"name":[%s]}\n' % (b"[]," * 2000 + b"[]"),
+        b'{"is":"partition","serial":1,"name":"a","block":"%s"}\n' % (b"0," * 2000),
     ],
 )
 async def test_a_journal_that_is_something_else_is_refused_or_empty(content: bytes, tmp_path: Path) -> None:

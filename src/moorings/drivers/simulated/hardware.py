@@ -252,11 +252,11 @@ class Machine:
                 self.down_until = Instant(parse_whole(record, "down_until"))
                 self.struck = _strikes(record)
             case other:
-                raise TypeError(f"a record of an unknown kind or version: {other!r}")
+                raise TypeError(f"a record of an unknown kind or version: {other!r:.80}")
 
 
 def _strikes(record: Mapping[str, object]) -> dict[str, int]:
     struck = record.get("struck")
     if not isinstance(struck, dict):
-        raise TypeError(f"struck is {struck!r}, not an object")
+        raise TypeError(f"struck is {struck!r:.80}, not an object")
     return {str(fault): parse_whole(struck, fault) for fault in struck}

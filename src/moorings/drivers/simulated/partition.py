@@ -107,7 +107,7 @@ def parse_text(record: Mapping[str, object], key: str) -> str:
     """The string under ``key``; TypeError if it is none."""
     value = record.get(key)
     if not isinstance(value, str):
-        raise TypeError(f"{key} is {value!r}, not a string")
+        raise TypeError(f"{key:.80} is {value!r:.80}, not a string")
     return value
 
 
@@ -115,7 +115,7 @@ def parse_whole(record: Mapping[str, object], key: str) -> int:
     """The whole number under ``key``; TypeError if it is none."""
     value = record.get(key)
     if not isinstance(value, int):
-        raise TypeError(f"{key} is {value!r}, not a whole number")
+        raise TypeError(f"{key:.80} is {value!r:.80}, not a whole number")
     return value
 
 
