@@ -5,6 +5,7 @@ the rest. The unit tests say what each refusal says; here it counts that there i
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from moorings.core.tables import TEXT_CHARS_MAX, Table
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.local.records import CancelOrder, DamagedError, End, Status, from_json
+from moorings.local.records import CancelOrder, DamagedError, End, Status, YieldOrder, from_json
 from moorings.ports.engine import StartOrder
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, parse_time
@@ -380,6 +381,7 @@ RECORDS = {
     ),
     End: b'{"attempt":1,"record":{"ending":"EXITED","exit_code":0,"task_codes":[0,null],"detail":""}}',
     CancelOrder: b'{"attempt":1,"reason":"asked"}',
+    YieldOrder: b'{"attempt":1,"reason":"asked","by_s":7}',
     StartOrder: (
         b'{"run":"r","attempt":0,"job":{"name":"n","command":["a"],"workdir":"/"},'
         b'"binding":{"partition":"p","api":{},"gcds":[]}}'
@@ -399,6 +401,17 @@ def test_a_damaged_record_is_a_record_or_damaged(kind: type, data: st.DataObject
         assert len(str(error)) < 1000
     else:
         assert isinstance(found, kind)
+
+
+@cases("value", [b'"%s"' % (b"x" * 5000), b"1" + b"0" * 400, b"[" + b"[]," * 2000 + b"[]]", b"1e999"])
+@cases("kind", RECORDS)
+def test_a_record_with_a_huge_value_is_a_record_or_damaged(kind: type, value: bytes) -> None:
+    for field in re.finditer(rb'(?<=":)("[^"]*"|[\d.]+)', RECORDS[kind]):
+        text = RECORDS[kind][: field.start()] + value + RECORDS[kind][field.end() :]
+        try:
+            assert isinstance(from_json(kind, text), kind)
+        except DamagedError as error:
+            assert len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)

@@ -109,10 +109,13 @@ def _revive_plain(hint: type, value: object) -> object:
         return _revive_block(value)
     if is_dataclass(hint) and isinstance(value, dict):
         return _revive_record(hint, value)
-    if issubclass(hint, StrEnum) and isinstance(value, str):
-        return hint(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    try:
+        if issubclass(hint, StrEnum) and isinstance(value, str):
+            return hint(value)
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{value!r:.80} is not a value of {hint.__name__}") from None
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{value!r:.80} is not {hint.__name__}")
