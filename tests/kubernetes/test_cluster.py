@@ -252,7 +252,7 @@ print(os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT
 for host in (os.environ["KUBERNETES_SERVICE_HOST"], "kubernetes.default.svc"):
     url = f"https://{host}:443/api/v1/namespaces/" + open(place + "namespace").read() + "/configmaps"
     request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(place + "token").read()})
-    with urllib.request.urlopen(request, context=context, timeout=patient(10)) as answer:
+    with urllib.request.urlopen(request, context=context, timeout=60) as answer:
         print(json.load(answer)["kind"])
 """
 
