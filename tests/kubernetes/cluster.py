@@ -7,7 +7,6 @@ cluster names. Everything is a child that dies with the process that runs the te
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import json
@@ -35,6 +34,10 @@ T = TypeVar("T")
 
 _PORT = 6443  # of the API server; the address is the cluster's own
 _SYSTEM_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+
+
+class KubectlError(AssertionError):
+    """kubectl failed, where it must not: how, and what it said."""
 
 
 class KubernetesCluster:
@@ -255,9 +258,14 @@ class KubernetesCluster:
         timeout: float = 60,
         kubeconfig: Path | None = None,
     ) -> str:
-        """What kubectl prints; it must succeed."""
+        """What kubectl prints.
+
+        Raises:
+            KubectlError: it failed.
+        """
         done = self.run_kubectl(*args, input=input, timeout=timeout, kubeconfig=kubeconfig)
-        assert done.returncode == 0, f"kubectl {' '.join(args)}: exit {done.returncode}: {done.stdout}{done.stderr}"
+        if done.returncode:
+            raise KubectlError(f"kubectl {' '.join(args)}: exit {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def apply(self, text: str, *args: str) -> str:
@@ -316,13 +324,8 @@ class KubernetesCluster:
 
     def wait(self, true: Callable[[], T | None], timeout: float = 30, what: Callable[[], str] | None = None) -> T:
         """Wait for the cluster to do something; the first true value. A refused call is another try."""
-
-        def look() -> T | None:
-            with contextlib.suppress(OSError, KubernetesError):
-                return true()
-            return None
-
-        return until(look, timeout, what=what or (lambda: self.run_kubectl("get", "events", "-A").stdout[-3000:]))
+        told = what or (lambda: self.run_kubectl("get", "events", "-A").stdout[-3000:])
+        return until(true, timeout, what=told, not_yet=(OSError, KubernetesError, KubectlError))
 
     # -- images and charts -------------------------------------------------------------------------------------------
 
