@@ -356,7 +356,7 @@ async def test_a_peer_that_falls_silent_is_noticed(cluster: KubernetesCluster, n
         begun = time.monotonic()
         await until_async(lambda: names(informer) == {"unheard"}, 10)
         assert time.monotonic() - begun > 0.5, "it was not silent"
-        assert informer.age_s < patient(2)
+        assert informer.age_s <= time.monotonic() - begun, "heard of since"
 
 
 async def test_an_idle_watch_is_no_old_news(cluster: KubernetesCluster, namespace: str):
@@ -368,10 +368,11 @@ async def test_an_idle_watch_is_no_old_news(cluster: KubernetesCluster, namespac
             lists.append("watch" not in request.url.params)
 
         kube._http.event_hooks = {"request": [count]}
+        begun = time.monotonic()
         async with informed(kube, namespace) as (informer, _):
             await until_async(lambda: len(lists) > 4, 20)
             assert sum(lists) == 1
-            assert informer.age_s < patient(5)
+            assert time.monotonic() - begun - informer.age_s > 1, "three silences are over: it was heard of after them"
 
 
 async def test_a_server_that_is_asked_too_much_gets_the_time_it_wants(
