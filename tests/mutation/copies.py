@@ -175,7 +175,7 @@ class Copy:
         }
         return subprocess.Popen(
             (sys.executable, "-m", "tests.mutation.zygote"),
-            env={**kept, **self._environment, **mine},
+            env={**kept, **mine, **self._environment},
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

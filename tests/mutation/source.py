@@ -98,8 +98,10 @@ def locate(package: Path, change: Change) -> Change:
     moved = [
         replace(change, file=str(other.relative_to(package))) for other in others if name in other.read_text("utf-8")
     ]
-    renamed = replace(change, at="")
-    for candidates in (moved, [renamed]):
+    there = package / change.file
+    gone = not there.exists() or find_scope(_parsed(there.read_text("utf-8")), change.at) is None
+    renamed = [replace(change, at="")] if gone else []  # a function that is there and has it no more lost its guard
+    for candidates in (moved, renamed):
         found = [one for one in candidates if _count_in(package, one) == 1]
         if len(found) == 1:
             return found[0]

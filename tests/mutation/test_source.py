@@ -135,8 +135,9 @@ def test_what_has_moved_is_found(package: Path, change: tuple[str, str, str], fo
         ("core/gone.py", "take", "return one"),
         ("core/queue.py", "Line.grow", "self.open"),
         ("core/queue.py", "", "shut"),
+        ("core/queue.py", "Queue.head", "self.count += 1"),
     ],
-    ids=["in two other files", "twice under other names", "nowhere"],
+    ids=["in two other files", "twice under other names", "nowhere", "lost, and there elsewhere"],
 )
 def test_what_may_be_in_several_places_is_refused(package: Path, file: str, at: str, cut: str) -> None:
     with pytest.raises(ChangeMovedError, match="Correct the entry"):
