@@ -24,16 +24,17 @@ from tests.sampling import Row
 GOOD_MS = 9.0  # of CPU for `python -c pass`, on a good hour
 DEAREST = 20
 
-_CPU = "cpu_s"
+_CPU, _SMOKE = "cpu_s", "smoke"
 
 
 @dataclass(slots=True)
 class Cost:
-    """What one test cost, with what it set up and took down."""
+    """What one test cost, with what it set up and took down; ``smoke``: whether it must always run."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
     outcome: str = "passed"
+    smoke: bool = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,10 +68,11 @@ class _Measuring:
         self._since = _cpu_s()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now = _cpu_s()
-        report.user_properties = [*report.user_properties, (_CPU, max(0.0, now - self._since))]
+        smoke = item.get_closest_marker("smoke") is not None
+        report.user_properties = [*report.user_properties, (_CPU, max(0.0, now - self._since)), (_SMOKE, smoke)]
         self._since = now
         return report
 
@@ -78,6 +80,7 @@ class _Measuring:
         one = self._tests.setdefault(report.nodeid, Cost())
         one.cpu_s += float(str(dict(report.user_properties).get(_CPU, 0)))
         one.wall_s += report.duration
+        one.smoke = bool(dict(report.user_properties).get(_SMOKE))
         if report.outcome != "passed" and one.outcome != "failed":
             one.outcome = report.outcome
 

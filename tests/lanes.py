@@ -24,19 +24,21 @@ from pathlib import Path
 from tests import sampling
 from tests.costs import GOOD_MS, Cost, dearest, folders, idle, over_budget, python_ms
 from tests.mutation import keeper
+from tests.waiting import patient
 
 ROOT = sampling.ROOT
 FOLDER = ROOT / ".tools" / "test"
 LOOK_S = 60.0
 FAILED_CHARS_MAX = 60_000
 LIMIT_S = {True: 75 * 60.0, False: 4 * 3600.0}  # for a lane, by whether it is a sample: before CI ends it
-GRACE_S = 10.0  # for what ends by itself, once its lane has ended
+GRACE_S = patient(10)  # for what ends by itself, once its lane has ended
 SLOW_MAX = 3.0  # a budget grows with the machine's slowness, but not for ever
 
 NAMES = ("kubernetes", "slurm", "rest", "check")
 
 _PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "tests.costs", "-p", "no:cacheprovider", "--hypothesis-profile=gate"),
+    *("-o", "faulthandler_timeout=1800"),  # says where a fixture hangs, before its lane is ended
 )
 
 
@@ -264,6 +266,8 @@ def report(
     print(f"{'left a lane':12} {orphans_s:6.0f}")
     bad = [*(f"lane {lane.name}" for lane in ran if lane.status != 0), *bad]
     bad += [line for lane in ran for line in lane.unproved()]
+    skipped = [name for name, one in tests.items() if one.smoke and one.outcome == "skipped"]
+    bad += [f"{name} is smoke, and was skipped" for name in skipped]
     bad += over_budget(tests, rows, min(SLOW_MAX, max(1.0, speed_ms / GOOD_MS))) if sampled else []
     print(f"\n{int(wall_s) // 60} min {int(wall_s) % 60} s; python -c pass took {speed_ms:.0f} ms of CPU", end=" ")
     print(f"({GOOD_MS:.0f} on a good hour)")

@@ -92,6 +92,16 @@ def test_a_lane_that_ends_well_has_to_prove_that_it_ran_its_tests(capsys, tmp_pa
     ]
 
 
+def test_a_smoke_test_that_is_skipped_is_red(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lanes, "FOLDER", tmp_path)
+    (tmp_path / "rest.log").write_text("s\n1 skipped\n")
+    for smoke, red in ((False, 0), (True, 1)):
+        ran = {"tests/slurm/test_a.py::test_a": Cost(outcome="skipped", smoke=smoke)}
+        lane = Lane("rest", [["python", "-m", "pytest"]], status=0, collected=1, tests=ran)
+        assert lanes.report([lane], 1.0, 9.0, [], sampled=False) == red
+    assert "tests/slurm/test_a.py::test_a is smoke, and was skipped" in capsys.readouterr().out
+
+
 def test_a_lane_that_is_not_known_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         lanes.main(["slrum"])
