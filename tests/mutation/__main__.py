@@ -125,6 +125,12 @@ def _judge(copy: Copy, mutant: Mutant) -> Mutant:
                 killer = outcome.failures[0].test
             elif outcome.status not in (0, 5, keeper.TOO_LONG) and some != before:  # the test may have another name now
                 killer = f"pytest ends with {outcome.status}"
+    if killer:  # a test that fails over the package as it is, too, notices nothing
+        some = [killer] if "::" in killer else [*some, "--collect-only"]
+        outcome = copy.test(*some, limit_s=WALL_S, options=("--timeout=60",))
+        if outcome.status:
+            print(f"{killer} fails over the package as it is, too ({outcome.status}):\n{outcome.output}", flush=True)
+            killer = ""
     return mutants.with_verdict(mutant, killer, len(files))
 
 

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.cases import CasesFailedError
+from tests.sampling import examples
 
 # The first example that fails is enough, and it is to be the same every time.
-settings.register_profile("mutation", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "mutation",
+    deadline=None,
+    derandomize=True,
+    max_examples=examples(100),  # of `make test`, where a sample is asked for
+    phases=[Phase.explicit, Phase.generate],
+)
 
 _failures: list[dict[str, object]] = []
 

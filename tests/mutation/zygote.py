@@ -36,6 +36,7 @@ _THIRD_PARTIES = (
     *("pytest", "_pytest.assertion.rewrite", "pytest_timeout", "anyio.pytest_plugin", "anyio._backends._asyncio"),
     *("hypothesis", "_hypothesis_pytestplugin", "hypothesis.strategies", "hypothesis.stateful"),
     *("hypothesis.internal.conjecture.engine", "hypothesis.internal.conjecture.shrinker"),
+    *("schemathesis.pytest.plugin", "schemathesis.openapi"),
     *("click", "click.testing", "structlog", "yaml", "prometheus_client", "uvloop", "httptools", "asyncio"),
     *("fastapi", "fastapi.testclient", "pydantic", "starlette.responses"),
     *("uvicorn", "uvicorn.protocols.http.httptools_impl"),
@@ -56,6 +57,7 @@ _OPTIONS = (
     *("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "anyio", "-p", "pytest_timeout"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # a fork has them imported
     *("-p", "_hypothesis_pytestplugin", "-p", "tests.mutation.telling", "--hypothesis-profile=mutation"),
+    *("--hypothesis-seed=0", "-p", "schemathesis.pytest.plugin"),
 )
 
 
