@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +26,7 @@ from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
 from tests.severing import Cut, SeveredWay
-from tests.waiting import patient
+from tests.waiting import patient, until
 
 HASTY = Patience(lock_s=0.3, statement_s=0.5, answer_s=5.0, idle_in_transaction_s=0.5)
 
@@ -398,8 +397,7 @@ def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql
         with ThreadPoolExecutor(1) as threads:
             pinging = threads.submit(store.ping)
             waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'moorings' AND wait_event_type = 'Lock'"
-            while not postgresql.execute(waits):
-                time.sleep(0.01)  # a server tells nobody that somebody waits
+            until(lambda: postgresql.execute(waits))  # a server tells nobody that somebody waits
             way.late.set()
             pinging.result(patient(60))
         assert len(store.load().claims) == 1
@@ -482,8 +480,7 @@ def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, 
         saving = threads.submit(store.commit, epoch, change)
         shell.execute("SET LOCAL lock_timeout = '50s'")
         waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'moorings' AND wait_event_type = 'Lock'"
-        while not postgresql.execute(waits):
-            time.sleep(0.01)  # a server tells nobody that somebody waits
+        until(lambda: postgresql.execute(waits))  # a server tells nobody that somebody waits
         shell.execute("UPDATE installation SET holder = 'the shell'")
         error = refused(lambda: saving.result(patient(60)))
         assert "deadlock" in error.detail

@@ -123,7 +123,7 @@ def test_a_salloc_has_its_partition_before_any_step(site: IpuSite) -> None:
 
 
 def test_who_waits_for_ipus_is_in_nobodys_way(site: IpuSite) -> None:
-    holder = site.cluster.sbatch("sleep 100", f"--ipus={N_IPUS}")
+    holder = site.cluster.sbatch("sleep 3600", f"--ipus={N_IPUS}")
     until(lambda: [claim["state"] for claim in site.claims()] == ["READY"])
     script = "#!/bin/sh\ntrue\n"
     waiting = [

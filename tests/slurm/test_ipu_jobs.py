@@ -70,7 +70,7 @@ def test_the_manuals_job_scripts_run_unchanged(site: IpuSite, script: str, tasks
 
 @pytest.mark.smoke
 def test_a_job_waits_for_room_and_starts_when_there_is_some(site: IpuSite) -> None:
-    first = site.cluster.sbatch("sleep 60", "--ipus=16")
+    first = site.cluster.sbatch("sleep 3600", "--ipus=16")
     site.cluster.wait_job(first, "RUNNING")
     second = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID", "--ipus=8")
     until(lambda: site.cluster.job(second)["Reason"] == "Licenses")

@@ -62,7 +62,7 @@ def test_a_site_that_is_well(site):
     found = findings(site, code=0)
     assert list(found) == list(CHECKS)
     assert {check for check, (verdict, _) in found.items() if verdict != "PASS"} == {"slurm.accounting"}
-    job = site.cluster.sbatch("srun sleep 60", "--ipus=4", user="games")
+    job = site.cluster.sbatch("srun sleep 3600", "--ipus=4", user="games")
     site.cluster.wait_job(job, "RUNNING")
     until(lambda: [claim for claim in site.claims() if claim["state"] == "READY"])
     found = findings(site, code=0)
@@ -157,7 +157,7 @@ def test_a_claim_without_a_job_and_a_job_without_a_claim(site):
     claim = {"accelerator": "ipu", "size": 1, "name": "left-over", "owner": owner}
     status, made = site.controller.ask("POST", "/v1/claims", claim)
     assert status in (200, 201), made
-    job = site.cluster.sbatch("srun sleep 60", "--ipus=1", user="games")
+    job = site.cluster.sbatch("srun sleep 3600", "--ipus=1", user="games")
     site.cluster.wait_job(job, "RUNNING")
     found = findings(site)
     assert {"slurm.orphans", "slurm.unclaimed"} <= failed(found)
