@@ -87,7 +87,7 @@ async def test_a_listing_that_is_not_understood_is_no_listing(rig, kind, monkeyp
         assert rig.there() == {order.name: [0, 1, 2, 3]}, "nothing was ordered without knowing what is there"
         rig.trouble()
         assert await names(driver) == [order.name]
-    assert processes_of(rig) == []
+    await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "fail_before"])
@@ -121,7 +121,7 @@ async def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path):
         rig.trouble({"kind": "hang", "on": ORDERS})
         answer = await driver.remove(order.name, MARK)
         assert answer.verdict is Verdict.UNAVAILABLE, answer
-    assert processes_of(rig) == []
+    await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
     assert rig.there() == {order.name: [0, 1, 2, 3]}
 
 
@@ -168,7 +168,7 @@ async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(
         answer = await driver.remove(order.name, MARK)
         assert answer.verdict is Verdict.OK
         await goes(rig, driver, order.name)
-    assert processes_of(rig) == []
+    await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
 
 
 async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_still_says_so(rig, hasty):
