@@ -16,7 +16,7 @@ from moorings.drivers.vipu import tool as tool_module
 from moorings.drivers.vipu.misses import REJECTED_FROM
 from moorings.drivers.vipu.sight import MISPLACED
 from moorings.testing.driver_suite import MARK, becomes, goes, names, opened, order_for, refused
-from moorings.testing.vipu_stand_in import calls_of, vanish
+from moorings.testing.vipu_stand_in import calls_of, let_go, vanish
 from tests.procfs import every_process
 from tests.unit.drivers.vipu_rig import AS_ORDERED, ORDERS, VipuRig
 from tests.waiting import until_async as until
@@ -173,12 +173,13 @@ async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(
 
 async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_still_says_so(rig, hasty):
     async with made(rig) as (driver, order):
-        rig.trouble({"kind": "slow", "seconds": 1.5, "on": ["reset"], "times": 1})
+        rig.trouble({"kind": "held", "on": ["reset"], "times": 1})
         assert (await driver.reset(order.name, MARK)).seen is Seen.RESETTING
         (sighting,) = await driver.list_partitions()
         assert (sighting.seen, sighting.raw) == (Seen.RESETTING, "ACTIVE")
         assert (await refused(driver.binding(order))).code == "partition.not_active"
         assert (await driver.reset(order.name, MARK)).seen is Seen.RESETTING, "one reset is enough"
+        let_go(rig.machine)
         await becomes(rig, driver, order.name, Seen.ACTIVE)
         resets = [call for call in calls_of(rig.machine) if "reset" in call["argv"]]
         assert len(resets) == 1
@@ -188,11 +189,12 @@ async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_s
 async def test_what_is_done_late_is_known_as_ours_and_can_be_removed(rig):
     async with opened(rig) as driver:
         order = order_for(rig, "0-3")
-        rig.trouble({"kind": "late", "seconds": 1.0, "on": ["create"], "times": 1})
+        rig.trouble({"kind": "late", "seconds": 3600, "on": ["create"], "times": 1})
         assert (await driver.create(order)).verdict is Verdict.UNAVAILABLE
         answer = await driver.remove(order.name, MARK)
         assert (answer.verdict, answer.seen) == (Verdict.OK, Seen.ABSENT)
         assert list(rig.there()) == [order.name], "it is on its way all the same"
+        let_go(rig.machine)
         sighting = await becomes(rig, driver, order.name, Seen.ACTIVE)
         assert sighting.mark == MARK
         await driver.remove(order.name, MARK)
@@ -236,10 +238,11 @@ async def test_a_removal_that_fails_breaks_only_what_is_in_error(rig):
 
 async def test_what_goes_by_itself_while_it_is_being_removed_is_gone(rig):
     async with made(rig) as (driver, order):
-        rig.trouble({"kind": "slow", "seconds": 0.5, "on": ["delete"], "times": 1})
+        rig.trouble({"kind": "held", "on": ["delete"], "times": 1})
         removing = asyncio.create_task(driver.remove(order.name, MARK))
         await until(lambda: any("delete" in call["argv"] for call in calls_of(rig.machine)))
         vanish(rig.machine, order.name)
+        let_go(rig.machine)
         answer = await removing
         assert (answer.verdict, answer.seen) == (Verdict.OK, Seen.ABSENT), answer
 
@@ -346,11 +349,13 @@ async def test_what_is_made_larger_than_ordered_is_ours_all_the_same(rig, again)
 async def test_another_size_is_no_proof_when_the_vendor_said_no(rig):
     """A stranger's partition of that name, made between our look and our order."""
     order = order_for(rig, "0-1")
-    rig.trouble({"kind": "slow", "seconds": 0.7, "on": ["create"], "times": 1})
+    rig.trouble({"kind": "held", "on": ["create"], "times": 1})
     async with opened(rig) as driver:
         creating = asyncio.create_task(driver.create(order))
         await until(lambda: any("create" in call["argv"] for call in calls_of(rig.machine)))
+        rig.trouble()
         by_hand(rig, "create", "partition", order.name, "--size", "4", "--index", "0")
+        let_go(rig.machine)
         assert (await creating).verdict is Verdict.UNAVAILABLE
         (sighting,) = await driver.list_partitions()
         assert sighting.mark == ""
@@ -445,12 +450,13 @@ async def test_ipus_of_another_cluster_are_not_the_pool_s(tmp_path):
 async def test_an_order_is_known_as_ours_however_early_we_died(rig, hasty):
     """Killed while the command runs: the order is on the disk before the vendor hears of it."""
     order = order_for(rig, "0-3")
-    rig.trouble({"kind": "slow", "seconds": 0.5, "on": ["create"], "times": 1})
+    rig.trouble({"kind": "held", "on": ["create"], "times": 1})
     first = await rig.open()
     asking = asyncio.create_task(first.create(order))
     await until(lambda: any("create" in call["argv"] for call in calls_of(rig.machine)))
     assert rig.there() == {}
     second = await rig.open()  # the first is as good as dead: nobody hears its answer, and it closes nothing
+    let_go(rig.machine)
     sighting = await becomes(rig, second, order.name, Seen.ACTIVE)
     assert sighting.mark == MARK
     assert (await second.create(order)).verdict is Verdict.OK

@@ -68,15 +68,27 @@ def write_command(folder: Path, **machine: object) -> Path:
 def set_faults(folder: Path, *faults: Mapping[str, object]) -> None:
     """From now on these go wrong, and nothing else.
 
-    A fault is ``{"kind": ..., "on": [verbs], "times": n}`` and what its kind needs: ``slow`` (``seconds``), ``hang``,
-    ``fail_before`` and ``fail_after`` doing it (``says``), ``hang_after``, ``late`` (fails, and is done after
-    ``seconds`` all the same), ``nothing`` (says success), ``garbage``, ``binary``, ``half``, ``empty``, ``flood``,
-    ``elsewhere`` (a new partition is made on the last IPUs), ``avoids`` (no new partition gets ``ipu``; one that should
-    is made on the first others), ``larger`` (a new partition has twice its size), ``breaks`` (a new partition is in
-    ERROR), ``state`` (``name`` is shown in ``state``), ``hidden`` (``name`` is not shown).
+    A fault is ``{"kind": ..., "on": [verbs], "times": n}`` and what its kind needs: ``slow`` (``seconds``), ``held``
+    (until ``let_go``), ``hang``, ``fail_before`` and ``fail_after`` doing it (``says``), ``hang_after``, ``late``
+    (fails, and is done after ``seconds`` all the same), ``nothing`` (says success), ``garbage``, ``binary``, ``half``,
+    ``empty``, ``flood``, ``elsewhere`` (a new partition is made on the last IPUs), ``avoids`` (no new partition gets
+    ``ipu``; one that should is made on the first others), ``larger`` (a new partition has twice its size), ``breaks``
+    (a new partition is in ERROR), ``state`` (``name`` is shown in ``state``), ``hidden`` (``name`` is not shown).
     """
     with _locked(folder):
         _replace(folder / "faults.json", [dict(fault) for fault in faults])
+
+
+def let_go(folder: Path) -> None:
+    """What is ``held`` goes on, and what is ``late`` is done."""
+    with _locked(folder):
+        partitions = _load(folder / "state.json", {})
+        for partition in partitions.values():
+            early_s = max(0.0, partition["appears_at"] - time.time())
+            partition["appears_at"] -= early_s
+            partition["ready_at"] -= early_s
+        _replace(folder / "state.json", partitions)
+    (folder / "go").touch()
 
 
 def vanish(folder: Path, name: str) -> None:
@@ -388,6 +400,8 @@ def _call(folder: Path, argv: list[str]) -> int:
     kinds = {fault["kind"]: fault for fault in faults}
     if "slow" in kinds:
         time.sleep(kinds["slow"]["seconds"])
+    while "held" in kinds and not (folder / "go").exists():
+        time.sleep(0.01)
     if "hang" in kinds:
         _hang()
     if "fail_before" in kinds:
