@@ -28,13 +28,15 @@ from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, Postgresql
 from tests.severing import Cut, SeveredWay
 from tests.waiting import patient, until
 
-HASTY = Patience(lock_s=0.3, statement_s=0.5, answer_s=5.0, idle_in_transaction_s=0.5)
+# Of a busy machine: a process may stand still for seconds in the middle of a transaction.
+CALM = Patience(idle_in_transaction_s=patient(5))
+HASTY = replace(CALM, lock_s=0.5, statement_s=2.0)
 
 
 class TestPostgresqlStore(StoreSuite):
     @pytest.fixture
     def open_store(self, database_url):
-        return functools.partial(open_postgresql, database_url)
+        return functools.partial(open_postgresql, database_url, patience=CALM)
 
 
 @pytest.fixture
@@ -413,7 +415,7 @@ def test_a_lost_answer_to_lead_fences_nobody_wrongly(postgresql, database_name):
 
 
 def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opened):
-    store = opened(patience=Patience(answer_s=0.5))
+    store = opened(patience=replace(CALM, answer_s=2.0))
     epoch = store.lead("first", NOW)
     (pid,) = pids(postgresql, database_name)
     os.kill(pid, signal.SIGSTOP)
@@ -450,7 +452,7 @@ def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, ope
 
 
 def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opened):
-    stopped, other = opened(patience=Patience(idle_in_transaction_s=0.5)), opened(patience=Patience())
+    stopped, other = opened(patience=Patience(idle_in_transaction_s=2.0)), opened(patience=CALM)
     epoch = stopped.lead("first", NOW)
 
     def stop_in_a_commit():
