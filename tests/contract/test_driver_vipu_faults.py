@@ -154,11 +154,11 @@ async def test_a_success_that_no_listing_shows_is_none(rig):
         rig.trouble({"kind": "nothing", "on": ["create"], "times": 1})
         answer = await driver.create(order_for(rig, "0-3"))
         assert answer.verdict is Verdict.UNAVAILABLE
-        assert "not listed" in answer.detail
+        assert "said that it was done, and pod8-0-3 is not listed" in answer.detail
         assert (await driver.create(order_for(rig, "0-3"))).verdict is Verdict.OK
 
 
-async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(rig, hasty):
+async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(rig, hasty, caplog):
     rig.trouble({"kind": "hang_after", "on": ["create"], "times": 1})
     async with opened(rig) as driver:
         order = order_for(rig, "0-3")
@@ -169,6 +169,7 @@ async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(
         assert answer.verdict is Verdict.OK
         await goes(rig, driver, order.name)
     await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
+    assert [each for each in caplog.records if each.name == "asyncio"] == [], "it was stopped, which is no failure"
 
 
 async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_still_says_so(rig, hasty):
