@@ -52,7 +52,7 @@ test: setup postgresql ## what CI runs: check, and a sample of the tests drawn b
 	@$(RUN) python -m tests.lanes --sample
 
 .PHONY: test-all
-test-all: setup postgresql ## check and every test, whole, in about an hour; before a release; needs root
+test-all: setup postgresql ## check and every test, whole, in about 45 minutes; before a release; needs root
 	@$(RUN) python -m tests.lanes
 
 # A server for the tests of the second database: this machine's, or Debian's packages unpacked in .tools.
