@@ -331,21 +331,22 @@ class _Judge:
             return _Ending(True, partition.message or "its partition cannot be made", exit_code=1)
         if not fresh:
             return None
-        if (lost := self._lost(fresh)) is not None:
-            return lost
         launchers = [pod for pod in fresh if pod.is_launcher]
         workers = [pod for pod in fresh if not pod.is_launcher]
         deciding = launchers if job.has_launcher else workers
-        # Some were told to make room: that the others fail without them is no failure of the job.
-        asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
-        failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
-        if failed:
-            return _ended(failed[0])
         wanted = 1 if job.has_launcher else job.workers
         # Who is told to make room and leaves well has saved, and is not done.
         done = [pod for pod in deciding if pod.phase == SUCCEEDED and not (pod.deleting and job.preemptible)]
         if len(done) == wanted:
             return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
+        # One that has ended and goes is what is left of an instance that was given up, and is wanted again.
+        if (lost := self._lost([pod for pod in fresh if not (pod.ended and pod.deleting)])) is not None:
+            return lost
+        # Some were told to make room: that the others fail without them is no failure of the job.
+        asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
+        failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
+        if failed:
+            return _ended(failed[0])
         if job.has_launcher:
             # They idle until they are deleted.
             idle = [pod for pod in workers if pod.ended and not pod.deleting and not asked]
@@ -353,10 +354,10 @@ class _Judge:
                 return _ended(idle[0])
         return None
 
-    def _lost(self, fresh: Sequence[Pod]) -> _Ending | None:
-        """Whether the Pods' partition is gone from under them."""
+    def _lost(self, pods: Sequence[Pod]) -> _Ending | None:
+        """Whether the partition of these Pods is gone from under them."""
         partition = self._partition
-        made_for = {pod.partition for pod in fresh} - {""}
+        made_for = {pod.partition for pod in pods} - {""}
         if partition is None:
             if not self._current or not made_for:
                 return None

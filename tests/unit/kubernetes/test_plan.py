@@ -379,6 +379,22 @@ def test_a_partition_that_vanishes_ends_the_attempt(bodies: list[dict[str, Any]]
     assert decide(job, [pod(job, 0)], partitions)[1].state == "Restarting"
 
 
+@pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
+def test_what_is_left_of_an_instance_that_was_given_up_is_no_failure_when_it_is_wanted_again(phase: str) -> None:
+    """It was scaled to nothing, its partition is given back, and its Pod ends while it is scaled up again."""
+    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, preemptible=True)
+    left = replace(pod(job, 0, phase=phase), deleting=True)
+    found, status = decide(job, [left], held())
+    assert found.acts == (Claim(0),)
+    assert (status.state, status.instances.get(0, InstanceRecord()).failures) == ("Pending", 0)
+
+
+def test_a_program_that_has_done_its_work_is_done_though_its_partition_vanished() -> None:
+    job = build_job(JobKind.TRAINING)
+    pods = [pod(job, 0), pod(job, -1, phase=SUCCEEDED)]
+    assert decide(job, pods, held(build_partition(job, state=shapes.LOST)))[1].state == "Completed"
+
+
 def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
     job = build_job(INFERENCE)
     found, status = decide(job, [pod(job, 0)], Partitions({}, current=False))
