@@ -238,6 +238,8 @@ class Call:
         Raises:
             MooringsError: it is refused.
         """
+        for parameter in self.operation.query:
+            self.query(parameter)  # one that is not allowed is refused, also where the route would not ask for it
         key, desks = self.caller.key_id, self.service.desks
         try:
             if self.operation.body is not None:

@@ -159,6 +159,7 @@ async def test_a_length_that_is_none(api: httpx2.AsyncClient) -> None:
         ("ownerPrefix=%00", "page.invalid"),
         ("pool=" + "p" * 501, "page.invalid"),
         ("all=yes", "page.invalid"),
+        ("state=PENDING&all=yes", "page.invalid"),  # nobody has to know it, and is told all the same
         ("colour=red", "page.invalid"),
         ("limit", "page.invalid"),
         ("&".join(["state=READY"] * 51), "page.invalid"),
