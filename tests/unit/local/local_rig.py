@@ -75,19 +75,20 @@ class LocalRig:
 
     def left(self) -> dict[int, str]:
         """Processes that have anything to do with this place, and their command lines."""
-        return {
-            pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            for pid in everyone()
-            if pid != os.getpid() and self._is_ours(pid)
-        }
+        found = {pid: self._command(pid) for pid in everyone() if pid != os.getpid()}
+        return {pid: command for pid, command in found.items() if command is not None}
 
-    def _is_ours(self, pid: int) -> bool:
+    def _command(self, pid: int) -> str | None:
+        """The command line of a process of this place; None: it is none, or has just gone."""
         place = str(self.folder)
         try:
-            told = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
-            return place.encode() in told or Path(f"/proc/{pid}/cwd").readlink().is_relative_to(place)
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            told = command + Path(f"/proc/{pid}/environ").read_bytes()
+            if place.encode() not in told and not Path(f"/proc/{pid}/cwd").readlink().is_relative_to(place):
+                return None
         except OSError:
-            return False
+            return None
+        return command.replace(b"\0", b" ").decode(errors="replace")
 
     def end(self) -> None:
         """Fails if anything was left; nothing is, afterwards."""
