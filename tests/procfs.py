@@ -22,6 +22,14 @@ def every_process(name: str) -> Iterator[tuple[int, bytes]]:
                 continue
 
 
+def lives(pid: int | str) -> bool:
+    """Whether a process has not ended; what is left of one that nobody has reaped yet has."""
+    try:  # ESRCH, and no missing file, if it goes between opening and reading
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
+    except OSError:
+        return False
+
+
 def cpu_s(pid: int) -> float:
     """The CPU seconds that a process, and the children it has waited for, have used; 0 if it has ended."""
     with contextlib.suppress(OSError):

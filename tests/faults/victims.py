@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.e2e.processes import ControllerProcess
 from tests.faults.forge import INSIDE
-from tests.procfs import every_process
+from tests.procfs import every_process, lives
 from tests.waiting import patient, until
 
 POOLS = """
@@ -164,11 +164,7 @@ class Victim(ControllerProcess):
 
     def gone(self) -> bool:
         """Whether it has ended."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        return state == "Z"
+        return not lives(self.pid)
 
     def buried(self) -> int:
         """Wait until it has ended; its exit code."""

@@ -15,6 +15,7 @@ import pytest
 from tests.guards.guards import GUARDS
 from tests.mutation import keeper
 from tests.mutation.copies import ROOT, Copy
+from tests.procfs import lives
 from tests.waiting import patient, until
 
 DEADLINE_S = patient(60)
@@ -85,20 +86,11 @@ def pid_in(file: Path) -> int:
     return int(file.read_text())
 
 
-def is_over(pid: int) -> bool:
-    """Whether a process has ended (what is left of one that nobody has reaped yet counts as ended)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(") ")[2][0] in "ZX"
-
-
 @pytest.mark.parametrize("status", [0, 1])
 def test_what_outlives_a_test_is_ended(runner: subprocess.Popen[str], tmp_path: Path, status: int) -> None:
     assert run(runner, ask(tmp_path, LEAVES_ONE + f"    assert not {status}\n")) == status
     pid = pid_in(tmp_path / "pid")
-    assert is_over(pid)
+    assert not lives(pid)
     assert [line.removeprefix(keeper.ENDED).split()[0] for line in ended(tmp_path)] == [str(pid)]
 
 
@@ -111,7 +103,7 @@ def test_a_test_that_takes_too_long_is_ended_with_all_it_started(
         assert run(runner, ask(tmp_path, LEAVES_ONE + more, **limited)) == keeper.TOO_LONG
         if (tmp_path / "pid").exists():
             break
-    assert is_over(pid_in(tmp_path / "pid"))
+    assert not lives(pid_in(tmp_path / "pid"))
     assert run(runner, ask(tmp_path, "def test_it(): pass\n")) == 0, "the next test is not concerned"
 
 
@@ -124,7 +116,7 @@ def test_nothing_is_left_when_it_is_told_to_stop(tmp_path: Path, number: signal.
         pid = pid_in(tmp_path / "pid")
         runner.send_signal(number)
         runner.wait(DEADLINE_S)
-    assert is_over(pid)
+    assert not lives(pid)
 
 
 def test_nothing_is_left_when_whoever_waits_is_killed(tmp_path: Path) -> None:
@@ -134,7 +126,7 @@ def test_nothing_is_left_when_whoever_waits_is_killed(tmp_path: Path) -> None:
     pid = pid_in(tmp_path / "pid")
     waiting.send_signal(signal.SIGKILL)
     waiting.wait(DEADLINE_S)
-    until(lambda: is_over(pid))
+    until(lambda: not lives(pid))
 
 
 def test_a_supervisor_that_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
@@ -150,7 +142,7 @@ def test_a_supervisor_that_a_failed_test_leaves_is_ended(tmp_path: Path) -> None
                 break
     assert left, "it leaves none any more: name another guard here, or take this test away"
     for line in left:
-        assert is_over(int(line.removeprefix(keeper.ENDED).split()[0]))
+        assert not lives(int(line.removeprefix(keeper.ENDED).split()[0]))
 
 
 def test_strangers_are_left_alone(runner: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.procfs import lives
 from tests.unit.appliance.tiny import compiled, execute, order_in, start_tasks
 from tests.waiting import patient, until
 
@@ -39,13 +40,6 @@ def servers_of(text: str) -> list[int]:
 
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.slow
@@ -78,7 +72,7 @@ def test_term_ends_with_a_checkpoint_and_143_and_no_process_is_left(tmp_path: Pa
         os.kill(pid, signal.SIGTERM)
     texts = ends(processes)
     assert [process.returncode for process in processes] == [143, 143], texts
-    assert not any(map(alive, servers))
+    assert not any(map(lives, servers))
     answer = json.loads((Path(order.folder) / "trained.json").read_text())
     assert answer["checkpoint"] == str(model / f"checkpoint_{answer['step']}.npz")
     whole = compiled(order_in(tmp_path / "whole", compile_dir=order.compile_dir, systems=2, last_step=answer["step"]))
@@ -100,7 +94,7 @@ def test_a_kill_ends_all_soon_and_the_last_checkpoint_stays(tmp_path: Path, vict
     os.kill(pids[victim], signal.SIGKILL)
     texts = ends(processes, 15)
     codes = [process.returncode for process in processes]
-    until(lambda: not any(map(alive, servers)), 10)
+    until(lambda: not any(map(lives, servers)), 10)
     match victim:
         case "system 0":
             assert codes == [-9, 1], texts

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import CONCURRENT_MAX, OUTPUT_BYTES_MAX, Answer, Commands, build_environment, classify
 from tests.cases import cases
+from tests.procfs import lives
 from tests.waiting import until_async
 
 
@@ -54,14 +54,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
     assert told.value.code == "slurm.unavailable"
     assert told.value.retryable
     left = pids.read_text().split()
-    await until_async(lambda: not any(map(_lives, left)), 10)
-
-
-def _lives(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    await until_async(lambda: not any(map(lives, left)), 10)
 
 
 async def test_one_that_is_given_up_is_ended(commands, tmp_path):
@@ -71,7 +64,7 @@ async def test_one_that_is_given_up_is_ended(commands, tmp_path):
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not _lives(pids.read_text().strip())
+    assert not lives(pids.read_text().strip())
 
 
 async def test_a_flood_is_cut_off(commands):
