@@ -21,7 +21,8 @@ from tests.faults.story import job, until_said
 from tests.faults.victims import Forge, Victim, victim
 
 AT_ONCE = 4
-SCRIPT = "echo up >> started; sleep 0.1; exit 7"
+# The first to end takes the other with it, which shall have said by then that it was started.
+SCRIPT = "echo up >> started; until [ $(wc -l < started) -ge 2 ]; do sleep 0.02; done; sleep 0.1; exit 7"
 
 
 def order(victim: Victim, name: str, faults: dict[str, Any], script: str = SCRIPT) -> dict[str, Any]:
