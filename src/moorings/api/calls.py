@@ -185,6 +185,7 @@ class Call:
         "_content",
         "_kept",
         "_receive",
+        "_texts",
         "_values",
         "headers",
         "operation",
@@ -209,7 +210,8 @@ class Call:
         self._kept: Kept | None = None
         self._receive: Receive = request.receive
         query = scope["query_string"]
-        self._values = read_query(query, operation.query) if query else {}
+        self._texts = read_query(query, operation.query) if query else {}
+        self._values: dict[str, Any] = {}  # what they mean; ``serve`` reads them
 
     @property
     def controller(self) -> Controller:
@@ -238,8 +240,8 @@ class Call:
         Raises:
             MooringsError: it is refused.
         """
-        for parameter in self.operation.query:
-            self.query(parameter)  # one that is not allowed is refused, also where the route would not ask for it
+        # All of them: one that is not allowed is refused, also where the route would not ask for it.
+        self._values = {parameter.name: self._read(parameter) for parameter in self.operation.query}
         key, desks = self.caller.key_id, self.service.desks
         try:
             if self.operation.body is not None:
@@ -276,15 +278,20 @@ class Call:
         return value
 
     def query(self, parameter: Parameter[T]) -> T:
-        """A value of the query, or its default.
+        """A value of the query, or its default."""
+        value: T = self._values[parameter.name]
+        return value
+
+    def _read(self, parameter: Parameter[T]) -> T:
+        """What was sent as a value of the query means.
 
         Raises:
             MooringsError: ``page.invalid``, ``duration.invalid``.
         """
-        values = self._values.get(parameter.name, ())
-        if parameter.required and not values:
+        texts = self._texts.get(parameter.name, ())
+        if parameter.required and not texts:
             raise MooringsError("page.invalid", f"{parameter.name} is missing", hint=parameter.description)
-        return parameter.take(values)
+        return parameter.take(texts)
 
     def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> Wanted:
         """The piece of a list of ``kind`` that is asked for, of ``most`` items whatever the request says.
