@@ -109,8 +109,8 @@ class Terminal:
             def still() -> bool:
                 try:
                     states = {claim.state for claim in client.claims()} | {run.state for run in client.runs()}
-                except MooringsError as error:
-                    return error.code == "controller.unreachable"
+                except MooringsError as error:  # one whose certificate is not trusted has not taken its new one yet
+                    return error.code == "controller.unreachable" and "is not trusted" not in error.detail
                 return states.isdisjoint(MOVING)
 
             until(still)
