@@ -265,10 +265,10 @@ SHARING = (
         what="memory changes only after the commit",
         file="controller/loop.py",
         at="Loop.turn",
-        cut="self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)",
+        cut="self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes, self.seq)",
         put=(
             "self._announce(Change([one for one, _ in outcome.changes.claims], [], []))\n"
-            "self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)"
+            "self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes, self.seq)"
         ),
         tests=(f"{LOOP}test_listeners_hear_of_what_was_saved_and_only_of_that",),
     ),
@@ -277,11 +277,11 @@ SHARING = (
         what="a caller is answered only after the commit",
         file="controller/loop.py",
         at="Loop.turn",
-        cut="self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)",
+        cut="self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes, self.seq)",
         put=(
             "for letter, reply in zip(letters, outcome.replies, strict=True):\n"
             "    _answer(letter, reply)\n"
-            "self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)"
+            "self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes, self.seq)"
         ),
         tests=(f"{LOOP}test_what_could_not_be_saved_is_told_and_forgotten",),
     ),
@@ -417,7 +417,7 @@ SHARING = (
         what="to confirm that one leads is to ask the database",
         file="controller/loop.py",
         at="Loop.confirm",
-        cut="self._in_writer(self.store.commit, self._epoch, Changes())",
+        cut="self._in_writer(self.store.commit, self._epoch, Changes(), self.seq)",
         put="self._in_writer(self.store.ping)",
         tests=(f"{LOOP}test_who_was_replaced_cannot_confirm_that_it_leads",),
     ),

@@ -24,7 +24,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block
 from moorings.ports.clock import Clock
-from moorings.ports.store import Saved, Seq, Store
+from moorings.ports.store import Replication, Saved, Seq, Store
 from moorings.wire.checks import docs_of
 from moorings.wire.shapes import FindingBody
 from moorings.workloads.runs import Run, RunState
@@ -40,6 +40,7 @@ YIELD_LATE_S = 120.0  # after the time a holder has to yield: engines stop jobs 
 LOOKS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
 LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always possible
 SHOWN_MAX = 5
+SAFE_COMMITS = ("on", "remote_apply")  # with remote_write a standby whose machine fails, too, has lost what it was sent
 SEATS_NEAR = 0.8
 
 
@@ -206,6 +207,20 @@ def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
     return found("events", PASS, f"the log has come to event {in_store}")
 
 
+def check_replication(how: Replication | None) -> FindingBody:
+    """Whether a standby that is promoted would have every commit that was answered."""
+    if how is None:
+        return found("replication", PASS, "the database is a file of this machine, which nothing follows")
+    if not how.standbys and not how.names:
+        return found("replication", PASS, "no standby follows the database's server")
+    if how.names and how.commit in SAFE_COMMITS:
+        return found("replication", PASS, f"commits wait for {how.names} (synchronous_commit {how.commit})")
+    lacking = "synchronous_standby_names is empty" if not how.names else f"synchronous_commit is {how.commit}"
+    fix = "set synchronous_standby_names, and synchronous_commit to on; 'Run two controllers' tells what else is lost"
+    evidence = f"{how.standbys} standbys follow, and one that is promoted may lack the last commits: {lacking}"
+    return found("replication", WARN, evidence, fix)
+
+
 def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
     """Whether memory is what the database holds."""
     if differing:
@@ -263,7 +278,7 @@ class Doctor:
         loop, now = self._loop, self._clock.now()
         fleet = loop.fleet
         strays, spared = self._strays()
-        asked = asyncio.gather(self._writable(), self._log(), self._memory(), self._runs(now))
+        asked = asyncio.gather(self._writable(), self._log(), self._replication(), self._memory(), self._runs(now))
         states = list(fleet.pools.values())
         told = [
             check_laws(fleet),
@@ -299,6 +314,10 @@ class Doctor:
         in_memory = self._loop.seq
         answer = await self._ask("events", self._store.last_seq)
         return answer if isinstance(answer, FindingBody) else check_log(in_memory, answer)
+
+    async def _replication(self) -> FindingBody:
+        answer = await self._ask("replication", self._store.replication)
+        return answer if isinstance(answer, FindingBody) else check_replication(answer)
 
     async def _runs(self, now: Instant) -> FindingBody:
         """Since when runs start or stop stands in the event log."""

@@ -27,7 +27,7 @@ from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
-from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq, Store
+from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
 from moorings.workloads.runs import Run
 from moorings.workloads.turn import Runs
 
@@ -43,6 +43,7 @@ LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it 
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
     *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
 }
+ENDS = frozenset({"store.fenced", "store.turned_back"})  # this memory is of no use any more
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
 HELD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
 
@@ -137,9 +138,9 @@ class Loop:
         """Returns if the database agrees that this controller leads: before what no later leader could put right.
 
         Raises:
-            MooringsError: ``store.fenced``, ``store.unavailable``.
+            MooringsError: ``store.fenced``, ``store.turned_back``, ``store.unavailable``.
         """
-        await self._in_writer(self.store.commit, self._epoch, Changes())
+        await self._in_writer(self.store.commit, self._epoch, Changes(), self.seq)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -147,9 +148,12 @@ class Loop:
         """Read everything from the database.
 
         Raises:
-            MooringsError: ``store.unavailable``, or ``pools.invalid`` if the pools file no longer holds what is in use.
+            MooringsError: ``store.unavailable``, ``store.turned_back``, or ``pools.invalid`` if the pools file no
+                longer holds what is in use.
         """
         saved = await self._in_writer(self.store.load)
+        if saved.seq < self.seq:
+            raise turned_back(HighWater(self.seq, self._epoch), HighWater(saved.seq, self._epoch))
         _check_pools(self._pools, saved)
         fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices, saved.projects, saved.usage)
         fleet.apply(self.fleet.beside_the_records())
@@ -163,7 +167,8 @@ class Loop:
         """Run turns until cancelled.
 
         Raises:
-            MooringsError: ``store.fenced``: another controller leads; this one must end.
+            MooringsError: ``store.fenced``: another controller leads; this one must end. ``store.turned_back``: nothing
+                may be decided from this database before it was made ready (``app.turned_back``).
         """
         pause_s = RETRY_S
         while True:
@@ -175,7 +180,7 @@ class Loop:
                 away = False
                 await self.turn()
             except MooringsError as error:
-                if error.code == "store.fenced":
+                if error.code in ENDS:
                     raise
                 self._stale = True
                 self.problem = error.detail
@@ -244,7 +249,7 @@ class Loop:
             decided = time.perf_counter()
             self.meters.turns.add(decided - begun)
             if outcome.changes:
-                self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes)
+                self.seq = await self._in_writer(self.store.commit, self._epoch, outcome.changes, self.seq)
                 self.meters.commits.add(time.perf_counter() - decided)
         except MooringsError as error:
             self._give_up(letters, error)

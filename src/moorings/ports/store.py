@@ -13,6 +13,7 @@ from typing import NewType, Protocol
 from moorings.core.access import Role
 from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
@@ -22,6 +23,40 @@ from moorings.workloads.runs import Run, RunId, RunState
 
 Epoch = NewType("Epoch", int)
 Seq = NewType("Seq", int)
+
+BEGIN = Seq(0)
+
+
+@dataclass(frozen=True, slots=True)
+class HighWater:
+    """How far a database has come: only ever further, unless somebody turned it back.
+
+    Attributes:
+        seq: the number of its last event.
+        epoch: of its last leader.
+    """
+
+    seq: Seq
+    epoch: Epoch
+
+    def is_reached_by(self, other: HighWater) -> bool:
+        """Whether a database that stands at ``other`` may be the one that stood here."""
+        return other.seq >= self.seq and other.epoch >= self.epoch
+
+    def raised_to(self, other: HighWater) -> HighWater:
+        """The higher of both."""
+        return HighWater(max(self.seq, other.seq), max(self.epoch, other.epoch))
+
+
+def turned_back(known: HighWater, at: HighWater) -> MooringsError:
+    """What to say of a database that has come less far than is known of it."""
+    return MooringsError(
+        "store.turned_back",
+        f"the database was turned back: it is at event {at.seq} of epoch {at.epoch}, and was at {known.seq} of "
+        f"{known.epoch}; a standby that lagged was promoted, or a copy was put in its place",
+        hint="see 'moor doctor'; partitions that its records do not know are left alone until 'moor restore --finish'",
+        retryable=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +159,21 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
+class Replication:
+    """How a database server keeps its standbys up to date.
+
+    Attributes:
+        standbys: how many are connected.
+        names: those that a commit waits for, in PostgreSQL's words (``synchronous_standby_names``).
+        commit: what it waits for (``synchronous_commit``), as our own sessions have it.
+    """
+
+    standbys: int
+    names: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
 class AccessKey:
     """An access key as stored: never the secret, only its digest.
 
@@ -178,6 +228,10 @@ class Store(Protocol):
         """
         ...
 
+    def rise(self, at: HighWater) -> None:
+        """Number events and leaders above ``at`` from now on: for a database that was turned back."""
+        ...
+
     def leader(self) -> Leader:
         """Who began to lead last; whether it still does is for nobody to know."""
         ...
@@ -186,13 +240,19 @@ class Store(Protocol):
         """Everything that has not ended, in one consistent read."""
         ...
 
-    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
         """Save all of it in one durable transaction; the last sequence number given.
 
+        Args:
+            epoch: under which the caller leads.
+            changes: what is saved.
+            after: the last sequence number that the caller knows of; a database that has not come so far was turned
+                back.
+
         Raises:
-            MooringsError: ``store.fenced`` (another controller leads), ``store.conflict`` (a version differs; or an id,
-                a live partition's or a project's name, a key or a device is taken), ``store.unavailable`` (nothing was
-                saved, or it is not known whether it was).
+            MooringsError: ``store.fenced`` (another controller leads), ``store.turned_back``, ``store.conflict`` (a
+                version differs; or an id, a live partition's or a project's name, a key or a device is taken),
+                ``store.unavailable`` (nothing was saved, or it is not known whether it was).
         """
         ...
 
@@ -238,6 +298,14 @@ class Store(Protocol):
 
     def last_seq(self) -> Seq:
         """The last sequence number given."""
+        ...
+
+    def high_water(self) -> HighWater:
+        """How far it has come."""
+        ...
+
+    def replication(self) -> Replication | None:
+        """How its server keeps standbys; None: it is a file."""
         ...
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:

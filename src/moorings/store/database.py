@@ -21,6 +21,8 @@ from moorings.core.errors import MooringsError
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
+    from moorings.ports.store import Replication
+
 REPORT_HINT = "please report this"
 
 
@@ -129,6 +131,10 @@ class Database(ABC):
                 hint="too many ask at once, or the database is slow",
                 retryable=True,
             ) from error
+
+    def replication(self) -> Replication | None:
+        """How its server keeps standbys; None: it is no server."""
+        return None
 
     def abort(self) -> None:  # noqa: B027 - a file answers by itself, or the system does
         """End the calls under way, if they can hang."""

@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, QueuePool, create_engine, event
 from sqlalchemy.exc import DisconnectionError
 
 from moorings.core.errors import MooringsError
+from moorings.ports.store import Replication
 from moorings.store.database import Database
 from moorings.store.sql import SqlStore
 from moorings.store.upgrade import upgrade
@@ -35,6 +36,11 @@ SESSIONS_MAX: Final = 16  # a controller; a server has 100 by default, for all
 UPGRADE_LOCK: Final = 0x6D6F6F7275706772  # "moorupgr": advisory locks are a database's own, and so is ours
 UPGRADE_ANSWER_S: Final = 3600.0  # a step over large tables takes as long as it takes
 UPGRADE_IDLE_S: Final = 60.0  # between two statements of it: alembic is imported there
+
+_REPLICATION: Final = (
+    "SELECT (SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
+    "current_setting('synchronous_commit')"
+)
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
@@ -67,6 +73,11 @@ class PostgresqlDatabase(Database):
         if session.has_ended():
             raise DisconnectionError
         self._server.forgive(session)
+
+    def replication(self) -> Replication:
+        with self.read() as connection:
+            row = connection.exec_driver_sql(_REPLICATION).one()
+        return Replication(*row)
 
     def abort(self) -> None:
         self._server.abort()

@@ -33,7 +33,21 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import Instant
-from moorings.ports.store import AccessKey, AppliancePart, Changes, Epoch, KeyUse, Leader, Page, Saved, Seq
+from moorings.ports.store import (
+    BEGIN,
+    AccessKey,
+    AppliancePart,
+    Changes,
+    Epoch,
+    HighWater,
+    KeyUse,
+    Leader,
+    Page,
+    Replication,
+    Saved,
+    Seq,
+    turned_back,
+)
 from moorings.ports.store import Row as Numbered
 from moorings.store import rows
 from moorings.store.conflicts import RefusedError
@@ -62,8 +76,11 @@ _AnyRow = Row[*tuple[Any, ...]]
 
 # Statements of every turn are built once: building one costs more than running it.
 _RAISE_SEQ = update(installation).values(seq=installation.c.seq + bindparam("n_events"))
-_RAISE_SEQ_GUARDED = _RAISE_SEQ.where(installation.c.epoch == bindparam("leading"))
+_RAISE_SEQ_GUARDED = _RAISE_SEQ.where(
+    installation.c.epoch == bindparam("leading"), installation.c.seq >= bindparam("after")
+)
 _LAST_SEQ = select(installation.c.seq)
+_HIGH_WATER = select(installation.c.seq, installation.c.epoch)
 _LEADER = select(
     *(installation.c[name] for name in ("holder", "url", "url_epoch", "epoch", "led_at")),
 )
@@ -110,9 +127,8 @@ class SqlStore:
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
 
-    def rise(self, seq: Seq, epoch: Epoch) -> None:
-        """Number events above ``seq`` and leaders above ``epoch`` from now on: for a database that was turned back."""
-        at_least = {installation.c.seq: seq, installation.c.epoch: epoch}
+    def rise(self, at: HighWater) -> None:
+        at_least = {installation.c.seq: at.seq, installation.c.epoch: at.epoch}
         with self._database.write() as connection:
             connection.execute(
                 update(installation).values(
@@ -125,10 +141,10 @@ class SqlStore:
             row = connection.execute(_LEADER).one()
         return rows.leader_of(*row)
 
-    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
         try:
             with self._database.write() as connection:
-                last = _number(connection, len(changes.events), epoch)
+                last = _number(connection, len(changes.events), HighWater(after, epoch))
                 self._saver.save(connection, changes, last)
             return last
         except RefusedError as refused:
@@ -234,6 +250,13 @@ class SqlStore:
         with self._database.read() as connection:
             return _last_seq(connection)
 
+    def high_water(self) -> HighWater:
+        with self._database.read() as connection:
+            return _high_water(connection)
+
+    def replication(self) -> Replication | None:
+        return self._database.replication()
+
     # ----------------------------------------------------------------------------------------------------- access keys
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
@@ -311,20 +334,28 @@ class SqlStore:
         return sorted(found, key=lambda row: (row[at], row[ident]))[:limit]
 
 
-def _number(connection: Connection, n_events: int, epoch: Epoch | None = None) -> Seq:
+def _number(connection: Connection, n_events: int, known: HighWater | None = None) -> Seq:
     """The number of the last of so many new events.
 
     The first statement of every write: it takes the write lock, so numbers are given in the order of commits.
 
+    Args:
+        connection: in a transaction that writes.
+        n_events: how many there are.
+        known: the epoch under which the caller leads, and how far it knows the database to have come.
+
     Raises:
-        MooringsError: ``store.fenced`` if another controller began to lead after that epoch.
+        MooringsError: ``store.fenced`` if another controller began to lead after that epoch, ``store.turned_back``.
     """
-    if epoch is None:
+    if known is None:
         raised = connection.execute(_RAISE_SEQ, {"n_events": n_events})
     else:
-        raised = connection.execute(_RAISE_SEQ_GUARDED, {"n_events": n_events, "leading": epoch})
-    if not raised.rowcount:
-        holder = connection.execute(select(installation.c.holder)).scalar_one()
+        guards = {"n_events": n_events, "leading": known.epoch, "after": known.seq}
+        raised = connection.execute(_RAISE_SEQ_GUARDED, guards)
+    if known is not None and not raised.rowcount:
+        at, holder = _high_water(connection), connection.execute(select(installation.c.holder)).scalar_one()
+        if at.epoch <= known.epoch:
+            raise turned_back(known, at)
         raise MooringsError(
             "store.fenced",
             f"{holder or 'nobody'} leads this installation now",
@@ -339,6 +370,11 @@ def _of_part(part: AppliancePart) -> Iterator[ColumnElement[bool]]:
         yield runs.c.workflow == part.workflow
     for key, value in part.labels.items():  # canonical: one label is written in one way, and no value holds a quote
         yield runs.c.labels.contains(rows.labels_text({key: value})[1:-1], autoescape=True)
+
+
+def _high_water(connection: Connection) -> HighWater:
+    seq, epoch = connection.execute(_HIGH_WATER).one()
+    return HighWater(Seq(seq), Epoch(epoch))
 
 
 def _last_seq(connection: Connection) -> Seq:

@@ -10,7 +10,7 @@ import pytest
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
-from moorings.ports.store import Changes, Epoch, Page, Save, Store
+from moorings.ports.store import BEGIN, Changes, Epoch, Page, Save, Seq, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event
 from moorings.workloads.runs import Run, RunState
 
@@ -34,12 +34,14 @@ class StoreLists:
     def epoch(self, store: Store) -> Epoch:
         return store.lead("first", NOW)
 
-    def refused(self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict") -> MooringsError:
+    def refused(
+        self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict", after: Seq = BEGIN
+    ) -> MooringsError:
         """How a commit is refused; nothing of it is left."""
         before, seq = store.load(), store.last_seq()
         changes.events.append(an_event("turn.decided"))
         with pytest.raises(MooringsError) as caught:
-            store.commit(epoch, changes)
+            store.commit(epoch, changes, after)
         assert caught.value.code == code, caught.value.detail
         assert store.load() == before
         assert store.last_seq() == seq

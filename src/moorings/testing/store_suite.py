@@ -33,7 +33,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
-from moorings.ports.store import Changes, Epoch, KeyUse, Leader, Page, Save, Seq, Store
+from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Leader, Page, Save, Seq, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_partition, a_run, an_access_key, an_event, granted
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjects
@@ -412,7 +412,25 @@ class StoreSuite(StoreProjects):
         new.close()
 
     def test_nobody_saves_before_somebody_leads(self, store: Store) -> None:
-        self.refused(store, Epoch(1), granted(1), "store.fenced")
+        self.refused(store, Epoch(1), granted(1), "store.turned_back")
+
+    def test_nobody_saves_who_knows_of_more_than_the_database(self, store: Store, epoch: Epoch) -> None:
+        """It went back under a leader: a standby that lagged was promoted, say."""
+        last = store.commit(epoch, granted(1))
+        error = self.refused(store, epoch, granted(2), "store.turned_back", after=Seq(last + 1))
+        assert f"at event {last} of epoch {epoch}" in error.detail
+        self.refused(store, epoch, Changes(), "store.turned_back", after=Seq(last + 1))
+        self.refused(store, Epoch(epoch + 1), granted(2), "store.turned_back", after=last)
+        assert store.commit(epoch, Changes(), last) == last
+        assert store.commit(epoch, granted(2), last) > last
+
+    def test_how_far_it_has_come_is_told_and_only_rises(self, store: Store, epoch: Epoch) -> None:
+        last = store.commit(epoch, granted(1))
+        assert store.high_water() == HighWater(last, epoch)
+        store.rise(HighWater(Seq(last - 1), Epoch(epoch + 4)))
+        assert store.high_water() == HighWater(last, Epoch(epoch + 4))
+        store.rise(HighWater(Seq(last + 9), epoch))
+        assert store.high_water() == HighWater(Seq(last + 9), Epoch(epoch + 4))
 
     def test_leading_is_told(self, store: Store) -> None:
         epoch = store.lead("host-1/4711", NOW)

@@ -29,6 +29,7 @@ CHECKS: dict[str, str] = {
     "database": "the database can be written",
     "memory": "memory and database hold the same records",
     "events": "memory and database agree how far the event log has come",
+    "replication": "a standby that is promoted has every commit that was answered",
     "queue": "every waiting claim can be served one day",
     "guarantees": "what projects are guaranteed fits into each pool, as far as it is in service",
     "reclaims": "who was asked to yield has done so in time",
@@ -54,7 +55,7 @@ CHECKS: dict[str, str] = {
     "host.pools": "the pools file can be read",
     "host.files": "the controller may open more files",
     "host.runs": "every job that runs here is known to the records",
-    "host.restore": "no restore is unfinished",
+    "host.restore": "no restore is unfinished, and the database did not go back by itself",
 }
 
 

@@ -159,6 +159,7 @@ ERRORS: dict[str, ErrorKind] = {
     "store.corrupt": ErrorKind(500, Exit.FAILED, "the database cannot be read"),
     "store.fenced": ErrorKind(503, Exit.UNREACHABLE, "another controller leads"),
     "store.too_new": ErrorKind(500, Exit.FAILED, "the database was made by a newer release"),
+    "store.turned_back": ErrorKind(503, Exit.UNREACHABLE, "the database is one of an earlier moment"),
     "store.unavailable": ErrorKind(503, Exit.UNREACHABLE, "the database cannot be written"),
     "trace.invalid": ErrorKind(422, Exit.USAGE, "a trace of jobs cannot be used"),
     "wait.timeout": ErrorKind(504, Exit.TIMEOUT, "what was waited for did not come in time"),

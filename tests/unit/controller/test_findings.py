@@ -19,6 +19,7 @@ from moorings.controller.findings import (
     check_pools,
     check_queue,
     check_reclaims,
+    check_replication,
     check_runs,
     check_seats,
     check_strangers,
@@ -31,7 +32,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, Share
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.ports.store import Seq
+from moorings.ports.store import Replication, Seq
 from moorings.wire.checks import CHECKS, family
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
@@ -181,6 +182,23 @@ def test_queue():
 )
 def test_log(memory, store, verdict):
     assert verdicts(check_log(Seq(memory), Seq(store))) == {"events": verdict}
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict"),
+    [
+        (None, "PASS"),
+        (Replication(0, "", "on"), "PASS"),
+        (Replication(1, "", "on"), "WARN"),
+        (Replication(1, "*", "on"), "PASS"),
+        (Replication(0, "FIRST 1 (a, b)", "remote_apply"), "PASS"),
+        (Replication(1, "*", "local"), "WARN"),
+        (Replication(1, "*", "remote_write"), "WARN"),
+    ],
+)
+def test_a_standby_that_is_promoted_has_what_was_answered(how, verdict):
+    finding = check_replication(how)
+    assert (finding.id, finding.verdict, bool(finding.fix)) == ("replication", verdict, verdict == "WARN")
 
 
 def test_memory():

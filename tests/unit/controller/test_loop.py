@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
 from moorings.store.sql import SqlStore
+from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, a_partition
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunId
@@ -56,11 +58,11 @@ class UnreliableStore:
     unreadable: list[MooringsError] = field(default_factory=list)
     n_commits: int = 0
 
-    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq) -> Seq:
         self.n_commits += 1
         if self.refusals:
             raise self.refusals.pop(0)
-        saved = self.store.commit(epoch, changes)
+        saved = self.store.commit(epoch, changes, after)
         if self.lost:
             raise self.lost.pop(0)
         return saved
@@ -422,6 +424,32 @@ async def test_a_controller_that_was_replaced_reads_nothing_again(store):
     rig.loop.close()
 
 
+@pytest.mark.parametrize("first", ["a commit", "a look"])
+async def test_a_database_that_went_back_under_it_ends_it(store, tmp_path, first):
+    """A standby that lagged was promoted. What was decided since is not in it: nothing may be decided from it."""
+    rig = rig_over(store)
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    early = await rig.claim()
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / "moorings.db")) as now,
+        contextlib.closing(sqlite3.connect(tmp_path / "earlier.db")) as copy,
+    ):
+        now.backup(copy)
+    await rig.claim()
+    current, store.store = store.store, open_sqlite(tmp_path / "earlier.db")
+    if first == "a look":
+        store.refusals.append(unavailable())
+        await rig.refused("store.unavailable")
+    else:
+        await rig.refused("store.turned_back")
+    with pytest.raises(MooringsError) as caught:
+        await rig.serving
+    assert (caught.value.code, "was turned back" in caught.value.detail) == ("store.turned_back", True)
+    assert rig.saved() == {early.id}, "and nothing was saved in it"
+    rig.loop.close()
+    current.close()
+
+
 def assert_told(asking: asyncio.Task[Claim]) -> None:
     assert asking.done(), "nobody will ever answer"
     error = asking.exception()
@@ -461,10 +489,10 @@ async def test_whose_turn_is_under_way_at_the_end_is_told(store):
     saving, go_on = asyncio.Event(), threading.Event()
     here, commit = asyncio.get_running_loop(), store.store.commit
 
-    def slow(epoch: Epoch, changes: Changes) -> Seq:
+    def slow(epoch: Epoch, changes: Changes, after: Seq) -> Seq:
         here.call_soon_threadsafe(saving.set)
         assert go_on.wait(patient(30))
-        return Seq(commit(epoch, changes))
+        return Seq(commit(epoch, changes, after))
 
     store.commit = slow
     rig.serving = asyncio.create_task(rig.loop.serve())

@@ -132,6 +132,7 @@ REMEDIES: dict[str, str] = {
     "store.corrupt": "stop the controller and restore a backup",
     "store.fenced": "ask again: the controller that leads answers",
     "store.too_new": "install the newer release, or restore a backup made by this one",
+    "store.turned_back": "[a database that went back](../how-to/back-up-and-restore.md#a-database-that-went-back)",
     "store.unavailable": "free the disk, or start the database; the controller goes on by itself",
     "trace.invalid": "the detail names file, line and column, and what may stand there",
     "wait.timeout": "wait longer, or ask `moor explain`",

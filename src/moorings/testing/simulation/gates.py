@@ -22,7 +22,21 @@ from moorings.core.instants import Instant
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.engine import StartOrder
-from moorings.ports.store import AccessKey, AppliancePart, Changes, Epoch, KeyUse, Leader, Page, Row, Saved, Seq
+from moorings.ports.store import (
+    BEGIN,
+    AccessKey,
+    AppliancePart,
+    Changes,
+    Epoch,
+    HighWater,
+    KeyUse,
+    Leader,
+    Page,
+    Replication,
+    Row,
+    Saved,
+    Seq,
+)
 from moorings.testing.simulation.life import Life
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
@@ -77,7 +91,7 @@ class StoreGate:
         self._stage.ledger.compare(saved)
         return saved
 
-    def commit(self, epoch: Epoch, changes: Changes) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
         story, odds = self._stage.story, self._stage.odds
         fault = odds.strikes(
             "crash_before_save", "store_refuses", "store_conflict", "store_answer_lost", "crash_after_save"
@@ -91,7 +105,7 @@ class StoreGate:
         if fault == "store_conflict":
             story.fault(fault)
             raise MooringsError("store.conflict", "something has another version", retryable=True)
-        seq = self._store.commit(epoch, changes)
+        seq = self._store.commit(epoch, changes, after)
         self._stage.ledger.take(epoch, changes, seq)
         self._witness.committed(changes)
         if fault == "store_answer_lost":
@@ -149,6 +163,17 @@ class StoreGate:
     def last_seq(self) -> Seq:
         self._arrive("last_seq")
         return self._store.last_seq()
+
+    def high_water(self) -> HighWater:
+        self._arrive("high_water")
+        return self._store.high_water()
+
+    def replication(self) -> Replication | None:
+        return self._store.replication()
+
+    def rise(self, at: HighWater) -> None:
+        self._arrive("rise")
+        self._store.rise(at)
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
         raise AssertionError("nobody makes access keys here")
