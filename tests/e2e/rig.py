@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moorings.app.high_water import HighWaterMark
 from moorings.app.wiring import Assembly, assemble
 from moorings.controller.replay import Difference, Replay
 from moorings.controller.service import Controller
@@ -126,6 +127,7 @@ async def running(
         store=store,
         entries=parse_pools(pools),
         data=folder,
+        mark=HighWaterMark(folder, store.installation()),
         pepper=b"pepper",
         policy=policy or Policy(),
         clock=clock,

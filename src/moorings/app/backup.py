@@ -41,13 +41,13 @@ from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, 
 from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
-from moorings.app.turned_back import Last, make_ready
+from moorings.app.turned_back import make_ready, spare
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.leadership import Alone, Leadership
-from moorings.ports.store import Epoch, Seq
+from moorings.ports.store import Epoch, HighWater, Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
@@ -508,7 +508,7 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
             )
         joined = before is not None and before.installation == store.installation()
         joined = joined and _revoke_again(database, old)
-        last = Last(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
+        last = HighWater(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
         started = make_ready(store, runs, last, SystemClock().now())
     return _Prepared(look_at(database), joined, before.installation if before is not None else "", started)
 
@@ -557,7 +557,7 @@ def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[st
     ordered = backup_orders.put_back(data, work, aside, of_others=of_others)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
-    write_private(data / RESTORED, json.dumps({"from": str(file), "aside": str(aside)}) + "\n")
+    spare(data, f"{file} was restored; what was there before is in {aside}")
     (data / RESTORING).unlink()
     sync_folder(data)
     return ordered
@@ -632,8 +632,7 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
         led = bool(store.leader().epoch)
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
-    write_private(shared.path / RESTORED, json.dumps({"from": "the database's own tools"}) + "\n")
-    sync_folder(shared.path)
+    spare(shared.path, "it was restored by its own tools")
     started = make_ready(store, shared.path / "runs", None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [

@@ -27,6 +27,7 @@ from moorings.app.backup import check_whole
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.app.folders import DataFolder, SharedFolder
+from moorings.app.high_water import HighWaterMark
 from moorings.app.logs import configure
 from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
@@ -96,17 +97,20 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
             pepper = shared.pepper()
+            mark = HighWaterMark(shared.path, store.installation())
             keys = Keys(store, clock, pepper)
             holder = f"{socket.gethostname()}:{os.getpid()}"
             replica = Replica(
                 store=store,
                 leadership=leadership,
                 holder=holder,
+                mark=mark,
                 url=settings.advertise or url,
                 assemble=lambda: assemble(
                     store=store,
                     entries=entries,
                     data=shared.path,
+                    mark=mark,
                     pepper=pepper,
                     policy=policy,
                     clock=clock,

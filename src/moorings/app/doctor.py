@@ -25,6 +25,7 @@ from moorings.app.folders import PEPPER_BYTES, RESTORED, RESTORING
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.app.tls import is_loopback
+from moorings.app.turned_back import why_spared
 from moorings.app.wiring import read_pools
 from moorings.cli.checks import Finding, Verdict, failed
 from moorings.cli.checks_host import (
@@ -114,7 +115,7 @@ def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str
         "host.space": lambda: _space(data),
         "host.pools": lambda: _pools(pools),
         "host.tls": lambda: _tls(settings, running),
-        "host.restore": lambda: check_restore((data / RESTORING).exists(), (shared / RESTORED).exists()),
+        "host.restore": lambda: check_restore((data / RESTORING).exists(), why_spared(shared)),
     }
     if running is not None:
         checks["host.files"] = lambda: _files(running.pid)

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
+from moorings.app.high_water import HighWaterMark
 from moorings.app.wiring import Assembly
+from moorings.controller.loop import ENDS
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
@@ -46,6 +48,7 @@ class Replica:
         store: shared by all controllers of the installation.
         leadership: this controller's standing among them.
         holder: its name, unique among them, as ``Store.lead`` gets it.
+        mark: how far the database is known to have come; while this one stands by it looks on.
         url: where it can be reached.
         assemble: makes the parts of a controller that leads from now on.
         limits: how much is taken on.
@@ -59,6 +62,7 @@ class Replica:
         store: Store,
         leadership: Leadership,
         holder: str,
+        mark: HighWaterMark,
         url: str,
         assemble: Callable[[], Coroutine[Any, Any, Assembly]],
         limits: Limits,
@@ -73,6 +77,7 @@ class Replica:
         self._store = store
         self._leadership = leadership
         self._holder = holder
+        self._mark = mark
         self._url = url
         self._assemble = assemble
         self._authenticate = authenticate
@@ -141,6 +146,7 @@ class Replica:
         while True:
             try:
                 leader = await asyncio.to_thread(self._store.leader)
+                self._mark.see(await asyncio.to_thread(self._store.high_water))
                 self._leader = "" if leader.holder == self._holder else leader.url
             except MooringsError as error:
                 self._leader = ""
@@ -214,7 +220,7 @@ class Replica:
             await asyncio.wait((loops, lost), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else await loops
         except MooringsError as error:
-            if error.code != "store.fenced" or self._leadership.alone:
+            if error.code not in ENDS or self._leadership.alone:
                 raise
             return error.detail
         finally:

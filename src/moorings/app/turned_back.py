@@ -3,7 +3,9 @@
 Its records are those of an earlier moment, and the world went on: who waited then was served, what was reset then
 computes. A controller that took the records at their word would make partitions under ids that exist, reset what a job
 uses, start what has run, and tell new events under numbers that were told. So whoever turns a database back, from our
-file or with the database's own tools, calls ``make_ready`` on it before the first controller starts.
+file or with the database's own tools, calls ``make_ready`` on it before the first controller starts. Where nobody said
+a word (a standby that lagged was promoted), a controller finds out by itself before it leads (``take_up``), by the
+high-water mark.
 
 It is a leader like any other: it raises the epoch, so whoever led before is fenced off, and its changes are one commit.
 SQL of its own was refused: it would be a second writer of the records, for two kinds of database.
@@ -11,22 +13,29 @@ SQL of its own was refused: it would be a second writer of the records, for two 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 
+from moorings.app.folders import RESTORED, write_private
+from moorings.app.high_water import HighWaterMark
 from moorings.core import claims
 from moorings.core.claims import WAITING, Claim, ClaimEvent, ClaimId
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.local.fence import read_epoch
-from moorings.local.rundir import Survey
+from moorings.local.records import UnreadableError
+from moorings.local.rundir import Survey, sync_folder
 from moorings.local.usage import find_started
-from moorings.ports.store import Changes, Epoch, Save, Saved, Seq
-from moorings.store.sql import SqlStore
+from moorings.ports.store import Changes, Epoch, HighWater, Save, Saved, Seq, Store, turned_back
 from moorings.workloads import runs
 from moorings.workloads.runs import Run, RunEvent, RunId, RunState
+
+log = logging.getLogger("moorings.controller")
 
 HOLDER = "moor restore"
 SEQ_GAP = 1000  # above the last event that is known to have been told
@@ -35,19 +44,94 @@ BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
+RUNS = "runs"
+_NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 _BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
-@dataclass(frozen=True, slots=True)
-class Last:
-    """How far the replaced database had come."""
+def take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> None:
+    """See that a database may be led from, before a controller does; one that went back is made ready.
 
-    seq: Seq
-    epoch: Epoch
+    Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
+    are left alone from now on, until an admin has decided (``moor restore --finish``).
+
+    Args:
+        store: the database; nobody else leads from it.
+        folder: of the installation.
+        mark: how far it is known to have come.
+        now: the time.
+
+    Raises:
+        MooringsError: ``store.*``; ``config.invalid``: the folder cannot be used.
+    """
+    try:
+        _take_up(store, folder, mark, now)
+    except (OSError, UnreadableError) as error:
+        raise MooringsError(
+            "config.invalid",
+            f"what runs in {folder} cannot be told, and the database was turned back: {error}",
+            hint="mend the folder: nothing is decided before the records know what runs",
+        ) from error
 
 
-def make_ready(store: SqlStore, folder: Path, last: Last | None, now: Instant) -> list[RunId]:
+def _take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> None:
+    known, at = mark.known(), store.high_water()
+    if known is None:
+        ours = at.epoch in (0, read_epoch(folder / RUNS))  # which is all that the release before wrote down
+        if not ours and why_spared(folder) is None:
+            log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
+            spare(folder, _NEW)
+    elif not known.is_reached_by(at) or _unready(folder):
+        error = turned_back(known, at)
+        log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
+        spare(folder, error.detail, ready=False)
+        make_ready(store, folder / RUNS, None, now, above=known)
+        spare(folder, error.detail)
+    mark.keep(store.high_water())
+
+
+def spare(folder: Path, why: str, *, ready: bool = True) -> None:
+    """From now on leave partitions alone that no record knows, and give their devices to nobody.
+
+    Args:
+        folder: of the installation.
+        why: for people.
+        ready: whether the database was made ready; else that is done again, should this process die meanwhile.
+
+    Raises:
+        OSError: that cannot be written down.
+    """
+    write_private(folder / RESTORED, json.dumps({"why": why, "ready": ready}) + "\n")
+    sync_folder(folder)
+
+
+def why_spared(folder: Path) -> str | None:
+    """Why partitions are left alone that no record knows; None: they are not.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not (folder / RESTORED).exists():
+        return None
+    return str(_note(folder).get("why", "a backup was restored"))
+
+
+def _unready(folder: Path) -> bool:
+    return _note(folder).get("ready") is False
+
+
+def _note(folder: Path) -> dict[str, object]:
+    try:
+        note = json.loads((folder / RESTORED).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def make_ready(
+    store: Store, folder: Path, last: HighWater | None, now: Instant, above: HighWater | None = None
+) -> list[RunId]:
     """Make a database that was turned back fit to be led from; the waiting runs that turned out to have started.
 
     Done twice it does no harm.
@@ -55,8 +139,9 @@ def make_ready(store: SqlStore, folder: Path, last: Last | None, now: Instant) -
     Args:
         store: that database; nobody leads from it.
         folder: where this installation's runs are, if they are on this machine.
-        last: where the replaced database stood; None: nobody knows, and numbers go on far above.
+        last: how far the replaced database had come; None: nobody knows, and numbers go on far above.
         now: the time.
+        above: the least that the replaced database had come to, where ``last`` is not known.
 
     Raises:
         MooringsError: ``store.*``; nothing but numbers was changed.
@@ -71,21 +156,23 @@ def make_ready(store: SqlStore, folder: Path, last: Last | None, now: Instant) -
         for found in [find_started(folder, run.id)]
         if found is not None and found.extent.attempt >= run.attempt  # an earlier attempt has yielded
     }
+    if above is not None:
+        store.rise(above)
     _rise(store, folder, last, now)
     epoch = store.lead(HOLDER, now)
     store.commit(epoch, _changes(saved, started, now))
     return sorted(started)
 
 
-def _rise(store: SqlStore, folder: Path, last: Last | None, now: Instant) -> None:
+def _rise(store: Store, folder: Path, last: HighWater | None, now: Instant) -> None:
     """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader."""
     fenced = read_epoch(folder)
     if last is not None:
-        store.rise(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced)))
+        store.rise(HighWater(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
         return
-    age_s = _age_s(now)
-    epoch = store.leader().epoch + BLIND_GAP + age_s
-    store.rise(Seq(store.last_seq() + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced)))
+    age_s, at = _age_s(now), store.high_water()
+    epoch = at.epoch + BLIND_GAP + age_s
+    store.rise(HighWater(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
 
 
 def _age_s(now: Instant) -> int:

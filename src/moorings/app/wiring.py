@@ -11,7 +11,9 @@ from pathlib import Path
 
 from moorings.app.clock import RandomIds
 from moorings.app.folders import RESTORED
+from moorings.app.high_water import HighWaterMark
 from moorings.app.settings import Settings
+from moorings.app.turned_back import RUNS, take_up
 from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Loop
@@ -204,7 +206,7 @@ def _may_be_used(data: Path, partition: str) -> bool:
     Raises:
         OSError, UnreadableError: it cannot be told.
     """
-    return (data / RESTORED).exists() or partition in partitions_in_use(data / "runs")
+    return (data / RESTORED).exists() or partition in partitions_in_use(data / RUNS)
 
 
 async def assemble(
@@ -212,6 +214,7 @@ async def assemble(
     store: Store,
     entries: Sequence[PoolEntry],
     data: Path,
+    mark: HighWaterMark,
     pepper: bytes,
     policy: Policy,
     clock: Clock,
@@ -227,6 +230,7 @@ async def assemble(
         store: the installation's database.
         entries: the pools.
         data: folder of runs and simulated hardware.
+        mark: how far the database is known to have come.
         pepper: what access keys are digested with.
         policy: of the scheduler.
         clock: the time.
@@ -237,18 +241,24 @@ async def assemble(
         kubernetes: the same of a Kubernetes.
 
     Raises:
-        MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``.
+        MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``, ``config.invalid``.
     """
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
+        await asyncio.to_thread(take_up, store, data, mark, clock.now())
         epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
         loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)
         installation = store.installation()
         hardware = Hardware(
-            loop, drivers, clock, installation, lambda name: asyncio.to_thread(_may_be_used, data, name)
+            loop,
+            drivers,
+            clock,
+            installation,
+            in_use=lambda name: asyncio.to_thread(_may_be_used, data, name),
+            note=mark.note,
         )
-        engines: dict[str, Engine] = {"local": LocalEngine(data / "runs", clock)} if local_runs else {}
+        engines: dict[str, Engine] = {"local": LocalEngine(data / RUNS, clock)} if local_runs else {}
         if slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         if kubernetes is not None:

@@ -155,11 +155,12 @@ def check_runs(in_use: Sequence[str], recorded: Sequence[str], restored: bool) -
     return Finding("host.runs", Verdict.FAIL, f"jobs run on {told}, which no record knows", fix)
 
 
-def check_restore(restoring: bool, restored: bool) -> Finding:
-    """Whether a restore is unfinished."""
+def check_restore(restoring: bool, spared: str | None) -> Finding:
+    """Whether a restore is unfinished; ``spared``: why partitions are left alone that no record knows."""
     if restoring:
         return Finding("host.restore", Verdict.FAIL, "a restore has begun and not ended", "moor restore FILE, again")
-    if restored:
+    if spared is not None:
         fix = "see 'moor doctor --only partitions', then 'moor restore --finish'"
-        return Finding("host.restore", Verdict.WARN, "a backup was restored; what was made since is left alone", fix)
+        evidence = f"partitions that no record knows are left alone: {spared}"
+        return Finding("host.restore", Verdict.WARN, evidence, fix)
     return Finding("host.restore", Verdict.PASS, "no restore is unfinished")

@@ -22,6 +22,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import Memory, judge, mark_of
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
+from moorings.ports.store import HighWater
 
 log = logging.getLogger("moorings.controller")
 
@@ -87,6 +88,8 @@ class Hardware:
         clock: the time.
         installation: our id; marks hold it.
         in_use: whether processes may use a partition, by its name, though no record knows it (law 3).
+        note: returns once it is known, whatever becomes of the database, how far that had come when a partition was
+            ordered.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Hardware:
         clock: Clock,
         installation: str,
         in_use: Callable[[str], Awaitable[bool]] | None = None,
+        note: Callable[[HighWater], Awaitable[None]] | None = None,
     ) -> None:
         self.drivers = drivers
         self._loop = loop
@@ -106,6 +110,7 @@ class Hardware:
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
         self._in_use = in_use
+        self._note = note
         self._closing = False
         self.delays: dict[PartitionId, str] = {}
         """Why an order to a driver takes long, in the driver's words; for those who wait."""
@@ -163,13 +168,14 @@ class Hardware:
 
     async def _carry_out(self, ident: PartitionId) -> None:
         pause_s = RETRY_S
+        known = HighWater(self._loop.seq, self._loop.epoch)  # of its commit: those of one turn are noted at once
         while True:
             partition = self._loop.fleet.partitions.get(ident)
             if partition is None or partition.state not in _ORDERED:
                 return
             order = _ORDERED[partition.state]
             begun = time.perf_counter()
-            answer = await self._ask(partition, order)
+            answer = await self._ask(partition, order, known)
             self._count(partition.pool, order, answer.verdict.value, begun)
             if answer.verdict is not Verdict.UNAVAILABLE:
                 self._ordered[ident] = partition.version
@@ -194,7 +200,7 @@ class Hardware:
             self._ordered.pop(partition.id, None)
             log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
 
-    async def _ask(self, partition: Partition, order: str) -> Answer:
+    async def _ask(self, partition: Partition, order: str, known: HighWater) -> Answer:
         driver, mark = self.drivers[partition.pool], mark_of(self._installation, partition.id)
         calls: dict[str, Callable[[], Awaitable[Answer]]] = {
             "create": lambda: driver.create(order_of(partition, self._installation)),
@@ -203,6 +209,8 @@ class Hardware:
         }
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_S):
+                if order == "create" and self._note is not None:
+                    await self._note(known)
                 if order == "reset":
                     # One that was replaced while it slept would wipe a partition under a job that runs by now. The
                     # other orders may come late: what is created is found to be a stray, what is removed stays so.

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.turned_back import BLIND_GAP, SEQ_GAP, Last, make_ready
+from moorings.app.folders import RESTORED
+from moorings.app.high_water import HighWaterMark
+from moorings.app.turned_back import BLIND_GAP, RUNS, SEQ_GAP, make_ready, spare, take_up, why_spared
 from moorings.core.claims import ClaimState
+from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.partitions import PartitionState
 from moorings.local.fence import Fence
-from moorings.local.records import Identity, Status
+from moorings.local.records import Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
-from moorings.ports.store import Changes, Epoch, Seq
+from moorings.ports.store import Changes, Epoch, HighWater, Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, a_claim, a_partition, a_run
@@ -23,7 +26,7 @@ from moorings.workloads.runs import Phase, RunState
 from tests.databases import open_new
 
 NOW = Instant(1_795_250_000 * SECOND)
-LAST = Last(Seq(700), Epoch(9))
+LAST = HighWater(Seq(700), Epoch(9))
 
 
 @pytest.fixture
@@ -126,7 +129,128 @@ def test_where_nobody_knows_how_far_numbers_had_come_they_leap(store: SqlStore, 
 
 
 @pytest.mark.parametrize("last", [LAST, None])
-def test_the_next_leader_passes_the_fence_around_the_runs(store: SqlStore, runs: Path, last: Last | None) -> None:
+def test_the_next_leader_passes_the_fence_around_the_runs(store: SqlStore, runs: Path, last: HighWater | None) -> None:
     Fence(runs).set(Epoch(10**12), 0)
     make_ready(store, runs, last, NOW)
     assert store.leader().epoch > 10**12
+
+
+# -- found out by the controller itself --------------------------------------------------------------------------------
+
+
+def marked(store: SqlStore, folder: Path) -> HighWaterMark:
+    return HighWaterMark(folder, store.installation())
+
+
+def go_on(store: SqlStore) -> None:
+    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
+
+
+def test_a_database_that_went_on_is_led_from_as_it_is(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    go_on(store)
+    marked(store, tmp_path).keep(store.high_water())
+    before = store.lead("y", NOW)
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert why_spared(tmp_path) is None
+    assert store.leader().epoch == before
+    assert store.load().claims == (a_claim(0),)
+    assert marked(store, tmp_path).known() == store.high_water()
+
+
+@pytest.mark.parametrize("back", [HighWater(Seq(1), Epoch(0)), HighWater(Seq(0), Epoch(1))])
+def test_one_that_went_back_is_made_ready_and_nothing_is_removed(
+    store: SqlStore, tmp_path: Path, runs: Path, back: HighWater, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on(store)
+    at = store.high_water()
+    known = HighWater(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
+    marked(store, tmp_path).keep(known)
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert "was turned back" in (why_spared(tmp_path) or "")
+    assert "store.turned_back" in caplog.messages
+    assert store.load().claims[0].attempt >= 1000, "made ready"
+    assert known.is_reached_by(store.high_water())
+    assert store.leader().epoch > known.epoch, "whoever led then is fenced off"
+    caplog.clear()
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert caplog.messages == [], "and that once"
+    assert why_spared(tmp_path) is not None, "until an admin decides"
+
+
+def test_what_died_while_it_made_it_ready_does_it_again(
+    store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers have risen by then, and look as if nothing had been."""
+    go_on(store)
+    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("moorings.app.turned_back._changes", dies)
+        with pytest.raises(KeyboardInterrupt):
+            take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert store.high_water().seq > 50
+    assert store.load().claims[0].attempt == 0
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert store.load().claims[0].attempt >= 1000
+
+
+def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    """A standby: it looks on while another one leads, on another machine."""
+    go_on(store)
+    mark = marked(store, tmp_path)
+    mark.keep(store.high_water())
+    mark.see(HighWater(Seq(store.last_seq() + 1), Epoch(1)))
+    take_up(store, tmp_path, mark, NOW)
+    assert why_spared(tmp_path) is not None
+
+
+def test_a_folder_without_a_mark_spares_what_it_does_not_know(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    go_on(store)
+    mark = marked(store, tmp_path)
+    mark.see(store.high_water())  # it stood by for a while, beside a database that may have gone back before
+    take_up(store, tmp_path, mark, NOW)
+    assert "led from another" in (why_spared(tmp_path) or "")
+    assert store.load().claims == (a_claim(0),), "its records are taken as they are"
+    (tmp_path / RESTORED).unlink()
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert why_spared(tmp_path) is None, "an admin has decided, once for all"
+
+
+def test_a_new_installation_and_one_of_the_release_before_are_no_strangers(
+    store: SqlStore, tmp_path: Path, runs: Path
+) -> None:
+    """The release before kept the epoch of its last leader beside the runs, and no mark."""
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert why_spared(tmp_path) is None
+    (tmp_path / "high-water").unlink()
+    Fence(runs).set(store.lead("the release before", NOW), 0)
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert why_spared(tmp_path) is None
+
+
+def test_of_two_reasons_the_first_is_kept(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    go_on(store)
+    spare(tmp_path, "a backup was restored")
+    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert why_spared(tmp_path) == "a backup was restored"
+
+
+def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
+    store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(0, state=RunState.WAITING, started_at=None)
+    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)]))
+
+    def unreadable(*_: object) -> None:
+        raise UnreadableError("its disk does not answer")
+
+    monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
+    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+    with pytest.raises(MooringsError) as caught:
+        take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    assert (caught.value.code, bool(caught.value.hint)) == ("config.invalid", True)
+    assert why_spared(tmp_path) is not None
+    assert RUNS == runs.name

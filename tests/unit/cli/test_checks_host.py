@@ -90,9 +90,11 @@ def test_runs(used, recorded, restored, verdict):
     assert fine(checks_host.check_runs(used, recorded, restored)) is verdict
 
 
-@pytest.mark.parametrize(("restoring", "restored", "verdict"), [(0, 0, PASS), (0, 1, WARN), (1, 1, FAIL)])
-def test_restore(restoring, restored, verdict):
-    assert fine(checks_host.check_restore(bool(restoring), bool(restored))) is verdict
+@pytest.mark.parametrize(
+    ("restoring", "spared", "verdict"), [(False, None, PASS), (False, "why", WARN), (True, "why", FAIL)]
+)
+def test_restore(restoring, spared, verdict):
+    assert fine(checks_host.check_restore(restoring, spared)) is verdict
 
 
 # -- gathered from a real folder

@@ -13,11 +13,12 @@ import pytest
 
 from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, Hardware
 from moorings.core.claims import ClaimId, ClaimState, PartitionId
+from moorings.core.errors import MooringsError
 from moorings.core.inputs import ResetPartition
 from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import LISTINGS_NEEDED, mark_of
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.ports.store import Seq
+from moorings.ports.store import HighWater, Seq
 from tests.unit.controller.stepping import POOL, Stepper, made_of
 
 
@@ -32,11 +33,20 @@ class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.in_use: set[str] = set()
-        self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation, self._is_in_use)
+        self.noted: list[HighWater] = []
+        self.full_disk = False
+        self.hardware = Hardware(
+            self.loop, {POOL.name: self.driver}, self.clock, self.installation, self._is_in_use, self._note
+        )
         self.extra: list[asyncio.Task[None]] = []
 
     async def _is_in_use(self, name: str) -> bool:
         return name in self.in_use
+
+    async def _note(self, known: HighWater) -> None:
+        if self.full_disk:
+            raise MooringsError("store.unavailable", "the disk is full", retryable=True)
+        self.noted.append(known)
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return [*self.hardware._orders.values(), *self.hardware._strays.values(), *self.extra]
@@ -106,6 +116,21 @@ async def test_a_replaced_controller_resets_nothing(rig: Rig) -> None:
     assert held is not None
     assert not held.was_reset
     assert "leads this installation" in rig.hardware.delays[partition]
+
+
+async def test_no_partition_is_made_before_the_high_water_mark_is_noted(rig: Rig) -> None:
+    """Else a database that goes back to before that commit knows nothing of it, and nothing else does either."""
+    rig.full_disk = True
+    claim = await rig.claim()
+    assert (rig.noted, await rig.names()) == ([], set())
+    assert "the disk is full" in next(iter(rig.hardware.delays.values()))
+    rig.full_disk = False
+    rig.clock.forward(RETRY_S)
+    await rig.settle()
+    assert rig.state(claim) is ClaimState.READY
+    (noted,) = rig.noted
+    granted = rig.store.events(Seq(0), 100, names=["claim.granted"])[-1].seq
+    assert (noted.seq >= granted, noted.epoch) == (True, rig.loop.epoch)
 
 
 # -- strays ----------------------------------------------------------------------------------------------------------

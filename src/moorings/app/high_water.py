@@ -1,0 +1,124 @@
+"""How far an installation's database is known to have come: on disk beside what was ordered of the hardware.
+
+A database can go back without a word: a standby that lagged is promoted, a disk's snapshot is put in its place. Its
+records then know nothing of the partitions made since, and a controller that took them at their word would remove
+those under live jobs (laws 2, 3). So, before hardware is told to make a partition, the number of the last event and the
+leader's epoch are written here, where no database tool reaches; ``app.turned_back`` compares.
+
+A file of each pool's driver was refused: the folders of all drivers lie beside this file, and are put back with it or
+not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.ports.store import Epoch, HighWater, Seq
+
+FILE = "high-water"
+_BYTES = 256  # of one sector: it is there whole or not at all
+
+
+class HighWaterMark:
+    """The highest that is known of an installation's database.
+
+    It only rises, also where two controllers of one folder write.
+
+    Args:
+        folder: the installation's, beside the drivers' own.
+        installation: whose database.
+    """
+
+    def __init__(self, folder: Path, installation: str) -> None:
+        self._path = folder / FILE
+        self._installation = installation
+        self._seen: HighWater | None = None
+        self._kept: HighWater | None = None
+        self._writing = threading.Lock()
+
+    def known(self) -> HighWater | None:
+        """The higher of what this process has seen and what the file says; None: the file says nothing.
+
+        What was seen alone proves nothing: a controller that is new to the database may have seen it go on from where
+        it was turned back to.
+
+        Raises:
+            MooringsError: ``store.unavailable``: the file cannot be read.
+        """
+        try:
+            text = self._path.read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            text = ""
+        except OSError as error:
+            raise self._unusable("read", error) from error
+        on_disk = self._parse(text)
+        return None if on_disk is None else _higher(self._seen, on_disk)
+
+    def see(self, at: HighWater) -> None:
+        """Remember it as long as this process lives."""
+        self._seen = _higher(self._seen, at)
+
+    async def note(self, at: HighWater) -> None:
+        """Returns once it is on the disk; those who wait for one write share it.
+
+        Raises:
+            MooringsError: ``store.unavailable``: it cannot be written.
+        """
+        self.see(at)
+        if self._kept is None or not at.is_reached_by(self._kept):
+            await asyncio.to_thread(self.keep, at)
+
+    def keep(self, at: HighWater) -> None:
+        """As ``note``, for who may wait.
+
+        Raises:
+            MooringsError: ``store.unavailable``.
+        """
+        self.see(at)
+        with self._writing:
+            if self._kept is not None and at.is_reached_by(self._kept):
+                return
+            try:
+                self._kept = self._write(_higher(self._seen, at) or at)
+            except OSError as error:
+                raise self._unusable("written", error) from error
+
+    def _write(self, at: HighWater) -> HighWater:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            before = self._parse(os.pread(file, _BYTES, 0).decode("ascii", "replace"))
+            highest = _higher(before, at) or at
+            if highest != before:
+                told = f"{self._installation} {highest.seq} {highest.epoch}"
+                os.pwrite(file, f"{told:<{_BYTES - 1}}\n".encode("ascii"), 0)
+                os.fdatasync(file)
+        finally:
+            os.close(file)
+        return highest
+
+    def _parse(self, text: str) -> HighWater | None:
+        """What a file says of this installation; None: nothing that can be read."""
+        words = text.split()
+        if len(words) != 3 or words[0] != self._installation or not (words[1] + words[2]).isdecimal():
+            return None
+        return HighWater(Seq(int(words[1])), Epoch(int(words[2])))
+
+    def _unusable(self, how: str, error: OSError) -> MooringsError:
+        return MooringsError(
+            "store.unavailable",
+            f"{self._path} cannot be {how}: {error.strerror}",
+            hint="no partition is made before it is written: see the disk, and whose the file is",
+            retryable=True,
+        )
+
+
+def _higher(one: HighWater | None, other: HighWater | None) -> HighWater | None:
+    if one is None or other is None:
+        return one or other
+    return one.raised_to(other)
