@@ -49,9 +49,14 @@ _PREFIX = "moorings-pg-"
 
 
 class PostgresqlServer:
-    """A server on a socket in a folder of its own, and on a port of this machine."""
+    """A server on a socket in a folder of its own, and on a port of this machine.
 
-    def __init__(self, bindir: Path) -> None:
+    Args:
+        bindir: the programs.
+        primary: whose standby it is; that one is down for a moment meanwhile.
+    """
+
+    def __init__(self, bindir: Path, primary: PostgresqlServer | None = None) -> None:
         self._number = itertools.count()
         self._empty: list[str] = []
         # The kernel ends a server when the *thread* that started it ends, so this one stays.
@@ -63,7 +68,10 @@ class PostgresqlServer:
         self.process: subprocess.Popen[bytes] | None = None
         if os.geteuid() == 0:
             os.chown(self.folder, NOBODY, NOBODY)  # as root it would refuse to run
-        self._make()
+        if primary is None:
+            self._make()
+        else:
+            self._follow(primary)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +125,15 @@ class PostgresqlServer:
         for pid in (self.process.pid, *map(int, children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+    def cut_off(self) -> None:
+        """Let a standby hear nothing of its primary any more: it falls behind."""
+        self.execute("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+        until(lambda: self.execute("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+
+    def promote(self) -> None:
+        """Make a primary of a standby."""
+        assert self.execute("SELECT pg_promote(true, 60)") == [(True,)]
 
     def remove(self) -> None:
         """End it and leave nothing."""
@@ -193,6 +210,17 @@ class PostgresqlServer:
         self.start()
         quoted = PASSWORD.replace("'", "''")
         self.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{quoted}'")
+
+    def _follow(self, primary: PostgresqlServer) -> None:
+        """As with a base backup, by programs that every server has."""
+        primary.stop()
+        subprocess.run(["cp", "-a", str(primary.data), str(self.data)], check=True)
+        (self.data / "standby.signal").touch()
+        primary.start()
+        with (self.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = 'host={primary.folder} port={primary.port} user=postgres'\n")
+        self.start()
+        until(lambda: self.execute("SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming'") == [(1,)])
 
     def _as_nobody(self) -> list[str]:
         """The words that let a server die with us and, for root, run it as nobody."""
