@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -270,3 +271,39 @@ def test_a_reader_keeps_its_view_while_others_write(opened):
 
 def test_of_controllers_that_start_together_one_makes_the_database(path):
     assert_one_makes_the_database(functools.partial(open_sqlite, path), n_controllers=8, n_processes=4)
+
+
+# ------------------------------------------------------------------------------------------------- where the file lies
+
+
+@pytest.mark.parametrize("name", ["moorings.db", "moorings.db-wal"])
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_was_removed_or_replaced_takes_no_save(path, opened, name, how):
+    """What is written to a file without a name is lost with the process."""
+    store = opened()
+    epoch = store.lead("first", NOW)
+    store.commit(epoch, granted(1))
+    store.check_place()
+    file = path.with_name(name)
+    file.rename(path.with_name("away"))
+    if how == "replaced":
+        shutil.copy(path.with_name("away"), file)
+    for call in (store.check_place, lambda: store.commit(epoch, granted(2)), store.ping):
+        with pytest.raises(MooringsError) as caught:
+            call()
+        assert (caught.value.code, name in caught.value.detail) == ("store.removed", True)
+    file.unlink(missing_ok=True)
+    path.with_name("away").rename(file)
+    store.check_place()
+    store.commit(epoch, granted(2))
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(path, opened, monkeypatch):
+    store = opened()
+
+    def denied(_path, **_more):
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(path), "stat", denied)
+        store.check_place()

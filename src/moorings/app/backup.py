@@ -1,4 +1,6 @@
-"""Backups: ``python -m moorings.app.backup save|restore|external|finish``, for ``moor backup`` and ``moor restore``.
+"""Backups: ``python -m moorings.app.backup save|restore|external|finish|new``.
+
+For ``moor backup`` and ``moor restore``.
 
 A backup is one tar file: the database as it stood at one moment (SQLite's own online copy, so the controller may go
 on), the pepper without which every access key is void, the pools file and the policy file, what was ordered of V-IPU
@@ -38,10 +40,11 @@ from moorings import __version__
 from moorings.app import backup_orders
 from moorings.app.clock import SystemClock
 from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, write_private
+from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
-from moorings.app.turned_back import make_ready, spare
+from moorings.app.turned_back import RUNS, make_ready, spare
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
@@ -82,7 +85,7 @@ class Standing:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save or restore; the exit code. What was done goes to standard output."""
     parser = ArgumentParser(prog="moorings-backup")
-    parser.add_argument("what", choices=["save", "restore", "external", "finish"])
+    parser.add_argument("what", choices=["save", "restore", "external", "finish", "new"])
     parser.add_argument("--file", type=Path)
     parser.add_argument("--other-installation", action="store_true")
     parser.add_argument("--shared")
@@ -94,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.what == "finish":
             told = finish(data, flags)
+        elif given.what == "new":
+            told = begin_anew(data)
         elif given.what == "external":
             told = external(data, flags)
         elif given.what == "save":
@@ -126,6 +131,33 @@ def check_whole(data: Path) -> None:
             f"a restore into {data} has begun and not ended",
             hint="do it again: moor restore FILE; what was there before is in its before-restore folder",
         )
+
+
+def check_database(data: Path) -> None:
+    """Refuse a folder that was used and whose database is gone: an empty one would know nothing of its keys and runs.
+
+    Raises:
+        MooringsError: ``store.missing``.
+    """
+    if _has_database(data):
+        return
+    used = [name for name in (PEPPER, HIGH_WATER) if (data / name).exists()]
+    if used or _has_runs(data / RUNS):
+        raise MooringsError(
+            "store.missing",
+            f"{data} was used before, and there is no {DATABASE} in it",
+            hint="put it back, or 'moor restore FILE'; "
+            f"'moor restore --new --data {data}' begins anew: keys, claims and runs are forgotten then",
+        )
+
+
+def _has_database(data: Path) -> bool:
+    database = data / DATABASE
+    return database.exists() and database.stat().st_size > 0
+
+
+def _has_runs(runs: Path) -> bool:
+    return runs.is_dir() and any(path.is_dir() for path in runs.iterdir())
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------
@@ -319,7 +351,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             work = Path(name)
             manifest = _unpack(file, work)
             old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
-            prepared = _prepare(work / DATABASE, old, data / "runs", other_installation=other_installation)
+            prepared = _prepare(work / DATABASE, old, data / RUNS, other_installation=other_installation)
             of_others = prepared.replaced not in ("", prepared.standing.installation)
             names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
             ordered = _replace(data, work, aside, file, names, of_others=of_others)
@@ -361,10 +393,7 @@ def _told(
             kind = Path(name).stem
             told.append(f"the {kind} file was {manifest[key]} then; its copy is {data / name}: compare them")
     if prepared.replaced not in ("", standing.installation):
-        told.append(
-            f"partitions of installation {prepared.replaced} are strangers' from now on: they are never removed, and "
-            "their devices given to nobody; end their jobs, and remove them with the vendor's own tool"
-        )
+        told.append(_strangers(f"installation {prepared.replaced}"))
     if ordered:
         told.append(
             f"what was ordered of {', '.join(ordered)} is that of the backup, too: partitions that Moorings made there "
@@ -375,12 +404,19 @@ def _told(
     return [*told, *_told_of_runs(data, prepared.started), _SPARED]
 
 
+def _strangers(whose: str) -> str:
+    return (
+        f"partitions of {whose} are strangers' from now on: they are never removed, and their devices given to nobody; "
+        "end their jobs, and remove them with the vendor's own tool"
+    )
+
+
 def _told_of_runs(folder: Path, started: Sequence[RunId]) -> list[str]:
     told = []
     if started:
         told.append(f"{', '.join(started)} waited then and started since: they are not started again")
     try:
-        living = sorted(partitions_in_use(folder / "runs"))
+        living = sorted(partitions_in_use(folder / RUNS))
     except (OSError, UnreadableError) as error:
         return [*told, f"what jobs run here cannot be told: {error}"]
     if living:
@@ -633,13 +669,46 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
     spare(shared.path, "it was restored by its own tools")
-    started = make_ready(store, shared.path / "runs", None, SystemClock().now())
+    started = make_ready(store, shared.path / RUNS, None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
         f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
         "access keys that were revoked since that moment are valid again: moor get keys",
         *_told_of_runs(shared.path, started),
         _SPARED,
+    ]
+
+
+# -- a new beginning ---------------------------------------------------------------------------------------------------
+
+
+def begin_anew(data: Path) -> list[str]:
+    """Make an empty database in a folder that was used and has none any more; what to tell.
+
+    Raises:
+        MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is
+            one, or the records are not in this folder.
+    """
+    _settings(data)
+    folder = DataFolder(data)
+    try:
+        check_whole(data)
+        if _has_database(data):
+            raise MooringsError(
+                "backup.invalid", f"{data / DATABASE} is there", hint="a new installation: choose another --data folder"
+            )
+        aside = data / f"before-new-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        _put_aside(data, aside, (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", HIGH_WATER))
+        with contextlib.closing(open_sqlite(data / DATABASE)) as store:
+            ident = store.installation()
+    except OSError as error:
+        raise MooringsError("backup.invalid", f"{data} cannot be written: {error}", hint="see its disk") from error
+    finally:
+        folder.close()
+    return [
+        f"made: installation {ident}, empty; the next start makes an access key for its admin",
+        _strangers("the installation before"),
+        *_told_of_runs(data, ()),
     ]
 
 
@@ -658,7 +727,7 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
     if not (folder / RESTORED).exists():
         return [f"no restore into {folder} is unfinished"]
     try:
-        living = sorted(partitions_in_use(folder / "runs"))
+        living = sorted(partitions_in_use(folder / RUNS))
     except (OSError, UnreadableError) as error:
         raise MooringsError(
             "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"

@@ -23,7 +23,7 @@ import uvloop
 from moorings import __version__
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.server import ApiServer, make_server_config
-from moorings.app.backup import check_whole
+from moorings.app.backup import check_database, check_whole
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.app.folders import DataFolder, SharedFolder
@@ -83,6 +83,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     folder = DataFolder(settings.data)
     try:
         check_whole(settings.data)
+        if not settings.database:
+            check_database(settings.data)
         tls = make_tls(settings)
         shared = SharedFolder(settings.shared or settings.data)
         pools_file = shared.pools_file(settings.pools)

@@ -43,7 +43,7 @@ LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it 
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
     *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
 }
-ENDS = frozenset({"store.fenced", "store.turned_back"})  # this memory is of no use any more
+ENDS = frozenset({"store.fenced", "store.turned_back", "store.removed"})  # this memory is of no use any more
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
 HELD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
 
@@ -168,7 +168,8 @@ class Loop:
 
         Raises:
             MooringsError: ``store.fenced``: another controller leads; this one must end. ``store.turned_back``: nothing
-                may be decided from this database before it was made ready (``app.turned_back``).
+                may be decided from this database before it was made ready (``app.turned_back``). ``store.removed``:
+                what it saves nobody will find.
         """
         pause_s = RETRY_S
         while True:
@@ -179,6 +180,8 @@ class Loop:
                     await self._recover()
                 away = False
                 await self.turn()
+                if not self._under_way:
+                    await self._in_writer(self.store.check_place)  # each save looks, too
             except MooringsError as error:
                 if error.code in ENDS:
                     raise

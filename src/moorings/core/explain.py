@@ -269,13 +269,18 @@ def _is_before(other: Reservation, mine: Reservation) -> bool:
 
 
 def _unheld(fleet: Fleet, mine: Reservation) -> str:
-    """What is kept and held by no claim: devices that wait for other resources, or that the hardware still frees."""
+    """What is kept and held by no claim: it waits for other resources, is being freed, or is in others' partitions."""
     claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
     short = _short(pool, claim.spec) if claim is not None else None
     if not len(mine.block):
         return f"it is next: {short}" if short is not None else "it is next"
     free = sum(len(part) for part in pool.free.free_within(mine.block))
-    state = "free and kept for it" if free == len(mine.block) else "being freed for it"
+    foreign = sorted(name for name, block in pool.foreign.items() if block.overlaps(mine.block))
+    if foreign:
+        shown = ", ".join(foreign[:BLOCKERS_SHOWN]) + (" and others" if len(foreign) > BLOCKERS_SHOWN else "")
+        state = f"kept for it, and in partitions that no claim holds: {shown}"
+    else:
+        state = "free and kept for it" if free == len(mine.block) else "being freed for it"
     return f"devices {mine.block} of {mine.pool} are {state}" + (f"; {short}" if short is not None else "")
 
 

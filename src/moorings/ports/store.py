@@ -250,9 +250,9 @@ class Store(Protocol):
                 back.
 
         Raises:
-            MooringsError: ``store.fenced`` (another controller leads), ``store.turned_back``, ``store.conflict`` (a
-                version differs; or an id, a live partition's or a project's name, a key or a device is taken),
-                ``store.unavailable`` (nothing was saved, or it is not known whether it was).
+            MooringsError: ``store.fenced`` (another controller leads), ``store.turned_back``, ``store.removed``,
+                ``store.conflict`` (a version differs; or an id, a live partition's or a project's name, a key or a
+                device is taken), ``store.unavailable`` (nothing was saved, or it is not known whether it was).
         """
         ...
 
@@ -333,6 +333,14 @@ class Store(Protocol):
 
         Raises:
             MooringsError: ``store.unavailable``.
+        """
+        ...
+
+    def check_place(self) -> None:
+        """See that what is written is found by the next controller.
+
+        Raises:
+            MooringsError: ``store.removed``: the database's file is no longer where it was opened.
         """
         ...
 

@@ -132,6 +132,13 @@ class Database(ABC):
                 retryable=True,
             ) from error
 
+    def check_place(self) -> None:  # noqa: B027 - a server's is where it says
+        """See that it is still where it was opened.
+
+        Raises:
+            MooringsError: ``store.removed``.
+        """
+
     def replication(self) -> Replication | None:
         """How its server keeps standbys; None: it is no server."""
         return None

@@ -294,6 +294,9 @@ class SqlStore:
         with self._database.write() as connection:
             _number(connection, 0)
 
+    def check_place(self) -> None:
+        self._database.check_place()
+
     def abort(self) -> None:
         self._database.abort()
 

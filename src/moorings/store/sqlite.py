@@ -38,6 +38,8 @@ PREPARED_STATEMENTS = 256  # a connection; every statement of a commit stays par
 # For each connection. Larger caches were measured to change nothing: the system caches the file.
 _PRAGMAS = ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON")
 
+_Identity = tuple[int, int] | None  # device and inode of a file; None: there is none
+
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
@@ -58,6 +60,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
         self._path = path
         self._anchor: sqlite3.Connection | None = None
+        self._files: dict[Path, _Identity] = {}
         engine = create_engine(
             URL.create("sqlite", database=str(path)),
             poolclass=QueuePool,
@@ -75,6 +78,7 @@ class SqliteDatabase(Database):
         super().__init__(engine)
 
     def begin_write(self, connection: Connection) -> None:
+        self.check_place()
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def begin_snapshot(self, connection: Connection) -> None:
@@ -131,11 +135,34 @@ class SqliteDatabase(Database):
         # even a reader could make them again.
         self._anchor = sqlite3.connect(self._path, check_same_thread=False)
         self._anchor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        self._files = {
+            path: _identity(path, None) for path in (self._path, self._path.with_name(f"{self._path.name}-wal"))
+        }
+
+    def check_place(self) -> None:
+        """See that the file and its log are those that were opened: what is written to others is lost with us."""
+        for path, opened in self._files.items():
+            if _identity(path, opened) != opened:
+                raise MooringsError(
+                    "store.removed",
+                    f"the database's file {path} was removed or replaced while it was in use",
+                    hint="nothing more is taken on; put the file back, or restore a backup, and start the controller",
+                )
 
     def close(self) -> None:
         super().close()
         if self._anchor is not None:
             self._anchor.close()
+
+
+def _identity(path: Path, unknown: _Identity) -> _Identity:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return unknown
+    return found.st_dev, found.st_ino
 
 
 def _prepare(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.backup import look_at, restore, save
+from moorings.app.backup import check_database, look_at, restore, save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.cli.main import main
 from moorings.cli.processes import Running
@@ -226,6 +226,34 @@ def test_not_under_a_controller_that_runs(moor, data):
     finally:
         folder.close()
     assert (code, "another controller uses" in err) == (5, True)
+
+
+# -- a database that is lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["pepper", "high-water", "runs"])
+def test_an_empty_database_in_a_used_folder_needs_a_word(moor, tmp_path, left):
+    folder = tmp_path / "used"
+    DataFolder(folder).close()
+    check_database(folder)
+    (folder / "pools.toml").touch()
+    (folder / "runs").mkdir()
+    check_database(folder)
+    if left == "runs":
+        (folder / "runs" / "run-a").mkdir()
+    else:
+        (folder / left).write_text("x")
+    (folder / "moorings.db").touch()
+    with pytest.raises(MooringsError) as caught:
+        check_database(folder)
+    assert (caught.value.code, "restore --new" in caught.value.hint) == ("store.missing", True)
+    code, out, err = moor("restore", "--new", "-y", "--data", str(folder))
+    assert (code, err) == (0, "")
+    assert "strangers'" in out
+    check_database(folder)
+    assert not (folder / "high-water").exists(), "it is another installation's"
+    code, _, err = moor("restore", "--new", "-y", "--data", str(folder))
+    assert (code, "moorings.db is there" in err) == (2, True), "never over records"
 
 
 # -- what is in the file -------------------------------------------------------------------------------------------

@@ -450,6 +450,19 @@ async def test_a_database_that_went_back_under_it_ends_it(store, tmp_path, first
     current.close()
 
 
+async def test_a_database_whose_file_is_gone_ends_it_while_nobody_asks(store, tmp_path):
+    rig = rig_over(store)
+    rig.serving = asyncio.create_task(rig.loop.serve())
+    claim = await rig.claim()
+    (tmp_path / "moorings.db").rename(tmp_path / "away.db")
+    with pytest.raises(MooringsError) as caught:
+        await asyncio.wait_for(rig.serving, patient(30))
+    assert caught.value.code == "store.removed"
+    (tmp_path / "away.db").rename(tmp_path / "moorings.db")
+    assert rig.saved() == {claim.id}
+    rig.loop.close()
+
+
 def assert_told(asking: asyncio.Task[Claim]) -> None:
     assert asking.done(), "nobody will ever answer"
     error = asking.exception()

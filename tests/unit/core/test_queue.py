@@ -461,6 +461,21 @@ def test_a_turn_expects_what_its_own_changes_say(put: Input, until: Instant) -> 
     assert ends.soonest(8) == (Block(range(8)), after(NOW, 60), 2)
 
 
+def test_a_block_that_strangers_hold_is_not_said_to_be_freed() -> None:
+    fleet = Fleet([POD])
+    waiting = claim_of(0, ClaimSpec(kind="ipu", size=8, gcds=2))
+    fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
+    with Turn(fleet, Policy(), NOW) as turn:
+        turn.take(ForeignSeen(POD.name, {"theirs": Block(range(3, 6)), "spared": Block(range(6, 7))}))
+        turn.schedule()
+    fleet.apply(turn.changes)
+    first = explain(fleet, waiting, NOW).reasons[0]
+    assert (first.code, first.message) == (
+        "queue.reserved",
+        "devices 0-7 of pod are kept for it, and in partitions that no claim holds: spared, theirs",
+    )
+
+
 def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> None:
     fleet = Fleet([POD])
     greedy, waiting = (claim_of(n, ClaimSpec(kind="ipu", size=2, resources={"memory": 6})) for n in range(2))

@@ -46,16 +46,20 @@ def backup(session: Session, *, file: Path, data: str | None) -> int:
     "The controller must be down. What was there is kept aside. Partitions made since the backup are left alone, for "
     "jobs may run on them, until 'moor restore --finish'.\n\n"
     "A PostgreSQL database is restored by its own tools; then, before any controller starts, 'moor restore --external' "
-    "makes it ready, with the controller's own settings (MOORINGS_DATABASE, --data, --shared, --controller-config).",
+    "makes it ready, with the controller's own settings (MOORINGS_DATABASE, --data, --shared, --controller-config).\n\n"
+    "A controller does not start on a folder that was used and whose database is gone: put that back, restore, or, "
+    "where both are lost, say 'moor restore --new'.",
     epilog=examples(
         "moor down && moor restore moorings-2026-11-21.tar.gz && moor up",
         "moor restore --external",
         "moor restore --finish",
+        "moor restore --new",
     ),
 )
 @click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
 @click.option("--external", is_flag=True, help="Make a database ready that its own tools restored (pg_restore).")
 @click.option("--finish", is_flag=True, help="Have partitions removed that the restored records do not know.")
+@click.option("--new", "anew", is_flag=True, help="Begin anew, with an empty database in place of one that is lost.")
 @click.option("--other-installation", is_flag=True, help="Also if FILE is of another installation than the records.")
 @click.option("--shared", metavar="DIR", help="The controller's shared folder, if it is started with one.")
 @click.option(
@@ -70,6 +74,7 @@ def restore(
     file: Path | None,
     external: bool,
     finish: bool,
+    anew: bool,
     other_installation: bool,
     shared: str | None,
     controller_config: str | None,
@@ -78,9 +83,9 @@ def restore(
 ) -> int:
     """Put a backup's records in place of a controller's."""
     folder = _folder(session, data)
-    if [finish, external, file is not None].count(True) != 1 or (other_installation and file is None):
-        raise WrongUsage("name a backup, or say --external or --finish", hint="moor restore FILE")
-    if file is not None and (shared or controller_config):
+    if [finish, external, anew, file is not None].count(True) != 1 or (other_installation and file is None):
+        raise WrongUsage("name a backup, or say --external, --finish or --new", hint="moor restore FILE")
+    if not (finish or external) and (shared or controller_config):
         raise WrongUsage(
             "--shared and --controller-config are for --external and --finish", hint="moor restore FILE --data DIR"
         )
@@ -89,6 +94,9 @@ def restore(
     if finish:
         confirm(session, f"Remove the partitions that no record in {folder} knows?", lambda: None, yes=yes)
         return _run(session, data, "finish", *flags)
+    if anew:
+        confirm(session, f"Forget all keys, claims and runs of {folder}, and begin anew?", lambda: None, yes=yes)
+        return _run(session, data, "new")
     if external:
         confirm(session, "Has its own tool restored the database, and is every controller down?", lambda: None, yes=yes)
         return _run(session, data, "external", *flags)

@@ -191,6 +191,9 @@ class StoreGate:
         self._arrive("ping")
         self._store.ping()
 
+    def check_place(self) -> None:
+        self._store.check_place()
+
     def abort(self) -> None:
         """Nothing here waits in a thread."""
 
