@@ -44,7 +44,7 @@ VENDOR = (
     Guard(
         law="3",
         what="a backup has what was ordered of V-IPU controllers",
-        file="app/backup.py",
+        file="app/backup_saving.py",
         at="save",
         cut="parts |= _gather_orders(data, Path(work))",
         put="",

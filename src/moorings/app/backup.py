@@ -28,7 +28,6 @@ import sqlite3
 import sys
 import tarfile
 import tempfile
-import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +35,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from moorings import __version__
 from moorings.app import backup_orders
+from moorings.app.backup_saving import (
+    DATABASE,
+    FORMAT,
+    MANIFEST,
+    PEPPER,
+    POLICY,
+    POOLS,
+    Standing,
+    check_whole,
+    has_database,
+    look_at,
+    save,
+    settings_alone,
+)
 from moorings.app.clock import SystemClock
 from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, write_private
 from moorings.app.high_water import FILE as HIGH_WATER
@@ -56,30 +68,16 @@ from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
 from moorings.workloads.runs import RunId
 
-FORMAT = 1
-DATABASE, PEPPER, POOLS, MANIFEST = "moorings.db", "pepper", "pools.toml", "manifest.json"
-POLICY = "policy.toml"
 MANIFEST_BYTES_MAX = 1 << 20
 LEAD_S = 5.0  # whoever leads keeps the lock for longer
 _CHUNK = 1 << 20
 _WORK = ".restore-"
 _OLD = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", PEPPER, POOLS)
 _USE_ANOTHER = "use another backup; nothing was changed"
-_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SPARED = (
     "partitions that the records do not know are left alone, and their devices given to nobody, "
     "until 'moor restore --finish'"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a database stands: its installation, tables' revision, last event, and fencing epoch."""
-
-    installation: str
-    revision: str
-    seq: int
-    epoch: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,212 +117,6 @@ def _plain(line: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
 
-def check_whole(data: Path) -> None:
-    """Refuse a folder in which a restore has begun and not ended.
-
-    Raises:
-        MooringsError: ``backup.unfinished``.
-    """
-    if (data / RESTORING).exists():
-        raise MooringsError(
-            "backup.unfinished",
-            f"a restore into {data} has begun and not ended",
-            hint="do it again: moor restore FILE; what was there before is in its before-restore folder",
-        )
-
-
-def check_database(data: Path) -> None:
-    """Refuse a folder that was used and whose database is gone: an empty one would know nothing of its keys and runs.
-
-    Raises:
-        MooringsError: ``store.missing``.
-    """
-    if _has_database(data):
-        return
-    used = [name for name in (PEPPER, HIGH_WATER) if (data / name).exists()]
-    if used or _has_runs(data / RUNS):
-        raise MooringsError(
-            "store.missing",
-            f"{data} was used before, and there is no {DATABASE} in it",
-            hint="put it back, or 'moor restore FILE'; "
-            f"'moor restore --new --data {data}' begins anew: keys, claims and runs are forgotten then",
-        )
-
-
-def _has_database(data: Path) -> bool:
-    database = data / DATABASE
-    return database.exists() and database.stat().st_size > 0
-
-
-def _has_runs(runs: Path) -> bool:
-    return runs.is_dir() and any(path.is_dir() for path in runs.iterdir())
-
-
-# -- saving ------------------------------------------------------------------------------------------------------------
-
-
-def save(data: Path, file: Path) -> list[str]:
-    """Write a backup of a data folder, also while its controller runs; what to tell.
-
-    Raises:
-        MooringsError: ``backup.invalid``, ``store.corrupt``, ``store.unavailable``, ``config.invalid``.
-    """
-    settings = _settings(data)
-    check_whole(data)
-    source = data / DATABASE
-    if not source.exists():
-        raise MooringsError("backup.invalid", f"there is no {source}", hint="name the data folder with --data")
-    if file.exists():
-        raise MooringsError("backup.invalid", f"{file} is there already", hint="name another file")
-    try:
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
-            parts = _gather(source, Path(work))
-            parts |= _gather_files(data, settings, Path(work))
-            parts |= _gather_orders(data, Path(work))  # after the records: what they say was ordered is in it
-            standing = look_at(parts[DATABASE])
-            draft = Path(work) / "backup"
-            _write_tar(draft, parts, _manifest(parts, standing, settings))
-            file.hardlink_to(draft)  # whole or not at all, and never over another
-            sync_folder(file.parent)
-    except OSError as error:
-        raise MooringsError("backup.invalid", f"{file} cannot be written: {error}", hint="see its disk") from error
-    return [
-        f"backup written: {file} ({file.stat().st_size} bytes)",
-        f"installation {standing.installation}, tables of revision {standing.revision}, up to event {standing.seq}",
-        "it holds the access keys' pepper: keep it as safe as the controller itself",
-    ]
-
-
-def _settings(data: Path) -> Settings:
-    """The settings of a controller whose records are all in its data folder.
-
-    Raises:
-        MooringsError: ``backup.invalid``: they are elsewhere; ``config.invalid``.
-    """
-    settings, _ = settings_of(data)
-    if settings.database or settings.shared:
-        raise MooringsError(
-            "backup.invalid",
-            "this controller's records are not all in its data folder: PostgreSQL has its own way to save them",
-            hint=f"pg_dump --format=custom (password in ~/.pgpass), and a copy of {settings.shared or data}/pepper",
-        )
-    return settings
-
-
-def _gather(database: Path, work: Path) -> dict[str, Path]:
-    """A copy of the database, in ``work``.
-
-    Raises:
-        MooringsError: ``store.corrupt``, ``store.unavailable``.
-    """
-    parts = {DATABASE: work / DATABASE}
-    parts[DATABASE].touch(mode=0o600)
-    try:
-        with (
-            contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as source,
-            contextlib.closing(sqlite3.connect(parts[DATABASE])) as copy,
-        ):
-            source.backup(copy)  # one consistent state; the controller's writes go on beside it
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a write-ahead log beside it
-            answer = copy.execute("PRAGMA quick_check").fetchone()[0]
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
-            raise _damaged(database, str(error)) from error
-        raise MooringsError("store.unavailable", f"{database} cannot be copied: {error}", retryable=True) from error
-    if answer != "ok":
-        raise _damaged(database, answer)
-    return parts
-
-
-def _gather_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
-    """Copies of the files that the controller was told to use, or has in its data folder.
-
-    Raises:
-        MooringsError: ``backup.invalid``.
-    """
-    parts = {}
-    named = ((PEPPER, None), (POOLS, settings.pools), (POLICY, settings.policy))
-    for name, told in named:
-        if told is not None and not os.access(told, os.R_OK):
-            raise MooringsError(
-                "backup.invalid",
-                f"{told}, the {Path(name).stem} file that the controller uses, cannot be read",
-                hint="put it back, or let this user read it: without it the backup would not be whole",
-            )
-        origin = told or data / name
-        if origin.exists():
-            parts[name] = work / name
-            shutil.copyfile(origin, parts[name])
-    return parts
-
-
-def _gather_orders(data: Path, work: Path) -> dict[str, Path]:
-    """Copies of what was ordered of V-IPU controllers; such a file is replaced whole.
-
-    Raises:
-        MooringsError: ``backup.invalid``.
-    """
-    return {name: Path(shutil.copyfile(path, work / name)) for name, path in backup_orders.lists_in(data).items()}
-
-
-def _damaged(database: Path, how: str) -> MooringsError:
-    return MooringsError(
-        "store.corrupt", f"{database} is damaged: {how}", hint="leave it where it is: moor restore FILE, an earlier one"
-    )
-
-
-def look_at(database: Path) -> Standing:
-    """Where a database stands.
-
-    Raises:
-        MooringsError: ``store.corrupt``: it is no database of ours.
-    """
-    try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as connection:
-            ident, seq, epoch = connection.execute("SELECT id, seq, epoch FROM installation").fetchone()
-            revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-    except (sqlite3.Error, TypeError) as error:
-        raise MooringsError("store.corrupt", f"{database.name} is no database of Moorings: {error}") from error
-    return Standing(str(ident), str(revision), int(seq), int(epoch))
-
-
-def _manifest(parts: Mapping[str, Path], standing: Standing, settings: Settings) -> bytes:
-    told = {
-        "format": FORMAT,
-        "moorings": __version__,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "installation": standing.installation,
-        "revision": standing.revision,
-        "seq": standing.seq,
-        "poolsFile": str(settings.pools or ""),
-        "policyFile": str(settings.policy or ""),  # told also where there is none: a backup of before had no policy
-        "files": {
-            name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in sorted(parts.items())
-        },
-    }
-    return json.dumps(told, indent=2).encode() + b"\n"
-
-
-def _write_tar(draft: Path, parts: Mapping[str, Path], manifest: bytes) -> None:
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar, tempfile.TemporaryFile() as head:
-            head.write(manifest)
-            head.seek(0)
-            tar.addfile(_member(MANIFEST, len(manifest)), head)
-            for name, path in sorted(parts.items()):
-                with path.open("rb") as content:
-                    tar.addfile(_member(name, path.stat().st_size), content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode, member.mtime = size, 0o600, int(time.time())
-    return member
-
-
 # -- restoring ---------------------------------------------------------------------------------------------------------
 
 
@@ -341,7 +133,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             changed then.
     """
     if data.exists():
-        _settings(data)
+        settings_alone(data)
     folder = DataFolder(data)  # nobody else uses it from here on
     try:
         for left in data.glob(f"{_WORK}*"):  # by one that was killed; a pepper may be in it
@@ -689,11 +481,11 @@ def begin_anew(data: Path) -> list[str]:
         MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is
             one, or the records are not in this folder.
     """
-    _settings(data)
+    settings_alone(data)
     folder = DataFolder(data)
     try:
         check_whole(data)
-        if _has_database(data):
+        if has_database(data):
             raise MooringsError(
                 "backup.invalid", f"{data / DATABASE} is there", hint="a new installation: choose another --data folder"
             )
@@ -735,11 +527,6 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
     (folder / RESTORED).unlink()
     kept = f"; those under running jobs ({', '.join(living)}) when these have ended" if living else ""
     return [f"partitions that no record knows are removed from now on{kept}"]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import uvloop
 from moorings import __version__
 from moorings.api.limits import DEFAULT_LIMITS, Limits
 from moorings.api.server import ApiServer, make_server_config
-from moorings.app.backup import check_database, check_whole
+from moorings.app.backup_saving import check_database, check_whole
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.app.folders import DataFolder, SharedFolder

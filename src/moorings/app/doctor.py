@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moorings.app.backup import DATABASE, look_at
+from moorings.app.backup_saving import DATABASE, look_at
 from moorings.app.folders import PEPPER_BYTES, RESTORED, RESTORING
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings

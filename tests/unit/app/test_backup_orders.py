@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.backup import restore, save
+from moorings.app.backup import restore
 from moorings.app.backup_orders import is_member, put_back
+from moorings.app.backup_saving import save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionOrder

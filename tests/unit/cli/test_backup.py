@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.backup import check_database, look_at, restore, save
+from moorings.app.backup import restore
+from moorings.app.backup_saving import check_database, look_at, save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.cli.main import main
 from moorings.cli.processes import Running

@@ -1,0 +1,257 @@
+"""What a backup holds, and how it is written: the database as it stood at one moment, and the files around it.
+
+Also what a data folder must be before anything uses it. ``backup`` tells what restoring does with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from moorings import __version__
+from moorings.app import backup_orders
+from moorings.app.folders import RESTORING
+from moorings.app.high_water import FILE as HIGH_WATER
+from moorings.app.origin import settings_of
+from moorings.app.settings import Settings
+from moorings.app.turned_back import RUNS
+from moorings.core.errors import MooringsError
+from moorings.local.rundir import sync_folder
+
+FORMAT = 1
+DATABASE, PEPPER, POOLS, MANIFEST = "moorings.db", "pepper", "pools.toml", "manifest.json"
+POLICY = "policy.toml"
+_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a database stands: its installation, tables' revision, last event, and fencing epoch."""
+
+    installation: str
+    revision: str
+    seq: int
+    epoch: int
+
+
+def check_whole(data: Path) -> None:
+    """Refuse a folder in which a restore has begun and not ended.
+
+    Raises:
+        MooringsError: ``backup.unfinished``.
+    """
+    if (data / RESTORING).exists():
+        raise MooringsError(
+            "backup.unfinished",
+            f"a restore into {data} has begun and not ended",
+            hint="do it again: moor restore FILE; what was there before is in its before-restore folder",
+        )
+
+
+def check_database(data: Path) -> None:
+    """Refuse a folder that was used and whose database is gone: an empty one would know nothing of its keys and runs.
+
+    Raises:
+        MooringsError: ``store.missing``.
+    """
+    if has_database(data):
+        return
+    used = [name for name in (PEPPER, HIGH_WATER) if (data / name).exists()]
+    if used or _has_runs(data / RUNS):
+        raise MooringsError(
+            "store.missing",
+            f"{data} was used before, and there is no {DATABASE} in it",
+            hint="put it back, or 'moor restore FILE'; "
+            f"'moor restore --new --data {data}' begins anew: keys, claims and runs are forgotten then",
+        )
+
+
+def has_database(data: Path) -> bool:
+    """Whether there are records in a data folder."""
+    database = data / DATABASE
+    return database.exists() and database.stat().st_size > 0
+
+
+def _has_runs(runs: Path) -> bool:
+    return runs.is_dir() and any(path.is_dir() for path in runs.iterdir())
+
+
+# -- saving ------------------------------------------------------------------------------------------------------------
+
+
+def save(data: Path, file: Path) -> list[str]:
+    """Write a backup of a data folder, also while its controller runs; what to tell.
+
+    Raises:
+        MooringsError: ``backup.invalid``, ``store.corrupt``, ``store.unavailable``, ``config.invalid``.
+    """
+    settings = settings_alone(data)
+    check_whole(data)
+    source = data / DATABASE
+    if not source.exists():
+        raise MooringsError("backup.invalid", f"there is no {source}", hint="name the data folder with --data")
+    if file.exists():
+        raise MooringsError("backup.invalid", f"{file} is there already", hint="name another file")
+    try:
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
+            parts = _gather(source, Path(work))
+            parts |= _gather_files(data, settings, Path(work))
+            parts |= _gather_orders(data, Path(work))  # after the records: what they say was ordered is in it
+            standing = look_at(parts[DATABASE])
+            draft = Path(work) / "backup"
+            _write_tar(draft, parts, _manifest(parts, standing, settings))
+            file.hardlink_to(draft)  # whole or not at all, and never over another
+            sync_folder(file.parent)
+    except OSError as error:
+        raise MooringsError("backup.invalid", f"{file} cannot be written: {error}", hint="see its disk") from error
+    return [
+        f"backup written: {file} ({file.stat().st_size} bytes)",
+        f"installation {standing.installation}, tables of revision {standing.revision}, up to event {standing.seq}",
+        "it holds the access keys' pepper: keep it as safe as the controller itself",
+    ]
+
+
+def settings_alone(data: Path) -> Settings:
+    """The settings of a controller whose records are all in its data folder.
+
+    Raises:
+        MooringsError: ``backup.invalid``: they are elsewhere; ``config.invalid``.
+    """
+    settings, _ = settings_of(data)
+    if settings.database or settings.shared:
+        raise MooringsError(
+            "backup.invalid",
+            "this controller's records are not all in its data folder: PostgreSQL has its own way to save them",
+            hint=f"pg_dump --format=custom (password in ~/.pgpass), and a copy of {settings.shared or data}/pepper",
+        )
+    return settings
+
+
+def _gather(database: Path, work: Path) -> dict[str, Path]:
+    """A copy of the database, in ``work``.
+
+    Raises:
+        MooringsError: ``store.corrupt``, ``store.unavailable``.
+    """
+    parts = {DATABASE: work / DATABASE}
+    parts[DATABASE].touch(mode=0o600)
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as source,
+            contextlib.closing(sqlite3.connect(parts[DATABASE])) as copy,
+        ):
+            source.backup(copy)  # one consistent state; the controller's writes go on beside it
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a write-ahead log beside it
+            answer = copy.execute("PRAGMA quick_check").fetchone()[0]
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+            raise _damaged(database, str(error)) from error
+        raise MooringsError("store.unavailable", f"{database} cannot be copied: {error}", retryable=True) from error
+    if answer != "ok":
+        raise _damaged(database, answer)
+    return parts
+
+
+def _gather_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
+    """Copies of the files that the controller was told to use, or has in its data folder.
+
+    Raises:
+        MooringsError: ``backup.invalid``.
+    """
+    parts = {}
+    named = ((PEPPER, None), (POOLS, settings.pools), (POLICY, settings.policy))
+    for name, told in named:
+        if told is not None and not os.access(told, os.R_OK):
+            raise MooringsError(
+                "backup.invalid",
+                f"{told}, the {Path(name).stem} file that the controller uses, cannot be read",
+                hint="put it back, or let this user read it: without it the backup would not be whole",
+            )
+        origin = told or data / name
+        if origin.exists():
+            parts[name] = work / name
+            shutil.copyfile(origin, parts[name])
+    return parts
+
+
+def _gather_orders(data: Path, work: Path) -> dict[str, Path]:
+    """Copies of what was ordered of V-IPU controllers; such a file is replaced whole.
+
+    Raises:
+        MooringsError: ``backup.invalid``.
+    """
+    return {name: Path(shutil.copyfile(path, work / name)) for name, path in backup_orders.lists_in(data).items()}
+
+
+def _damaged(database: Path, how: str) -> MooringsError:
+    return MooringsError(
+        "store.corrupt", f"{database} is damaged: {how}", hint="leave it where it is: moor restore FILE, an earlier one"
+    )
+
+
+def look_at(database: Path) -> Standing:
+    """Where a database stands.
+
+    Raises:
+        MooringsError: ``store.corrupt``: it is no database of ours.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as connection:
+            ident, seq, epoch = connection.execute("SELECT id, seq, epoch FROM installation").fetchone()
+            revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+    except (sqlite3.Error, TypeError) as error:
+        raise MooringsError("store.corrupt", f"{database.name} is no database of Moorings: {error}") from error
+    return Standing(str(ident), str(revision), int(seq), int(epoch))
+
+
+def _manifest(parts: Mapping[str, Path], standing: Standing, settings: Settings) -> bytes:
+    told = {
+        "format": FORMAT,
+        "moorings": __version__,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "installation": standing.installation,
+        "revision": standing.revision,
+        "seq": standing.seq,
+        "poolsFile": str(settings.pools or ""),
+        "policyFile": str(settings.policy or ""),  # told also where there is none: a backup of before had no policy
+        "files": {
+            name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in sorted(parts.items())
+        },
+    }
+    return json.dumps(told, indent=2).encode() + b"\n"
+
+
+def _write_tar(draft: Path, parts: Mapping[str, Path], manifest: bytes) -> None:
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar, tempfile.TemporaryFile() as head:
+            head.write(manifest)
+            head.seek(0)
+            tar.addfile(_member(MANIFEST, len(manifest)), head)
+            for name, path in sorted(parts.items()):
+                with path.open("rb") as content:
+                    tar.addfile(_member(name, path.stat().st_size), content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, 0o600, int(time.time())
+    return member
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
