@@ -130,6 +130,7 @@ def project_asked(name: str, request: ProjectRequest) -> Project:
         weight=request.weight,
         devices_max=request.devices_max,
         user_devices_max=request.user_devices_max,
+        priority_max=request.priority_max,
         members=tuple(request.members),
         aliases=tuple(request.aliases),
     )

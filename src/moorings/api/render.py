@@ -330,6 +330,7 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
         version=project.version,
         devices_max=project.devices_max,
         user_devices_max=project.user_devices_max,
+        priority_max=project.priority_max,
         members=project.members if caller.role is Role.ADMIN else hidden,
         aliases=project.aliases,
     )

@@ -313,6 +313,7 @@ PROJECTS: Kind[ProjectBody] = Kind(
         Column("GUARANTEED", lambda item, _now: shares_text(item.shares)),
         Column("DEVICES_MAX", field("devices_max")),
         Column("USER_MAX", field("user_devices_max")),
+        wide("PRIORITY_MAX", field("priority_max")),
         Column("MEMBERS", lambda item, _now: ",".join(item.members)),
         wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
         wide("VERSION", field("version")),

@@ -14,6 +14,7 @@ ANY_SUBSET = "any-subset"
 _BLOCKS = re.compile(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,6}")
 _LIMIT = re.compile(r"[0-9]{1,10}")
+_PRIORITY = re.compile(r"-?[0-9]{1,7}")
 
 
 def parse_shares(texts: Sequence[str], topology_of: Callable[[str], str]) -> dict[str, Mapping[str, int]]:
@@ -82,4 +83,17 @@ def parse_limit(text: str) -> int | None:
         raise MooringsError(
             "project.invalid", f"{text[:40]!r} is no limit of devices", hint="use a whole number, or none"
         )
+    return int(text)
+
+
+def parse_ceiling(text: str) -> int | None:
+    """The highest priority of a project; ``none``: as above it.
+
+    Raises:
+        MooringsError: ``project.invalid``.
+    """
+    if text == NONE:
+        return None
+    if not _PRIORITY.fullmatch(text):
+        raise MooringsError("project.invalid", f"{text[:40]!r} is no priority", hint="use a whole number, or none")
     return int(text)

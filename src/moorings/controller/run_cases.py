@@ -89,7 +89,13 @@ class RunCases:
             job = replace(job, priority=priority_there(job.accelerators.kind, job.priority, admin=admin))
         claim = await self._claim_for(caller, engine, within)
         given = CreateRun(
-            id=ident, claim=claim, job=job, engine=engine, subject=caller.subject, within=within is not None
+            id=ident,
+            claim=claim,
+            job=job,
+            engine=engine,
+            subject=caller.subject,
+            within=within is not None,
+            role=caller.role,
         )
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
@@ -174,7 +180,7 @@ class RunCases:
             kin = [one for one in unended if one.job.appliance and one.job.appliance.workflow == part.workflow]
         for one in kin:
             if one.claim is not None:
-                await self._loop.post(SetPriority(one.claim, priority))
+                await self._loop.post(SetPriority(one.claim, priority, caller.role))
         return await self._run_view(self._loop.runs.by_id.get(run.id, run))
 
     async def get(self, ident: str, *, wait_s: float = 0) -> RunView:

@@ -161,7 +161,7 @@ class Controller:
 
         Raises:
             MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``,
-                ``project.unknown``, ``project.not_member``, ``project.limit``.
+                ``project.unknown``, ``project.not_member``, ``project.limit``, ``priority.denied``.
         """
         admin = caller.role is Role.ADMIN
         spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
@@ -176,6 +176,7 @@ class Controller:
             owner=owner,
             subject=caller.subject,
             spec=spec,
+            role=caller.role,
         )
         use = None
         if key is not None:

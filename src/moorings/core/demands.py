@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core import claims
-from moorings.core.access import OTHERS_OWNERS
+from moorings.core.access import OTHERS_OWNERS, Role
 from moorings.core.announced import Announced
 from moorings.core.answers import Answers
-from moorings.core.claims import Claim, ClaimEvent, ClaimState
+from moorings.core.claims import Claim, ClaimEvent, ClaimSpec, ClaimState
 from moorings.core.devices import Device, DeviceEvent, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
@@ -31,6 +31,7 @@ from moorings.core.inputs import (
 )
 from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
+from moorings.core.priorities import ceiling_of, check_priority
 from moorings.core.projects import Project, check_project, check_removal
 from moorings.core.reasons import Reason
 from moorings.core.records import plain
@@ -44,6 +45,7 @@ class Demands(Answers):
 
     def create(self, given: CreateClaim) -> Claim:
         given = self._paid(given)
+        self._check_priority(given.spec, given.spec.priority, given.role)
         pools_for(given.spec, self.fleet.pools)
         if self._names.get(given.name, self.fleet.names.get(given.name)) is not None:
             raise MooringsError(
@@ -91,6 +93,9 @@ class Demands(Answers):
             detail = f"{given.spec.size} devices are more than the {most} that project {project} may hold at once"
             raise MooringsError("project.limit", detail, hint=f"ask for {most} or fewer, or in another project")
         return replace(given, spec=replace(given.spec, project=name)) if name != given.spec.project else given
+
+    def _check_priority(self, spec: ClaimSpec, asked: int, role: Role | None) -> None:
+        check_priority(asked, ceiling_of(role, spec.project, self.projects, self.policy), spec.project)
 
     def _started(self, told: Announced) -> Instant | None:
         """Where the last of a queue's claims that wait stands; None: none of them waits."""
@@ -216,6 +221,8 @@ class Demands(Answers):
             raise MooringsError("claim.ended", f"claim {given.claim} has ended; nothing of it waits")
         if claim.spec.priority == given.priority:
             return claim
+        if given.priority > claim.spec.priority:
+            self._check_priority(claim.spec, given.priority, given.role)
         spec = replace(claim.spec, priority=given.priority)
         changed = replace(claim, spec=spec, version=claim.version + 1)
         self._tell("claim.prioritised", changed, {"from": claim.spec.priority, "to": given.priority})

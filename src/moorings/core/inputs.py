@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from moorings.core.access import Role
 from moorings.core.announced import Announced
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.hardware import Answer
 from moorings.core.instants import Instant
 from moorings.core.projects import Project
+from moorings.core.records import LATER
 from moorings.core.topology import Block
 
 
@@ -23,6 +25,8 @@ class CreateClaim:
     owner: str
     subject: str
     spec: ClaimSpec
+    role: Role | None = field(default=None, metadata=LATER)
+    """Whose priority is limited; None: nobody's, as in logs of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class SetPriority:
 
     claim: ClaimId
     priority: int
+    role: Role | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)

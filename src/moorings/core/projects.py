@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
@@ -21,9 +21,11 @@ from math import isfinite, isqrt
 from types import MappingProxyType
 from typing import Final
 
+from moorings.core.claims import PRIORITY_MAX
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
+from moorings.core.records import LATER
 from moorings.core.shares import (
     Blocks,
     blocks_text,
@@ -83,6 +85,8 @@ class Project:
         weight: for the order among those who borrow: who has twice the weight may use twice as much.
         devices_max: so many devices it and its children hold at once, at most, in all pools together; None: no limit.
         user_devices_max: so many devices one subject holds in it and its children, at most; None: no limit.
+        priority_max: the highest priority that may be asked for in its name, but by admins; None: as above it, else as
+            the policy says for the role.
         members: the subjects that may ask in its name, beside those of its parents; if neither has any, everybody.
         aliases: what other schedulers call it: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
         version: counts its saves.
@@ -96,6 +100,7 @@ class Project:
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     version: int = 1
+    priority_max: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 2 and 2.0 are not.
@@ -256,6 +261,14 @@ class Projects:
         known = map(self._by_name.get, self.lineage(name))
         return any(project is not None and project.user_devices_max is not None for project in known)
 
+    def priority_max(self, name: str) -> int | None:
+        """The highest priority that may be asked for in a project's name: its own word, or the next one's above it."""
+        for one in self.lineage(name):
+            project = self._by_name.get(one)
+            if project is not None and project.priority_max is not None:
+                return project.priority_max
+        return None
+
     def never_fits(self, name: str, size: int, *, of_user: bool = True) -> tuple[str, int] | None:
         """The project whose limit a claim of ``size`` could never keep, and that limit; None: there is none.
 
@@ -405,6 +418,11 @@ def _check_numbers(project: Project) -> None:
                 f"{what} = {limit} of project {project.name!r} is out of range",
                 f"use 0 to {LIMIT_MAX}, or none for no limit",
             )
+    if project.priority_max is not None and abs(project.priority_max) > PRIORITY_MAX:
+        raise _invalid(
+            f"priority_max = {project.priority_max} of project {project.name!r} is out of range",
+            f"use {-PRIORITY_MAX} to {PRIORITY_MAX}, or none",
+        )
 
 
 def _check_members(project: Project) -> None:

@@ -173,6 +173,7 @@ class ProjectRequest:
     weight: float = 1.0
     devices_max: int | None = None
     user_devices_max: int | None = None
+    priority_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     version: int | None = None
@@ -500,6 +501,7 @@ class ProjectBody:
     version: int
     devices_max: int | None = None
     user_devices_max: int | None = None
+    priority_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER
+from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER, Role
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
@@ -40,6 +40,7 @@ class CreateRun:
     engine: str
     subject: str
     within: bool = field(default=False, metadata=LATER)
+    role: Role | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,7 @@ class RunTurn:
                 owner=owner_of(given.id, given.job),
                 subject=given.subject,
                 spec=claim_of(given.job),
+                role=given.role,
             )
         ]
 

@@ -14,7 +14,7 @@ from moorings.core.events import Event, canonical
 from moorings.core.inputs import MakeRoom, ReleaseClaim, SetProject
 from moorings.core.instants import Instant
 from moorings.core.plans import Plan
-from moorings.core.policy import Defragment, Policy
+from moorings.core.policy import USUAL, Defragment, Policy
 from moorings.core.projects import Project, Share
 from moorings.core.records import plain
 from moorings.core.topology import Block
@@ -37,6 +37,7 @@ VISION = {
     "weight": 2,
     "devicesMax": 12,
     "userDevicesMax": 8,
+    "priorityMax": 30,
     "members": ["ann", "bob"],
     "aliases": ["slurm/alpha/vision"],
 }
@@ -53,6 +54,7 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         weight=2.0,
         devices_max=12,
         user_devices_max=8,
+        priority_max=30,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
     )
@@ -65,6 +67,7 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         version=1,
         devices_max=12,
         user_devices_max=8,
+        priority_max=30,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
     )
@@ -169,7 +172,7 @@ async def test_another_policy_is_compared(api: httpx2.AsyncClient, controller: P
     await api.post("/v1/claims", json={"size": 4})
     [claim] = controller.claims.values()
     answer = await api.post("/v1/whatif", json={"policy": 'defragment = "on"'})
-    assert controller.seen[-1] == ("whatif", Policy(defragment=Defragment.ON))
+    assert controller.seen[-1] == ("whatif", replace(USUAL, defragment=Defragment.ON))
     found = decode(WhatIfBody, answer.json())
     assert found.claims == (
         WhatIfClaimBody(

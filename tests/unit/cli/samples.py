@@ -167,6 +167,7 @@ PROJECTS = (
         weight=0.5,
         version=1,
         user_devices_max=8,
+        priority_max=30,
         aliases=("slurm/alpha/vision",),
     ),
     ProjectBody(name="open", shares=(), weight=1.0, version=1),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 
 from moorings.core import policy as policy_module
 from moorings.core.errors import MooringsError
-from moorings.core.policy import DAY_S, Defragment, Policy, parse_policy
+from moorings.core.policy import AGEING_S, DAY_S, USUAL, Defragment, Policy, parse_policy
 from moorings.core.records import plain, revive
 from tests.cases import cases
 
@@ -23,15 +24,15 @@ def complaint(text: str) -> MooringsError:
 
 
 def test_an_empty_file_is_the_default():
-    assert parse_policy("") == Policy()
+    assert parse_policy("") == USUAL
 
 
 def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 11
-    assert parse_policy(example) == Policy()
+    assert len(example.strip().splitlines()) == 14
+    assert parse_policy(example) == USUAL
 
 
 def test_everything_can_be_said():
@@ -47,6 +48,9 @@ def test_everything_can_be_said():
         defragment = "suggest"
         move = 1.5
         moves_per_hour = 0
+        user_priority_max = -5
+        agent_priority_max = 7
+        ageing = "1h"
     """
     assert parse_policy(text) == Policy(
         reserve=False,
@@ -60,6 +64,9 @@ def test_everything_can_be_said():
         defragment=Defragment.SUGGEST,
         move_s=1.5,
         moves_per_hour=0,
+        user_priority_max=-5,
+        agent_priority_max=7,
+        ageing_s=3600.0,
     )
 
 
@@ -109,10 +116,14 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
         "move = 0",
         'move = "1d"',
         "moves_per_hour = 100000",
+        "user_priority_max = 1000000",
+        "agent_priority_max = -1000000",
+        "ageing = 0",
+        'ageing = "3660d"',
     ],
 )
 def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
-    assert parse_policy(text) != Policy()
+    assert parse_policy(text) != USUAL
 
 
 def test_a_hint_says_the_range():
@@ -123,6 +134,7 @@ def test_a_hint_says_the_range():
 def test_equal_policies_are_the_same_bytes():
     whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
+    whole = replace(whole, ageing_s=AGEING_S)
     told = json.dumps(plain(whole), sort_keys=True)
     assert told == json.dumps(plain(parse_policy("half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3")), sort_keys=True)
     assert revive(Policy, json.loads(told)) == whole

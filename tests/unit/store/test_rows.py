@@ -163,6 +163,7 @@ projects = st.builds(
     weight=st.integers(0, 10**6) | st.floats(0, 1e6),
     devices_max=maybe(counts),
     user_devices_max=maybe(counts),
+    priority_max=maybe(counts),
     members=st.lists(told, max_size=3).map(tuple),
     aliases=st.lists(told, max_size=3).map(tuple),
     version=counts,

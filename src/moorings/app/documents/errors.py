@@ -106,7 +106,7 @@ REMEDIES: dict[str, str] = {
     "project.unknown": "`moor get projects` lists them; those above it are made first",
     "request.invalid": "the request is not HTTP as it should be; look at what stands between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",
-    "priority.denied": "use p1, p2 or p3, or ask an admin",
+    "priority.denied": "ask for less, or have an admin say `moor set project NAME --priority-max N`",
     "priority.invalid": "use p1, p2 or p3, or a number from 0 (first) to 399",
     "room.is_free": "nothing; a claim of that size that still waits is told why by `moor explain claim`",
     "room.not_found": "the hint says what must be; `moor get claims -o wide` shows who could go on elsewhere",

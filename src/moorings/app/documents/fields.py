@@ -174,6 +174,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         "So many devices it and those below it hold at once, at most; no limit if it is left out.",
     ),
     ("ProjectRequest", "userDevicesMax"): (f"0 to {LIMIT_MAX:,}", "So many of them one subject holds, at most."),
+    ("ProjectRequest", "priorityMax"): (
+        _PRIORITY,
+        "The highest that may be asked for in its name, but by admins; left out: as above it, else as the policy says.",
+    ),
     ("ProjectRequest", "members"): (
         f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",
         "The subjects that may ask in its name, beside those of projects above it; if there are none, everybody.",

@@ -12,7 +12,7 @@ from moorings.cli.asking import confirm, yes_option
 from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, name_argument, names_argument, options
 from moorings.cli.kinds import PROJECTS
 from moorings.cli.session import Session
-from moorings.cli.shares import NONE, parse_limit, parse_shares
+from moorings.cli.shares import NONE, parse_ceiling, parse_limit, parse_shares
 from moorings.cli.showing import output_option, showing
 from moorings.core.projects import check_project_name
 from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
@@ -31,6 +31,11 @@ _values = options(
     click.option("--weight", type=float, metavar="W", help="With twice the weight it may borrow twice as much (1)."),
     click.option("--devices-max", metavar="N", help="It holds so many devices at most (no limit)."),
     click.option("--user-devices-max", metavar="N", help="One subject holds so many of them at most (no limit)."),
+    click.option(
+        "--priority-max",
+        metavar="N",
+        help="The highest priority that may be asked for in its name (as above it, or 0).",
+    ),
     click.option("--member", "members", metavar="SUBJECT", multiple=True, help="May ask in its name (everybody)."),
     click.option(
         "--alias",
@@ -109,6 +114,7 @@ def _request(project: ProjectBody) -> ProjectRequest:
         weight=project.weight,
         devices_max=project.devices_max,
         user_devices_max=project.user_devices_max,
+        priority_max=project.priority_max,
         members=project.members,
         aliases=project.aliases,
         version=project.version,
@@ -128,6 +134,8 @@ def _changed(session: Session, request: ProjectRequest, values: Mapping[str, Any
     for name in ("devices_max", "user_devices_max"):
         if values[name] is not None:
             changes[name] = parse_limit(values[name])
+    if values["priority_max"] is not None:
+        changes["priority_max"] = parse_ceiling(values["priority_max"])
     for name in ("members", "aliases"):
         if values[name]:
             changes[name] = () if values[name] == (NONE,) else values[name]

@@ -1,0 +1,164 @@
+"""Who may be first, and for how long: ceilings of roles and projects, and the end of overtaking (law 7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorings.core.access import Role
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
+from moorings.core.fleet import Fleet
+from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.inputs import CreateClaim, DriverAnswered, ReleaseClaim, SetPriority, SetProject
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.policy import AGEING_S, USUAL, Policy
+from moorings.core.priorities import TOP, ceiling_of, level_of
+from moorings.core.projects import Project, Projects
+from moorings.core.topology import Pool, PowerOfTwo
+from moorings.core.turn import Turn
+from tests.cases import cases
+
+POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
+NOW = Instant(1_700_000_000 * SECOND)
+LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Project(name="lab/b", priority_max=-3)])
+
+
+@cases(
+    ("role", "project", "most"),
+    [
+        (Role.USER, "other", 0),
+        (Role.AGENT, "other", 1_000_000),
+        (Role.ADMIN, "lab/b", None),
+        (None, "lab/b", None),
+        (Role.USER, "lab", 50),
+        (Role.USER, "lab/a", 50),
+        (Role.USER, "lab/b", -3),
+        (Role.AGENT, "lab", 50),
+    ],
+)
+def test_a_project_s_ceiling_takes_the_place_of_the_role_s(role: Role | None, project: str, most: int | None) -> None:
+    assert ceiling_of(role, project, LAB, USUAL) == most
+
+
+class Site:
+    """A fleet of one pool, its turns a second apart."""
+
+    def __init__(self, policy: Policy = USUAL) -> None:
+        self.fleet = Fleet([POD])
+        self.policy = policy
+        self.now = NOW
+
+    def take(self, *given: object, later_s: float = 1.0) -> list[object]:
+        self.now = after(self.now, later_s)
+        with Turn(self.fleet, self.policy, self.now) as turn:
+            replies = [turn.take(one) for one in given]  # type: ignore[arg-type]
+            turn.schedule()
+        self.fleet.apply(turn.changes)
+        for reply in replies:
+            if isinstance(reply, MooringsError):
+                raise reply
+        return list(replies)
+
+    def ask(self, name: str, priority: int = 0, *, size: int = 8, subject: str = "ann", **more: object) -> Claim:
+        spec = ClaimSpec(kind="ipu", size=size, priority=priority)
+        given = CreateClaim(
+            id=ClaimId(name),
+            name=name,
+            owner=f"user/{subject}",
+            subject=subject,
+            spec=spec,
+            **more,  # type: ignore[arg-type]
+        )
+        (claim,) = self.take(given)
+        assert isinstance(claim, Claim)
+        return claim
+
+    def end(self, name: str, later_s: float = 1.0) -> str:
+        """Who has the pool once that one has gone."""
+        held = self.fleet.claims[ClaimId(name)]
+        self.take(ReleaseClaim(held.id, "done"), later_s=later_s)
+        assert held.partition is not None
+        gone = self.fleet.partitions[held.partition]
+        self.take(DriverAnswered(gone.id, gone.version, "remove", Answer(Verdict.OK, Seen.ABSENT)))
+        return next(str(one.id) for one in self.fleet.claims.values() if one.state is ClaimState.GRANTED)
+
+
+def test_nobody_goes_before_all_others_who_may_not() -> None:
+    site = Site()
+    with pytest.raises(MooringsError) as caught:
+        site.ask("greedy", 1_000_000, role=Role.USER)
+    assert (caught.value.code, "above 0" in caught.value.detail, "--priority-max" in caught.value.hint) == (
+        "priority.denied",
+        True,
+        True,
+    )
+    assert site.fleet.claims == {}
+    assert site.ask("fair", 0, role=Role.USER).spec.priority == 0
+    assert site.ask("modest", -7, role=Role.USER).spec.priority == -7
+    assert site.ask("admin", 9, role=Role.ADMIN).spec.priority == 9
+    assert site.ask("before", 9).spec.priority == 9, "in a log of before"
+
+
+def test_a_project_s_word_is_taken_in_the_turn_that_asks() -> None:
+    site = Site()
+    site.take(SetProject(Project(name="default", priority_max=5), None))
+    assert site.ask("one", 5, role=Role.USER).spec.priority == 5
+    with pytest.raises(MooringsError, match="above 5"):
+        site.ask("two", 6, role=Role.USER)
+
+
+def test_what_waits_with_an_old_priority_keeps_it_and_may_only_be_lowered() -> None:
+    site = Site()
+    site.ask("held")
+    old = site.ask("old", 500)
+    site.take(SetPriority(old.id, 400, Role.USER))
+    assert site.fleet.claims[old.id].spec.priority == 400
+    with pytest.raises(MooringsError, match="above 0"):
+        site.take(SetPriority(old.id, 401, Role.USER))
+    site.take(SetPriority(old.id, 401, Role.ADMIN))
+    assert site.fleet.claims[old.id].spec.priority == 401
+
+
+def test_higher_priority_is_first_until_somebody_has_waited_too_long() -> None:
+    """Law 7: a stream of claims that an admin puts first holds nobody up for ever."""
+    site = Site(Policy(ageing_s=3600.0))
+    site.ask("held")
+    site.ask("patient", subject="bob")
+    site.ask("first", 10)
+    assert site.end("held") == "first"
+    site.ask("second", 10)
+    assert site.end("first", later_s=3700.0) == "patient", "it came before the second"
+    assert site.end("patient") == "second"
+
+
+def test_who_comes_late_has_no_part_in_the_patience_of_others() -> None:
+    """Among those that are equal now, arrival decides: not who is in the same line as the one that waited."""
+    site = Site(Policy(ageing_s=3600.0))
+    site.ask("held")
+    site.ask("patient")
+    site.now = after(site.now, 4000.0)
+    site.ask("urgent", 10)
+    site.ask("late")
+    assert site.end("held") == "patient"
+    site.ask("later", 20)
+    assert site.end("patient") == "later", "nobody has waited too long any more"
+
+
+def test_without_ageing_priority_goes_on_for_ever() -> None:
+    site = Site(Policy())
+    site.ask("held")
+    site.ask("patient")
+    site.ask("urgent", 1)
+    assert site.end("held", later_s=100 * AGEING_S) == "urgent"
+
+
+@cases(
+    ("waited_s", "level"),
+    [((), TOP), (((0, 10.0),), TOP), (((0, 61.0), (5, 100.0)), 0), (((0, 10.0), (5, 100.0)), 5)],
+)
+def test_the_lowest_priority_of_those_who_waited_too_long_is_the_level(
+    waited_s: tuple[tuple[int, float], ...], level: int
+) -> None:
+    waiting = [(priority, after(NOW, -seconds)) for priority, seconds in waited_s]
+    assert level_of(waiting, Policy(ageing_s=60.0), NOW) == level
