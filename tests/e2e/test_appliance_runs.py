@@ -204,6 +204,17 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
     assert refused.value.code == "run.ended"
 
 
+async def test_of_two_who_begin_a_workflow_at_once_one_has_it(rig: Rig) -> None:
+    for number in range(15):
+        workflow = f"wflow-{'e' * 20}{number:02}".translate(str.maketrans("0123456789", "abcdefghij"))
+        asked = [start(rig, COMPILE, "sleep", "1000", caller=who, workflow=workflow) for who in (ANN, BOB)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        made = [one for one in answers if isinstance(one, Run)]
+        refused = [one.code for one in answers if isinstance(one, MooringsError)]
+        assert (len(made), refused) == (1, ["owner.denied"])
+        await rig.controller.runs.cancel(ADMIN, made[0].id, wait_s=patient(30))
+
+
 async def test_nobody_gets_past_the_appliances_priorities_with_a_claim_or_a_plain_run(rig: Rig) -> None:
     holder = await start(rig, EXECUTE, "sleep", "1000", systems=4, caller=ADMIN, workflow=OTHER)
     first = await start(rig, EXECUTE, systems=4, caller=ADMIN, priority=-5, workflow="wflow-" + "c" * 22)

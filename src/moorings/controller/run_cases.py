@@ -176,8 +176,7 @@ class RunCases:
             check_priority(priority, admin=caller.role is Role.ADMIN)
         kin = [run]
         if part is not None:
-            unended = self._loop.runs.by_id.values()
-            kin = [one for one in unended if one.job.appliance and one.job.appliance.workflow == part.workflow]
+            kin = [one for one in self._loop.runs.of_workflow(part.workflow) if one.subject == run.subject]
         for one in kin:
             if one.claim is not None:
                 await self._loop.post(SetPriority(one.claim, priority, caller.role))

@@ -80,11 +80,14 @@ class Runs:
         self._reasons: dict[RunId, str] = {}
         self.by_id: dict[RunId, Run] = {}
         self.by_claim: dict[ClaimId, RunId] = {}
+        self._by_workflow: dict[str, dict[RunId, None]] = {}
         self.apply(unended)
 
     def apply(self, changed: Iterable[Run]) -> None:
         """Take over changed runs, once the database holds them."""
         for run in changed:
+            if run.job.appliance is not None:
+                self._in_workflow(run, run.job.appliance.workflow)
             if run.ended:
                 self.by_id.pop(run.id, None)
                 self._reasons.pop(run.id, None)
@@ -94,6 +97,19 @@ class Runs:
                 self.by_id[run.id] = run
                 if run.claim is not None:
                     self.by_claim[run.claim] = run.id
+
+    def _in_workflow(self, run: Run, workflow: str) -> None:
+        kin = self._by_workflow.setdefault(workflow, {})
+        if not run.ended:
+            kin[run.id] = None
+            return
+        kin.pop(run.id, None)
+        if not kin:
+            del self._by_workflow[workflow]
+
+    def of_workflow(self, workflow: str) -> list[Run]:
+        """The runs of a workflow that have not ended."""
+        return [self.by_id[ident] for ident in self._by_workflow.get(workflow, ())]
 
     def explain(self, ident: RunId, reason: str, *, keep: bool = False) -> None:
         """Take over why a run waits in its engine's queue; for people, nothing is decided by it.
@@ -135,7 +151,8 @@ class RunTurn:
 
         Raises:
             MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be made within a
-                claim; ``run.ended``, ``label.invalid``: its labels cannot be changed so.
+                claim; ``owner.denied``: its workflow is somebody else's; ``run.ended``, ``label.invalid``: its labels
+                cannot be changed so.
         """
         if isinstance(given, CreateRun):
             return self._create(given)
@@ -219,6 +236,7 @@ class RunTurn:
             labels=dict(sorted(given.job.labels.items())),
         )
         held = self._check_within(given) if given.within else None
+        self._check_workflow(given)
         self.changed[run.id] = (run, None)
         command = _shortened(run.job.command_line)
         self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
@@ -237,6 +255,15 @@ class RunTurn:
                 role=given.role,
             )
         ]
+
+    def _check_workflow(self, given: CreateRun) -> None:
+        """Of two who begin the same workflow at once it is his who came first; the caller has looked at the past."""
+        if given.job.appliance is None:
+            return
+        workflow = given.job.appliance.workflow
+        made = [run for run, _ in self.changed.values() if run.job.appliance and run.job.appliance.workflow == workflow]
+        if any(run.subject != given.subject for run in (*self._known.of_workflow(workflow), *made)):
+            raise MooringsError("owner.denied", f"workflow {workflow} is somebody else's", hint="begin one of your own")
 
     def _check_within(self, given: CreateRun) -> Claim:
         claim = self._claim_of(given.claim) if given.claim is not None else None

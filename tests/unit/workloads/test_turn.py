@@ -64,6 +64,26 @@ def test_a_new_run_waits_and_asks_for_its_partition():
     assert now.changed[run.id] == (run, None)
 
 
+def test_of_two_who_begin_a_workflow_in_one_turn_it_is_his_who_came_first():
+    part = ApplianceJob(ApplianceKind.COMPILE, "wflow-" + "a" * 22)
+    ours = replace(CREATE, job=replace(JOB, appliance=part))
+    theirs = replace(ours, id=RunId("run-2"), claim=ClaimId("claim-2"), subject="bob")
+    now = turn()
+    now.take(ours)
+    with pytest.raises(MooringsError) as caught:
+        now.take(theirs)
+    assert caught.value.code == "owner.denied"
+    assert set(now.changed) == {ours.id}
+    now.take(replace(ours, id=RunId("run-3"), claim=ClaimId("claim-3")))
+    known = Runs([the_run(now, ours.id)])
+    with pytest.raises(MooringsError, match="somebody else's"):
+        RunTurn(known, lambda _: None, LATER).take(theirs)
+    assert [run.id for run in known.of_workflow(part.workflow)] == [ours.id]
+    known.apply([replace(the_run(now, ours.id), state=RunState.SUCCEEDED)])
+    assert known.of_workflow(part.workflow) == []
+    assert RunTurn(known, lambda _: None, LATER).take(theirs), "who asks has looked whose the ended ones were"
+
+
 def test_a_new_run_is_told_with_its_command_but_without_its_environment():
     now = turn()
     now.take(CREATE)
