@@ -111,7 +111,7 @@ MEANS_ONE_THING = {
     "HTTP/2 by upgrade": (GET + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n\r\n", [200]),
     "dots": (b"GET /healthz/../v1/claims HTTP/1.1\r\nhost: m\r\n\r\n", [404]),
     "coded dots": (b"GET /v1/claims/%2e%2e/%2e%2e/healthz HTTP/1.1\r\nhost: m\r\n\r\n", [404]),
-    "a coded slash": (b"GET /v1%2Fclaims HTTP/1.1\r\nhost: m\r\n\r\n", [401]),
+    "a coded slash": (b"GET /v1%2Fclaims HTTP/1.1\r\nhost: m\r\n\r\n", [404]),
     "slashes": (b"GET //healthz HTTP/1.1\r\nhost: m\r\n\r\n", [404]),
     "a coded newline behind": (b"POST /v1/claims/x/renew%0A HTTP/1.1\r\nhost: m\r\n" + AUTH + b"\r\n", [404]),
     "a fragment": (b"GET /healthz#/v1/claims HTTP/1.1\r\nhost: m\r\n\r\n", [200]),

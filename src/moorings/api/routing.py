@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.routing import compile_path
@@ -21,6 +22,22 @@ from moorings.api.problems import problem
 from moorings.core.errors import MooringsError
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+_ENCODED = re.compile(rb"%2[Ff]")
+
+
+_SLASH = "\0"  # stands for a slash that is part of a name, not between two
+
+
+def _apart(scope: Scope) -> str:
+    """The path, in which a slash that was written ``%2F`` parts nothing (RFC 3986, 2.2).
+
+    Whoever guards some paths in front of us looks at what was sent: ``/v1%2Fkeys`` must not be another word for one.
+    """
+    path: str = scope["path"]
+    raw: bytes = scope.get("raw_path") or b""
+    if b"%2f" not in raw.lower():
+        return path
+    return "" if _SLASH in path else unquote(_ENCODED.sub(b"%00", raw).decode("ascii", "replace"))
 
 
 class Router:
@@ -44,14 +61,14 @@ class Router:
         await answer(scope, receive, send)
 
     def _methods(self, scope: Scope) -> dict[str, Endpoint]:
-        path = scope["path"]
+        path = _apart(scope)
         scope["path_params"] = {}
         if path in self._fixed:
             return self._fixed[path]
         for pattern, methods in self._patterns:
             match = pattern.fullmatch(path)  # `match` would pass over a newline at the end
             if match:
-                scope["path_params"] = match.groupdict()
+                scope["path_params"] = {name: text.replace(_SLASH, "/") for name, text in match.groupdict().items()}
                 return methods
         return {}
 

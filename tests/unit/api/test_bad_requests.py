@@ -201,6 +201,18 @@ async def test_a_name_nothing_can_have(api: httpx2.AsyncClient, name: str) -> No
 
 
 @pytest.mark.parametrize(
+    "path", ["/v1%2fkeys", "/v1%2Fkeys", "/v1/claims%2fx", "%2fv1/keys", "/v1%2f%00keys", "/v1%2500keys"]
+)
+async def test_a_slash_that_is_coded_parts_nothing(api: httpx2.AsyncClient, path: str) -> None:
+    """Who guards a path in front of us would be passed by another word for it."""
+    told(await api.get(path), "path.unknown")
+
+
+async def test_a_slash_in_a_name_is_part_of_it(api: httpx2.AsyncClient) -> None:
+    told(await api.get("/v1/claims/a%2Fb"), "claim.unknown")
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("PUT", "/v1/claims", "GET, POST"),
