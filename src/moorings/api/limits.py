@@ -37,7 +37,8 @@ class Limits:
         bodies_bytes_max: bytes of bodies that are kept until they are read; ``bodies_bytes_per_key_max`` of them for
             one access key.
         connections_max: open connections; ``connections_per_address_max`` of them from one address (a machine, or
-            an IPv6 /64). Far fewer than there are requests, so that no single address shuts the others out.
+            an IPv6 /64). Far fewer than there are requests, so that no single address shuts the others out. One more
+            takes the place of that which has asked for nothing for longest, so that nobody shuts out his machine.
         connections_reserved: the last of them are for addresses that have hardly any, so that a health check gets in.
         unread_s: how long a client that reads nothing of what was sent to it keeps its connection.
         keep_alive_s: how long an idle connection is kept.

@@ -72,6 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[Limits] = DEFAULT_LIMITS
     addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
+    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # of each address, the longest first; likewise
     asks_certificates: ClassVar[bool] = False
 
     _address = ""
@@ -89,16 +90,49 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._address = address_of(self.client)
         self.addresses[self._address] += 1
-        if not has_room(self.limits, self.addresses[self._address], len(self.connections)):
+        room = has_room(self.limits, self.addresses[self._address], len(self.connections))
+        if not room and not self.make_room(self._address):
             transport.close()
             return
+        self._rests()
         if self.asks_certificates:
             self._peer = peer_of(transport.get_extra_info("peercert"))
         # uvicorn waits for ever for the first byte; for later requests it uses the same timer.
         self.timeout_keep_alive_task = self.loop.call_later(self.limits.head_timeout_s, self.timeout_keep_alive_handler)
 
+    @classmethod
+    def make_room(cls, address: str) -> bool:
+        """End the connection of an address that has asked for nothing for longest; whether there was one.
+
+        Without this, whoever fills an address with silent connections shuts out all others on that machine: a new one
+        is asked something within milliseconds, so it is never the oldest.
+        """
+        longest = next(iter(cls.idle.get(address, ())), None)
+        if longest is None:
+            return False
+        longest.works()
+        longest.transport.abort()
+        return True
+
+    def _rests(self) -> None:
+        """Nothing is asked of it from now on."""
+        self.idle.setdefault(self._address, {})[self] = None
+
+    def works(self) -> None:
+        """A request is worked on, or it has gone."""
+        resting = self.idle.get(self._address, {})
+        resting.pop(self, None)
+        if not resting:
+            self.idle.pop(self._address, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and (self._running is None or self._running.response_complete):
+            self._rests()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override] # wider
         self._running = cycle
+        self.works()
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type] # ASGI, as uvicorn types it
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,6 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         self._head_ended()
+        self.works()
         self._unset_keepalive_if_required()
         self.addresses[self._address] -= 1
         if not self.addresses[self._address]:
@@ -256,12 +291,12 @@ class ApiServer(uvicorn.Server):
         assert issubclass(found, BoundedProtocol), "as make_server_config sets it"
         return found
 
-    def _room_for(self, client: tuple[str, int], handshakes: Counter[str]) -> str | None:
-        """What a new client is counted as; None if there is no room for it."""
+    def _room_for(self, client: tuple[str, int], handshakes: Counter[str]) -> tuple[str, bool]:
+        """What a new client is counted as, and whether there is room for it."""
         address = address_of(client)
         of_address = self._protocol.addresses[address] + handshakes[address] + 1
         in_all = len(self.server_state.connections) + handshakes.total() + 1
-        return address if has_room(self._app.limits, of_address, in_all) else None
+        return address, has_room(self._app.limits, of_address, in_all) or self._protocol.make_room(address)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % LOOK_TICKS == 0:
@@ -295,7 +330,7 @@ def make_server_config(
     starts the server starts and stops the controller around it.
     """
     limits = app.limits
-    own = {"limits": limits, "addresses": Counter(), "asks_certificates": asks_certificates}
+    own = {"limits": limits, "addresses": Counter(), "idle": {}, "asks_certificates": asks_certificates}
     return uvicorn.Config(
         app,
         host=host,

@@ -238,7 +238,8 @@ class Handshakes:
         listening: the socket.
         context: how TLS is spoken.
         new_protocol: makes what serves a connection.
-        has_room: whether there is room for one more, given its address and how many handshakes are under way.
+        has_room: what one more is counted as, and whether there is room for it, given its address and how many
+            handshakes are under way. Where there is none, the oldest handshake of its address makes room.
         limit_s: how long a handshake may take.
     """
 
@@ -247,7 +248,7 @@ class Handshakes:
         listening: socket.socket,
         context: ssl.SSLContext,
         new_protocol: Callable[[], asyncio.Protocol],
-        has_room: Callable[[tuple[str, int], Counter[str]], str | None],
+        has_room: Callable[[tuple[str, int], Counter[str]], tuple[str, bool]],
         limit_s: float,
     ) -> None:
         self._listening = listening
@@ -257,7 +258,7 @@ class Handshakes:
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._by_address: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
         self._again: asyncio.TimerHandle | None = None
         self._quiet_until_s = 0.0
         self._untold = 0
@@ -291,15 +292,23 @@ class Handshakes:
                 self._loop.remove_reader(self._listening.fileno())
                 self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._go_on)
                 return
-            counted = self._has_room(address[:2], self._by_address)
-            if counted is None:
+            counted, room = self._has_room(address[:2], self._by_address)
+            if not room and not self._make_room(counted):
                 connection.close()
                 continue
             connection.setblocking(False)
             self._by_address[counted] += 1
             task = self._loop.create_task(self._shake(connection, counted), name="handshake")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = counted
+            task.add_done_callback(self._tasks.pop)
+
+    def _make_room(self, counted: str) -> bool:
+        """End the oldest handshake of an address; whether there was one."""
+        for task, address in self._tasks.items():
+            if address == counted and not task.cancelling():
+                task.cancel()
+                return True
+        return False
 
     def _go_on(self) -> None:
         if not self._closed:
@@ -316,6 +325,9 @@ class Handshakes:
                 ssl_handshake_timeout=self._limit_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         except (OSError, ssl.SSLError) as error:
             connection.close()
             self._tell(counted, met[0] if met else error)
