@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.guards.appliance import APPLIANCE_JOBS
+from tests.guards.attacked import ATTACKED
 from tests.guards.guard import Guard
 from tests.guards.ipujobs import IPUJOBS
 from tests.guards.jobs import JOBS
@@ -25,4 +26,5 @@ GUARDS: tuple[Guard, ...] = (
     *VENDOR,
     *IPUJOBS,
     *APPLIANCE_JOBS,
+    *ATTACKED,
 )

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
 from moorings.controller.loop import HELD_S_MAX, IDLE_TURN_S, RETRY_S, RETRY_S_MAX, TRIES_MAX, Change, Loop
+from moorings.controller.turns import Demanded, Outcome
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -616,6 +617,26 @@ async def test_a_fault_in_a_turn_is_told_and_the_loop_goes_on(rig, caplog):
     assert "turn.failed" in caplog.text
     claim = await rig.claim()
     assert rig.saved() == {claim.id}
+
+
+async def test_a_fault_that_one_demand_brings_is_that_one_s_alone(store):
+    """The letters of a failed turn are tried alone: else they would fail together until nobody tries again."""
+    rig = rig_over(store)
+    together = [rig.asks() for _ in range(3)]
+    tried: list[int] = []
+    decide = rig.loop.decide
+
+    def poisoned(demanded: Sequence[Demanded]) -> Outcome:
+        tried.append(len(demanded))
+        if together[1] in [one.given for one in demanded]:
+            raise RuntimeError("a fault of ours")
+        return decide(demanded)
+
+    rig.loop.decide = poisoned  # type: ignore[method-assign]
+    async with serving(rig):
+        answers = await asyncio.gather(*map(rig.loop.post, together), return_exceptions=True)
+    assert [getattr(one, "code", "granted") for one in answers] == ["granted", "internal.error", "granted"]
+    assert [one for one in tried if one][:2] == [3, 1]
 
 
 async def test_who_stopped_waiting_does_not_stop_the_turn(rig):

@@ -557,6 +557,30 @@ def test_a_name_that_a_foreign_partition_has_is_not_ours() -> None:
     assert world.partition(claim).name == "bert-1"
 
 
+def test_ours_gives_way_to_a_foreign_partition_that_took_its_name() -> None:
+    """The vendor takes a name once: waiting for ours to become ACTIVE would be waiting for ever."""
+    world = World(POD)
+    claim = world.create(4, name="bert")
+    ours = world.partition(claim)
+    world.step(ForeignSeen(POD.name, {"bert": Block(range(8, 12))}))
+    assert world.fleet.partitions[ours.id].state is PartitionState.REMOVING
+    assert (world.partition(claim).name, world.claim(claim.id).state) == ("bert-1", ClaimState.GRANTED)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_claim_that_is_released_has_no_lease_to_renew(ended: bool) -> None:
+    """Its owner would believe that it still holds what is being removed."""
+    world = World(POD)
+    claim = world.ready(4, lease_s=10.0)
+    partition = world.partition(claim)
+    world.step(ReleaseClaim(claim.id, "done"))
+    if ended:
+        world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+    (refused,) = world.step(RenewClaim(claim.id))
+    assert isinstance(refused, MooringsError)
+    assert refused.code == "claim.no_lease"
+
+
 # -- guards that no other test misses -------------------------------------------------------------------------------
 
 
