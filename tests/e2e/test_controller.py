@@ -20,7 +20,7 @@ from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.ports.store import Changes, Page, Seq
 from moorings.testing.records import NEW, a_claim
-from moorings.workloads.runs import RunState
+from moorings.workloads.runs import Phase, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 from tests.waiting import patient
 
@@ -478,6 +478,35 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     assert refused.value.code == "owner.denied"
     ended = await rig.controller.runs.cancel(ANN, going.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
+    await rig.nothing_left()
+
+
+async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, which its output may have filled: its processes end, and nothing is removed before that is saved."""
+    going = (await rig.controller.runs.create(ANN, job("sleep", "1000"))).run
+    await rig.until(lambda: rig.assembly.loop.runs.by_id[going.id].state is RunState.RUNNING)
+
+    def full(*_: object) -> None:
+        raise MooringsError("store.unavailable", "its disk is full", hint="free some space on its disk", retryable=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.assembly.loop.store, "commit", full)
+        patched.setattr(rig.assembly.loop.store, "ping", full)
+        with pytest.raises(MooringsError) as refused:
+            await rig.controller.runs.cancel(BOB, going.id)
+        assert refused.value.code == "owner.denied"
+        with pytest.raises(MooringsError) as refused:
+            await rig.controller.runs.cancel(ANN, going.id)
+        assert (refused.value.code, "were told to stop" in refused.value.detail) == ("store.unavailable", True)
+
+        async def ended() -> bool:
+            (seen,) = await rig.assembly.running.engines["local"].observe([going.id])
+            return seen.phase is Phase.ENDED
+
+        await rig.until(ended)
+        assert len(await rig.hardware()) == 1
+    end = await rig.controller.runs.get(going.id, wait_s=patient(20))
+    assert end.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
 

@@ -13,6 +13,8 @@ TURNED_BACK = "tests/unit/app/test_turned_back.py::"
 WATER = "tests/unit/app/test_high_water.py::"
 SQLITE = "tests/contract/test_store_sqlite.py::"
 STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
+OUTPUT = "tests/unit/local/test_output.py::"
+ENGINE = "tests/unit/local/test_engine.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 
 ATTACKED = (
@@ -150,6 +152,24 @@ ATTACKED = (
         cut="1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX",
         put="INPUTS_A_TURN_MAX",
         tests=(f"{LOOP}test_a_fault_that_one_demand_brings_is_that_one_s_alone",),
+    ),
+    Guard(
+        law="2",
+        what="a job's output does not fill the disk for all",
+        file="local/output.py",
+        at="Output._look_at",
+        cut="os.ftruncate(file, self._most)",
+        put="",
+        tests=(f"{OUTPUT}test_what_is_beyond_the_limit_is_cut_and_a_line_says_so",),
+    ),
+    Guard(
+        law="2",
+        what="a wish to stop that cannot be written down is told to the supervisor",
+        file="local/engine.py",
+        at="_cancel",
+        cut="written and not found.damage",
+        put="not found.damage",
+        tests=(f"{ENGINE}test_a_run_is_stopped_though_the_wish_cannot_be_written_down",),
     ),
     Guard(
         law="1",

@@ -119,6 +119,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     holder=holder,
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
+                    output_bytes_max=settings.output_bytes_max,
                     slurm=settings.slurm,
                     kubernetes=settings.kubernetes,
                 ),

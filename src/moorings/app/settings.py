@@ -27,7 +27,8 @@ _PATHS = (
     *("data", "shared", "pools", "policy", "credentials", "log_file"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
-_NUMBERS = ("log_file_bytes_max", "keep_runs_days")
+OUTPUT_BYTES_MAX = 10_000_000_000
+_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "output_bytes_max")
 _BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
@@ -122,6 +123,11 @@ class Settings:
     keep_runs_days: int = field(default=90, metadata={"flag": "--keep-runs-days"})
     """Days after its end for which a run's folder with its output is kept; 0: for ever. What the database knows of a
     run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
+
+    output_bytes_max: int = field(default=OUTPUT_BYTES_MAX, metadata={"flag": "--output-bytes-max"})
+    """Bytes that a run on this machine may write to its output; each of its tasks has the same part. What is more is
+    cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for all. Default
+    10,000,000,000: 10 GB, more than anybody reads."""
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
     """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine
@@ -279,4 +285,5 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         log_file=paths.get("log_file"),
         log_file_bytes_max=int(text.get("log_file_bytes_max", "20000000")),
         keep_runs_days=int(text.get("keep_runs_days", "90")),
+        output_bytes_max=int(text.get("output_bytes_max", str(OUTPUT_BYTES_MAX))),
     )

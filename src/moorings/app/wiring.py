@@ -221,6 +221,7 @@ async def assemble(
     holder: str,
     url: str = "",
     local_runs: bool = True,
+    output_bytes_max: int = 0,
     slurm: SlurmEngineSettings | None = None,
     kubernetes: KubernetesEngineSettings | None = None,
 ) -> Assembly:
@@ -237,6 +238,7 @@ async def assemble(
         holder: this controller's name among those of the installation.
         url: where the others reach it.
         local_runs: whether jobs run as processes of this machine.
+        output_bytes_max: how much the tasks of one of these may write to their logs, together; 0: no limit.
         slurm: the cluster that jobs may be submitted to; None: there is none.
         kubernetes: the same of a Kubernetes.
 
@@ -258,7 +260,7 @@ async def assemble(
             in_use=lambda name: asyncio.to_thread(_may_be_used, data, name),
             note=mark.note,
         )
-        engines: dict[str, Engine] = {"local": LocalEngine(data / RUNS, clock)} if local_runs else {}
+        engines: dict[str, Engine] = {"local": LocalEngine(data / RUNS, clock, output_bytes_max)} if local_runs else {}
         if slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         if kubernetes is not None:

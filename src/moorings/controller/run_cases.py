@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,7 +30,10 @@ from moorings.workloads.jobs import JobSpec, check_job
 from moorings.workloads.runs import ENDED, Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
+log = logging.getLogger("moorings.controller")
+
 _PAGE = 200
+_MAY_RUN = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
 class RunCases:
@@ -246,16 +250,37 @@ class RunCases:
         """The run, asked to stop; waits up to ``wait_s`` for its end. A run that has ended stays as it is.
 
         Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``.
+            MooringsError: ``run.unknown``, ``owner.denied``, ``store.unavailable``: its processes were told to stop,
+                and that is not recorded yet.
         """
         run = await self._find_run(ident, caller)
         check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
         if not run.ended:
-            changed = await self._loop.post(CancelRun(run.id, f"cancelled by {caller.subject}"))
+            why = f"cancelled by {caller.subject}"
+            try:
+                changed = await self._loop.post(CancelRun(run.id, why))
+            except MooringsError as error:
+                raise await self._stopped_unsaved(run, why, error) from error
             if not isinstance(changed, Run):
                 await self._loop.confirm()  # it has ended, or another controller leads and knows it
             run = changed if isinstance(changed, Run) else await self._find_run(run.id)
         return await self._run_view(await self._run_until_ended(run, wait_s))
+
+    async def _stopped_unsaved(self, run: Run, why: str, error: MooringsError) -> MooringsError:
+        """Tell its processes to stop though that cannot be saved: they may be what fills the disk. What to say of it.
+
+        Nothing is removed by this: its partition goes when its end is saved.
+        """
+        engine = self._engines.get(run.engine)
+        if error.code != "store.unavailable" or engine is None or run.state not in _MAY_RUN:
+            return error
+        try:
+            await engine.cancel(run.id, why)
+        except MooringsError as failed:
+            log.warning("engine.unavailable", extra={"run": run.id, "code": failed.code, "detail": failed.detail})
+            return error
+        detail = f"{error.detail}; the processes of run {run.id} were told to stop, and nothing of that is saved yet"
+        return MooringsError(error.code, detail, hint=error.hint, retryable=error.retryable)
 
     async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """The output of a run's tasks, in chunks.

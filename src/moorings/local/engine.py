@@ -64,9 +64,10 @@ _INHERITED = (
 )
 
 
-def build_supervisor(run: Path, life: int, ready: int) -> list[str]:
+def build_supervisor(run: Path, life: int, ready: int, output_bytes_max: int = 0) -> list[str]:
     """The command of a supervisor; ``-P`` keeps a ``json.py`` in some folder from being imported."""
-    return [sys.executable, "-P", "-m", "moorings.local.supervisor", str(run), str(life), str(ready)]
+    words = (run, life, ready, output_bytes_max)
+    return [sys.executable, "-P", "-m", "moorings.local.supervisor", *map(str, words)]
 
 
 @dataclass(slots=True)
@@ -110,12 +111,14 @@ class LocalEngine:
     Args:
         folder: where the runs' folders are; made if missing. On a local disk: locks must pass on to child processes.
         clock: the time of ends that no supervisor recorded, and waiting.
+        output_bytes_max: how much the tasks of a run may write to their logs, together; 0: no limit.
     """
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, output_bytes_max: int = 0) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder.resolve()
         self._clock = clock
+        self._output_bytes_max = output_bytes_max
         self._place = _place(self._folder)
         self._fence = Fence(self._folder)
         self._watches: dict[RunId, _Watch] = {}
@@ -287,7 +290,7 @@ class LocalEngine:
                 if self._may_start(folder, held, order):
                     with self._fence.passed(order.epoch, DOOR_WAIT_S):
                         folder.save_order(order)
-                        _launch(folder, order, life)
+                        _launch(folder, order, life, self._output_bytes_max)
             finally:
                 os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
 
@@ -526,7 +529,8 @@ def _place(folder: Path) -> tuple[int, int] | None:
 def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
     """Leave the wish to stop, keeping the first reason, and tell the supervisor.
 
-    Damaged records must not keep a run from being stopped: its supervisor is then looked for, and told outright.
+    Neither damaged records nor a full disk, which its own output may have filled, must keep a run from being stopped:
+    its supervisor is then looked for, and told outright.
     """
     found = folder.survey(remembered=memory.extent)
     if found is None:
@@ -536,9 +540,14 @@ def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
         settled = found.end is not None or folder.read_cancel(attempt) is not None
     except UnreadableError:
         settled = False
+    written = True
     if not settled:
-        folder.save_cancel(CancelOrder(attempt, reason))
-    if not found.damage:
+        try:
+            folder.save_cancel(CancelOrder(attempt, reason))
+        except OSError as error:
+            written = False
+            log.warning("run.cancel_not_written", extra={"run": folder.path.name, "detail": str(error)})
+    if written and not found.damage:
         if found.status is not None:
             _signal(found.status, NUDGE)
         return
@@ -583,7 +592,7 @@ def _signal(status: Status, signum: int) -> bool:
     return True
 
 
-def _launch(folder: RunFolder, order: StartOrder, life: int) -> None:
+def _launch(folder: RunFolder, order: StartOrder, life: int, output_bytes_max: int) -> None:
     """Start a supervisor that inherits the life lock; returns when its tasks run, or never will.
 
     Raises:
@@ -596,7 +605,7 @@ def _launch(folder: RunFolder, order: StartOrder, life: int) -> None:
             complaints = os.open(folder.complaints, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(complaints, "ab") as output:
                 starter = subprocess.Popen(
-                    build_supervisor(folder.path, life, ready_inside),
+                    build_supervisor(folder.path, life, ready_inside, output_bytes_max),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

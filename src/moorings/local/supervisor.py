@@ -1,4 +1,6 @@
-"""The supervisor: one detached process a run, ``python -m moorings.local.supervisor RUN_DIR LIFE_FD READY_FD``.
+"""The supervisor: one detached process a run.
+
+``python -m moorings.local.supervisor RUN_DIR LIFE_FD READY_FD [OUTPUT_BYTES_MAX]``
 
 It starts the tasks, keeps the limits, and records the end when nothing of the run is left. It is no child of the
 controller, so a controller may be killed and started anew; supervising from inside the controller was refused for
@@ -23,6 +25,7 @@ from pathlib import Path
 
 from moorings.core.instants import Instant
 from moorings.local.course import Act, Asked, Limits, Move, Situation, choose
+from moorings.local.output import Output
 from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
 from moorings.local.records import End, Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
@@ -62,12 +65,14 @@ class Supervisor:
     Args:
         folder: the run's folder.
         order: what to run.
+        output_bytes_max: how much its tasks may write to their logs, together; 0: no limit.
     """
 
-    def __init__(self, folder: RunFolder, order: StartOrder) -> None:
+    def __init__(self, folder: RunFolder, order: StartOrder, output_bytes_max: int = 0) -> None:
         self._folder = folder
         self._order = order
         self._limits = Limits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
+        self._output = Output([folder.log(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max)
         self._tasks: list[Task] = []
         self._started_s = time.monotonic()
         self._started_at: Instant | None = None
@@ -113,7 +118,7 @@ class Supervisor:
                 case Act.FINISH:
                     return
                 case Act.WAIT:
-                    self._listen(LOOK_S if move.within_s is None else min(move.within_s, LOOK_S))
+                    self._listen(min(self._output.look(), LOOK_S if move.within_s is None else move.within_s))
                 case Act.WARN:
                     self._warn()
                 case Act.STOP:
@@ -125,6 +130,7 @@ class Supervisor:
 
     def finish(self) -> None:
         """Remove the binding's files and record the end, however long the disk refuses it."""
+        self._output.look()
         codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
         if self._asked is not None and self._failure is not None and self._stopping_since_s is None:
@@ -316,19 +322,20 @@ def _complain(text: str) -> None:
         sys.stderr.flush()
 
 
-def supervise(path: Path, ready: int) -> None:
+def supervise(path: Path, ready: int, output_bytes_max: int = 0) -> None:
     """Run what the folder orders; returns when its end is recorded.
 
     Args:
         path: the run's folder; the caller holds its life lock.
         ready: a descriptor that is closed once the tasks run or never will.
+        output_bytes_max: how much the tasks may write to their logs.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     adopt_orphans()
     folder = RunFolder(path)
     order = folder.read_order()
     assert order is not None, "whoever started us has saved it"
-    supervisor = Supervisor(folder, order)
+    supervisor = Supervisor(folder, order, output_bytes_max)
     supervisor.begin()
     os.close(ready)
     supervisor.watch()
@@ -338,12 +345,13 @@ def supervise(path: Path, ready: int) -> None:
 def main() -> None:
     """Detach from whoever started us, and supervise."""
     path, life, ready = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    output_bytes_max = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     if os.fork() != 0:
         os._exit(0)  # whoever started us has nobody to wait for any more: the rest belongs to init
     for fd in (life, ready):
         os.set_inheritable(fd, False)
     try:
-        supervise(path, ready)
+        supervise(path, ready, output_bytes_max)
     except BaseException:
         _complain(traceback.format_exc())
         os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and settles the rest

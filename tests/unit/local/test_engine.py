@@ -1,6 +1,7 @@
 """What survives what: controllers and supervisors killed between any two steps, damaged folders, two at a time."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from moorings.engines.orders import parse_signal
 from moorings.local.engine import LocalEngine
 from moorings.local.processes import boot_id
 from moorings.local.records import CancelOrder, Identity, Status, to_json
+from moorings.local.rundir import RunFolder
 from moorings.local.settle import Verdict, settle
 from moorings.testing.engine_suite import (
     READY,
@@ -185,6 +187,39 @@ async def test_a_supervisor_that_finds_its_run_cancelled_starts_nothing(rig, eng
     await engine.submit(order)
     end = await end_of(engine, order.run)
     assert (end.ending, end.task_codes, end.detail) == (Ending.CANCELLED, (None,), "changed my mind")
+
+
+# -- a disk that fills
+
+
+async def test_a_job_that_writes_without_end_is_cut_and_runs_on(rig):
+    engine = LocalEngine(rig.runs, WallClock(), 20_000)
+    order = make_order(("/bin/sh", "-c", "yes & exec sleep 1000"), rig.workdir)
+    await engine.submit(order)
+    log = rig.of(order.run).log(0, 0)
+    await eventually(lambda: b"the output is cut here, at 20000;" in log.read_bytes()[:30_000])
+    await eventually(lambda: log.stat().st_size < 30_000)
+    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    await engine.cancel(order.run, "seen enough")
+    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+    assert log.stat().st_size < 30_000
+    assert (await read(engine, order.run)).endswith(b"runs on]\n")
+    await engine.close()
+
+
+async def test_a_run_is_stopped_though_the_wish_cannot_be_written_down(rig, engine, monkeypatch):
+    """Its own output may be what fills the disk."""
+    order = make_order(rig.programs.lasts(), rig.workdir)
+    await engine.submit(order)
+    await printed(engine, order.run, READY)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save_cancel", full)
+    await engine.cancel(order.run, "seen enough")
+    end = await end_of(engine, order.run)
+    assert (end.ending, end.detail) == (Ending.CANCELLED, "its supervisor was told to stop (SIGTERM)")
 
 
 # -- supervisors die

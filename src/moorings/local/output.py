@@ -1,0 +1,77 @@
+"""How much a run writes: the output of its tasks is cut at a limit, so that no job fills the disk for all others.
+
+Tasks write straight to their files. So what is beyond the limit is taken away again while the job runs on, and a line
+in the file says so. A pipe through the supervisor was refused: the job would break when that does. So was a limit of
+the kernel on files (``RLIMIT_FSIZE``): it would cut checkpoints, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorings.core.quantities import amount_text
+
+LOOK_S, QUICK_S = 1.0, 0.1  # between two looks; where the limit is near, or was passed
+TASK_BYTES_MIN = 4096
+
+
+@dataclass(slots=True)
+class _Log:
+    path: Path
+    size: int = 0
+    cut: bool = False
+
+
+class Output:
+    """The output of one attempt's tasks.
+
+    Args:
+        logs: the file of each task.
+        bytes_max: of all together; each has the same part of it. 0: there is no limit.
+    """
+
+    def __init__(self, logs: Sequence[Path], bytes_max: int) -> None:
+        self._logs = [_Log(path) for path in logs]
+        self._most = max(bytes_max // max(len(logs), 1), TASK_BYTES_MIN) if bytes_max else 0
+        self._looked_s = time.monotonic()
+
+    def look(self) -> float:
+        """Cut what is too long; in how many seconds to look again."""
+        if not self._most:
+            return LOOK_S
+        now_s = time.monotonic()
+        passed_s, self._looked_s = max(now_s - self._looked_s, QUICK_S), now_s
+        near = False
+        for log in self._logs:
+            before = log.size
+            with contextlib.suppress(OSError):  # it is not there yet, or the job has put something else in its place
+                self._look_at(log)
+            ahead = (log.size - before) / passed_s * 2 * LOOK_S
+            near = near or log.size + ahead > self._most
+        return QUICK_S if near else LOOK_S
+
+    def _look_at(self, log: _Log) -> None:
+        file = os.open(log.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                return
+            log.size = found.st_size
+            told = self._told()
+            if found.st_size <= (self._most + len(told) if log.cut else self._most):
+                return
+            os.ftruncate(file, self._most)
+            os.pwrite(file, told, self._most)
+            os.ftruncate(file, self._most + len(told))  # the job may have written in between
+            log.cut = True
+        finally:
+            os.close(file)
+
+    def _told(self) -> bytes:
+        return f"\n[moorings: the output is cut here, at {amount_text(self._most)}; the job runs on]\n".encode()
