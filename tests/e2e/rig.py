@@ -127,6 +127,7 @@ async def running(
         store=store,
         entries=parse_pools(pools),
         data=folder,
+        runs=folder / "runs",
         mark=HighWaterMark(folder, store.installation()),
         pepper=b"pepper",
         policy=policy or Policy(),

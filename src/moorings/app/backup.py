@@ -51,12 +51,12 @@ from moorings.app.backup_saving import (
     settings_alone,
 )
 from moorings.app.clock import SystemClock
-from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder, write_private
+from moorings.app.folders import RESTORED, RESTORING, RUNS, DataFolder, SharedFolder, write_private
 from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
-from moorings.app.turned_back import RUNS, make_ready, spare
+from moorings.app.turned_back import make_ready, spare
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
@@ -132,8 +132,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
         MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; nothing was
             changed then.
     """
-    if data.exists():
-        settings_alone(data)
+    runs = settings_alone(data).runs_folder if data.exists() else data / RUNS
     folder = DataFolder(data)  # nobody else uses it from here on
     try:
         for left in data.glob(f"{_WORK}*"):  # by one that was killed; a pepper may be in it
@@ -143,7 +142,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             work = Path(name)
             manifest = _unpack(file, work)
             old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
-            prepared = _prepare(work / DATABASE, old, data / RUNS, other_installation=other_installation)
+            prepared = _prepare(work / DATABASE, old, runs, other_installation=other_installation)
             of_others = prepared.replaced not in ("", prepared.standing.installation)
             names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
             ordered = _replace(data, work, aside, file, names, of_others=of_others)
@@ -151,7 +150,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
         folder.close()
-    return _told(data, aside, manifest, prepared, ordered)
+    return _told(data, runs, aside, manifest, prepared, ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class _Prepared:
 
 
 def _told(
-    data: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared, ordered: Sequence[str]
+    data: Path, runs: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared, ordered: Sequence[str]
 ) -> list[str]:
     standing = prepared.standing
     told = [
@@ -193,7 +192,7 @@ def _told(
         )
     if not prepared.joined:
         told.append("access keys that were revoked since the backup are valid again: moor get keys")
-    return [*told, *_told_of_runs(data, prepared.started), _SPARED]
+    return [*told, *_told_of_runs(runs, prepared.started), _SPARED]
 
 
 def _strangers(whose: str) -> str:
@@ -203,12 +202,12 @@ def _strangers(whose: str) -> str:
     )
 
 
-def _told_of_runs(folder: Path, started: Sequence[RunId]) -> list[str]:
+def _told_of_runs(runs: Path, started: Sequence[RunId]) -> list[str]:
     told = []
     if started:
         told.append(f"{', '.join(started)} waited then and started since: they are not started again")
     try:
-        living = sorted(partitions_in_use(folder / RUNS))
+        living = sorted(partitions_in_use(runs))
     except (OSError, UnreadableError) as error:
         return [*told, f"what jobs run here cannot be told: {error}"]
     if living:
@@ -461,12 +460,12 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
     spare(shared.path, "it was restored by its own tools")
-    started = make_ready(store, shared.path / RUNS, None, SystemClock().now())
+    started = make_ready(store, settings.runs_folder, None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
         f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
         "access keys that were revoked since that moment are valid again: moor get keys",
-        *_told_of_runs(shared.path, started),
+        *_told_of_runs(settings.runs_folder, started),
         _SPARED,
     ]
 
@@ -481,7 +480,7 @@ def begin_anew(data: Path) -> list[str]:
         MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is
             one, or the records are not in this folder.
     """
-    settings_alone(data)
+    runs = settings_alone(data).runs_folder
     folder = DataFolder(data)
     try:
         check_whole(data)
@@ -500,7 +499,7 @@ def begin_anew(data: Path) -> list[str]:
     return [
         f"made: installation {ident}, empty; the next start makes an access key for its admin",
         _strangers("the installation before"),
-        *_told_of_runs(data, ()),
+        *_told_of_runs(runs, ()),
     ]
 
 
@@ -519,7 +518,7 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
     if not (folder / RESTORED).exists():
         return [f"no restore into {folder} is unfinished"]
     try:
-        living = sorted(partitions_in_use(folder / RUNS))
+        living = sorted(partitions_in_use(settings.runs_folder))
     except (OSError, UnreadableError) as error:
         raise MooringsError(
             "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"

@@ -25,7 +25,6 @@ from moorings.app.folders import RESTORING
 from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
-from moorings.app.turned_back import RUNS
 from moorings.core.errors import MooringsError
 from moorings.local.rundir import sync_folder
 
@@ -59,16 +58,17 @@ def check_whole(data: Path) -> None:
         )
 
 
-def check_database(data: Path) -> None:
+def check_database(settings: Settings) -> None:
     """Refuse a folder that was used and whose database is gone: an empty one would know nothing of its keys and runs.
 
     Raises:
         MooringsError: ``store.missing``.
     """
+    data = settings.data
     if has_database(data):
         return
     used = [name for name in (PEPPER, HIGH_WATER) if (data / name).exists()]
-    if used or _has_runs(data / RUNS):
+    if used or _has_runs(settings.runs_folder):
         raise MooringsError(
             "store.missing",
             f"{data} was used before, and there is no {DATABASE} in it",

@@ -84,7 +84,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     try:
         check_whole(settings.data)
         if not settings.database:
-            check_database(settings.data)
+            check_database(settings)
         tls = make_tls(settings)
         shared = SharedFolder(settings.shared or settings.data)
         pools_file = shared.pools_file(settings.pools)
@@ -112,6 +112,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     store=store,
                     entries=entries,
                     data=shared.path,
+                    runs=settings.runs_folder,
                     mark=mark,
                     pepper=pepper,
                     policy=policy,
@@ -138,7 +139,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     environment=os.environ,
                     pools_file=pools_file,
                     pools_digest=digest_of(pools_file),
-                    runs=shared.path / "runs",
+                    runs=settings.runs_folder,
+                    shared=shared.path,
                     clock=clock,
                     assembly=lambda: replica.assembly,
                     tls=tls,

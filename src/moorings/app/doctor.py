@@ -122,7 +122,7 @@ def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str
     if not settings.database:
         checks["host.database"] = lambda: _database(data / DATABASE)
         checks["host.revision"] = lambda: _revision(data / DATABASE)
-        checks["host.runs"] = lambda: _runs(data / DATABASE, shared)
+        checks["host.runs"] = lambda: _runs(data / DATABASE, shared, settings.runs_folder)
     return checks
 
 
@@ -208,8 +208,8 @@ def _revision(path: Path) -> Finding:
     return check_revision(look_at(path).revision, HEAD, known)
 
 
-def _runs(database: Path, shared: Path) -> Finding:
-    used = sorted(partitions_in_use(shared / "runs"))
+def _runs(database: Path, shared: Path, runs: Path) -> Finding:
+    used = sorted(partitions_in_use(runs))
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:
         connection.execute("PRAGMA query_only = ON")
         recorded = [str(name) for (name,) in connection.execute("SELECT name FROM partitions")]

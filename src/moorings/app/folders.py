@@ -20,6 +20,7 @@ from moorings.cli.processes import owner_hint
 from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
+RUNS = "runs"  # in the data folder, unless a setting says otherwise
 RESTORED = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
 RESTORING = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
 DRAFT_AGE_S_MAX = 60.0  # whoever writes a draft for longer than that was killed; others may be writing theirs now

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypedDict
 
+from moorings.app.folders import RUNS
 from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -24,7 +25,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
 _PATHS = (
-    *("data", "shared", "pools", "policy", "credentials", "log_file"),
+    *("data", "shared", "runs", "pools", "policy", "credentials", "log_file"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
 OUTPUT_BYTES_MAX = 10_000_000_000
@@ -52,6 +53,11 @@ class Settings:
     shared: Path | None = field(default=None, metadata={"flag": "--shared"})
     """With PostgreSQL: the folder of what belongs to the installation and not to one controller (pepper of the access
     keys, pools file, runs, simulated hardware), the same for all controllers of one machine. Default: ``data``."""
+
+    runs: Path | None = field(default=None, metadata={"flag": "--runs"})
+    """Folder of the runs: what was ordered, their records and their output; on a local disk, which need not be that of
+    the database. Change it only while no run lives, and take what is in it along. Default: ``runs`` in the data folder,
+    or the ``shared`` one."""
 
     local_runs: bool = field(default=True, metadata={})
     """Whether jobs may run as processes of this machine. Off where the controllers are on several machines: one that
@@ -143,6 +149,11 @@ class Settings:
     ``path`` and ``claim`` or ``host_path`` (and ``read_only``) what tasks find under which path; ``user`` and
     ``group``: numbers that tasks run as (the image's); ``request_cpus``: whether a task's CPUs are asked of
     Kubernetes' scheduler (true). Default: there is no engine ``kubernetes``."""
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where the runs' folders are."""
+        return self.runs or (self.shared or self.data) / RUNS
 
 
 def default_data(environment: Mapping[str, str]) -> Path:
@@ -266,6 +277,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         data=paths["data"],
         database=text.get("database", ""),
         shared=paths.get("shared"),
+        runs=paths.get("runs"),
         local_runs=bool(values.get("local_runs", True)),
         advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),

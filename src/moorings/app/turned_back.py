@@ -27,7 +27,7 @@ from moorings.core.events import Event, canonical
 from moorings.core.instants import SECOND, Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
-from moorings.local.fence import read_epoch
+from moorings.local.fence import EPOCH_FILE, read_epoch
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import Survey, sync_folder
 from moorings.local.usage import find_started
@@ -44,13 +44,12 @@ BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
-RUNS = "runs"
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 _BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
-def take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> None:
+def take_up(store: Store, folder: Path, runs: Path, mark: HighWaterMark, now: Instant) -> None:
     """See that a database may be led from, before a controller does; one that went back is made ready.
 
     Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
@@ -59,26 +58,34 @@ def take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> No
     Args:
         store: the database; nobody else leads from it.
         folder: of the installation.
+        runs: the folder of its runs.
         mark: how far it is known to have come.
         now: the time.
 
     Raises:
-        MooringsError: ``store.*``; ``config.invalid``: the folder cannot be used.
+        MooringsError: ``store.*``; ``config.invalid``: a folder cannot be used.
     """
     try:
-        _take_up(store, folder, mark, now)
+        _take_up(store, folder, runs, mark, now)
     except (OSError, UnreadableError) as error:
         raise MooringsError(
             "config.invalid",
-            f"what runs in {folder} cannot be told, and the database was turned back: {error}",
+            f"what runs in {runs} cannot be told, and the database was turned back: {error}",
             hint="mend the folder: nothing is decided before the records know what runs",
         ) from error
 
 
-def _take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> None:
+def _take_up(store: Store, folder: Path, runs: Path, mark: HighWaterMark, now: Instant) -> None:
     known, at = mark.known(), store.high_water()
+    if known is not None and not (runs / EPOCH_FILE).exists():
+        raise MooringsError(
+            "config.invalid",
+            f"{runs} is not the folder in which this installation's runs are",
+            hint="is its disk mounted, and the setting 'runs' right? "
+            f"If they are lost for good: touch {runs / EPOCH_FILE}",
+        )
     if known is None:
-        ours = at.epoch in (0, read_epoch(folder / RUNS))  # which is all that the release before wrote down
+        ours = at.epoch in (0, read_epoch(runs))  # which is all that the release before wrote down
         if not ours and why_spared(folder) is None:
             log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
             spare(folder, _NEW)
@@ -86,8 +93,10 @@ def _take_up(store: Store, folder: Path, mark: HighWaterMark, now: Instant) -> N
         error = turned_back(known, at)
         log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
         spare(folder, error.detail, ready=False)
-        make_ready(store, folder / RUNS, None, now, above=known)
+        make_ready(store, runs, None, now, above=known)
         spare(folder, error.detail)
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (runs / EPOCH_FILE).touch(mode=0o600)  # by which the folder is known again
     mark.keep(store.high_water())
 
 

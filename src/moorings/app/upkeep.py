@@ -56,6 +56,7 @@ class Kept:
         pools_file: the pools file, and
         pools_digest: of what stood in it at the start.
         runs: folder of the runs.
+        shared: folder of the installation.
         clock: the time.
         assembly: its parts while it leads, else None.
         tls: its TLS; None: it speaks plain HTTP.
@@ -67,6 +68,7 @@ class Kept:
     pools_file: Path
     pools_digest: str
     runs: Path
+    shared: Path
     clock: Clock
     assembly: Callable[[], Assembly | None]
     tls: Tls | None = None
@@ -180,7 +182,7 @@ async def _prune_runs(kept: Kept) -> None:
             if kept.settings.slurm is not None:
                 places.append((kept.settings.slurm.folder, slurm_pruning.hold_ended))
             if kept.settings.kubernetes is not None:
-                places.append((kept.runs.parent / KUBERNETES_RUNS, kubernetes_pruning.hold_ended))
+                places.append((kept.shared / KUBERNETES_RUNS, kubernetes_pruning.hold_ended))
             removed = [
                 run for runs, hold in places for run in await asyncio.to_thread(prune, runs, before, spared, hold)
             ]

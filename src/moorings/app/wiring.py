@@ -13,7 +13,7 @@ from moorings.app.clock import RandomIds
 from moorings.app.folders import RESTORED
 from moorings.app.high_water import HighWaterMark
 from moorings.app.settings import Settings
-from moorings.app.turned_back import RUNS, take_up
+from moorings.app.turned_back import take_up
 from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Loop
@@ -200,13 +200,13 @@ class Assembly:
             await engine.close()
 
 
-def _may_be_used(data: Path, partition: str) -> bool:
+def _may_be_used(data: Path, runs: Path, partition: str) -> bool:
     """Whether a partition that no record knows may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
         OSError, UnreadableError: it cannot be told.
     """
-    return (data / RESTORED).exists() or partition in partitions_in_use(data / RUNS)
+    return (data / RESTORED).exists() or partition in partitions_in_use(runs)
 
 
 async def assemble(
@@ -214,6 +214,7 @@ async def assemble(
     store: Store,
     entries: Sequence[PoolEntry],
     data: Path,
+    runs: Path,
     mark: HighWaterMark,
     pepper: bytes,
     policy: Policy,
@@ -230,7 +231,8 @@ async def assemble(
     Args:
         store: the installation's database.
         entries: the pools.
-        data: folder of runs and simulated hardware.
+        data: folder of the installation, with the simulated hardware.
+        runs: folder of the runs.
         mark: how far the database is known to have come.
         pepper: what access keys are digested with.
         policy: of the scheduler.
@@ -247,7 +249,7 @@ async def assemble(
     """
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
-        await asyncio.to_thread(take_up, store, data, mark, clock.now())
+        await asyncio.to_thread(take_up, store, data, runs, mark, clock.now())
         epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
         loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)
@@ -257,10 +259,10 @@ async def assemble(
             drivers,
             clock,
             installation,
-            in_use=lambda name: asyncio.to_thread(_may_be_used, data, name),
+            in_use=lambda name: asyncio.to_thread(_may_be_used, data, runs, name),
             note=mark.note,
         )
-        engines: dict[str, Engine] = {"local": LocalEngine(data / RUNS, clock, output_bytes_max)} if local_runs else {}
+        engines: dict[str, Engine] = {"local": LocalEngine(runs, clock, output_bytes_max)} if local_runs else {}
         if slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         if kubernetes is not None:

@@ -10,12 +10,12 @@ import pytest
 
 from moorings.app.folders import RESTORED
 from moorings.app.high_water import HighWaterMark
-from moorings.app.turned_back import BLIND_GAP, RUNS, SEQ_GAP, make_ready, spare, take_up, why_spared
+from moorings.app.turned_back import BLIND_GAP, SEQ_GAP, make_ready, spare, take_up, why_spared
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.partitions import PartitionState
-from moorings.local.fence import Fence
+from moorings.local.fence import EPOCH_FILE, Fence
 from moorings.local.records import Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.ports.store import Changes, Epoch, HighWater, Seq
@@ -40,6 +40,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     folder.mkdir()
+    (folder / EPOCH_FILE).touch()
     return folder
 
 
@@ -150,7 +151,7 @@ def test_a_database_that_went_on_is_led_from_as_it_is(store: SqlStore, tmp_path:
     go_on(store)
     marked(store, tmp_path).keep(store.high_water())
     before = store.lead("y", NOW)
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None
     assert store.leader().epoch == before
     assert store.load().claims == (a_claim(0),)
@@ -165,14 +166,14 @@ def test_one_that_went_back_is_made_ready_and_nothing_is_removed(
     at = store.high_water()
     known = HighWater(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
     marked(store, tmp_path).keep(known)
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert "was turned back" in (why_spared(tmp_path) or "")
     assert "store.turned_back" in caplog.messages
     assert store.load().claims[0].attempt >= 1000, "made ready"
     assert known.is_reached_by(store.high_water())
     assert store.leader().epoch > known.epoch, "whoever led then is fenced off"
     caplog.clear()
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert caplog.messages == [], "and that once"
     assert why_spared(tmp_path) is not None, "until an admin decides"
 
@@ -190,10 +191,10 @@ def test_what_died_while_it_made_it_ready_does_it_again(
     with monkeypatch.context() as patched:
         patched.setattr("moorings.app.turned_back._changes", dies)
         with pytest.raises(KeyboardInterrupt):
-            take_up(store, tmp_path, marked(store, tmp_path), NOW)
+            take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.high_water().seq > 50
     assert store.load().claims[0].attempt == 0
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.load().claims[0].attempt >= 1000
 
 
@@ -203,7 +204,7 @@ def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, r
     mark = marked(store, tmp_path)
     mark.keep(store.high_water())
     mark.see(HighWater(Seq(store.last_seq() + 1), Epoch(1)))
-    take_up(store, tmp_path, mark, NOW)
+    take_up(store, tmp_path, runs, mark, NOW)
     assert why_spared(tmp_path) is not None
 
 
@@ -211,11 +212,11 @@ def test_a_folder_without_a_mark_spares_what_it_does_not_know(store: SqlStore, t
     go_on(store)
     mark = marked(store, tmp_path)
     mark.see(store.high_water())  # it stood by for a while, beside a database that may have gone back before
-    take_up(store, tmp_path, mark, NOW)
+    take_up(store, tmp_path, runs, mark, NOW)
     assert "led from another" in (why_spared(tmp_path) or "")
     assert store.load().claims == (a_claim(0),), "its records are taken as they are"
     (tmp_path / RESTORED).unlink()
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None, "an admin has decided, once for all"
 
 
@@ -223,18 +224,18 @@ def test_a_new_installation_and_one_of_the_release_before_are_no_strangers(
     store: SqlStore, tmp_path: Path, runs: Path
 ) -> None:
     """The release before kept the epoch of its last leader beside the runs, and no mark."""
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None
     (tmp_path / "high-water").unlink()
     Fence(runs).set(store.lead("the release before", NOW), 0)
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None
 
 
 def test_of_two_reasons_the_first_is_kept(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     go_on(store)
     spare(tmp_path, "a backup was restored")
-    take_up(store, tmp_path, marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) == "a backup was restored"
 
 
@@ -250,7 +251,24 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
     marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
     with pytest.raises(MooringsError) as caught:
-        take_up(store, tmp_path, marked(store, tmp_path), NOW)
+        take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert (caught.value.code, bool(caught.value.hint)) == ("config.invalid", True)
     assert why_spared(tmp_path) is not None
-    assert RUNS == runs.name
+
+
+def test_a_folder_that_is_not_that_of_its_runs_is_not_led_from(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    """Its disk is not mounted, or the setting was changed: every run would be taken for lost (law 3)."""
+    go_on(store)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    elsewhere = tmp_path / "elsewhere"
+    with pytest.raises(MooringsError) as caught:
+        take_up(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
+    assert (caught.value.code, "mounted" in caught.value.hint) == ("config.invalid", True)
+    assert not elsewhere.exists()
+    runs.rename(elsewhere)
+    take_up(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
+
+
+def test_a_new_installation_makes_the_folder_of_its_runs(store: SqlStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        take_up(store, tmp_path, tmp_path / "disk" / "runs", marked(store, tmp_path), NOW)

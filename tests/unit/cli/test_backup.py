@@ -11,6 +11,7 @@ import pytest
 from moorings.app.backup import restore
 from moorings.app.backup_saving import check_database, look_at, save
 from moorings.app.folders import DataFolder, SharedFolder
+from moorings.app.settings import Settings
 from moorings.cli.main import main
 from moorings.cli.processes import Running
 from moorings.core.errors import MooringsError
@@ -236,22 +237,22 @@ def test_not_under_a_controller_that_runs(moor, data):
 def test_an_empty_database_in_a_used_folder_needs_a_word(moor, tmp_path, left):
     folder = tmp_path / "used"
     DataFolder(folder).close()
-    check_database(folder)
+    check_database(Settings(data=folder))
     (folder / "pools.toml").touch()
     (folder / "runs").mkdir()
-    check_database(folder)
+    check_database(Settings(data=folder))
     if left == "runs":
         (folder / "runs" / "run-a").mkdir()
     else:
         (folder / left).write_text("x")
     (folder / "moorings.db").touch()
     with pytest.raises(MooringsError) as caught:
-        check_database(folder)
+        check_database(Settings(data=folder))
     assert (caught.value.code, "restore --new" in caught.value.hint) == ("store.missing", True)
     code, out, err = moor("restore", "--new", "-y", "--data", str(folder))
     assert (code, err) == (0, "")
     assert "strangers'" in out
-    check_database(folder)
+    check_database(Settings(data=folder))
     assert not (folder / "high-water").exists(), "it is another installation's"
     code, _, err = moor("restore", "--new", "-y", "--data", str(folder))
     assert (code, "moorings.db is there" in err) == (2, True), "never over records"
