@@ -112,7 +112,7 @@ def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str
         "host.folder": lambda: _private("host.folder", data),
         "host.controller": lambda: _controller(data, running),
         "host.pepper": lambda: _pepper(shared / "pepper"),
-        "host.space": lambda: _space(data),
+        "host.space": lambda: _space(data, settings.runs_folder),
         "host.pools": lambda: _pools(pools),
         "host.tls": lambda: _tls(settings, running),
         "host.restore": lambda: check_restore((data / RESTORING).exists(), why_spared(shared)),
@@ -147,9 +147,11 @@ def _pepper(path: Path) -> Finding:
     return check_pepper(chars, PEPPER_BYTES * 2) or _private("host.pepper", path)
 
 
-def _space(data: Path) -> Finding:
-    found = os.statvfs(data)
-    return check_space(found.f_bavail * found.f_frsize, found.f_favail, found.f_files)
+def _space(data: Path, runs: Path) -> Finding:
+    """Of the place that is worse off."""
+    found = [os.statvfs(place) for place in (data, runs) if place.exists()]
+    seen = [check_space(one.f_bavail * one.f_frsize, one.f_favail, one.f_files) for one in found]
+    return max(seen, key=lambda finding: list(Verdict).index(finding.verdict))
 
 
 def _pools(path: Path) -> Finding:

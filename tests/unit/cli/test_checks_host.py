@@ -168,7 +168,7 @@ def test_a_check_that_hangs_does_not_hold_the_others_up(data, monkeypatch):
 
     hold = threading.Event()
     monkeypatch.setattr(doctor, "CHECK_S", 0.5)
-    monkeypatch.setattr(doctor, "_space", lambda _data: hold.wait(patient(30)))
+    monkeypatch.setattr(doctor, "_space", lambda *_: hold.wait(patient(30)))
     found = look(data)
     hold.set()
     assert (found["host.space"].verdict, "no answer in" in found["host.space"].evidence) == (FAIL, True)
