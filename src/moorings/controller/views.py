@@ -134,7 +134,7 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
         largest=state.free.largest(),
         waiting=sum(
             len(claims)
-            for ((kind, named, *_), *_), claims in fleet.lines.items()
+            for ((kind, named, *_), _, _), claims in fleet.lines.items()
             if named == pool.name or (named is None and kind == pool.kind)
         ),
         partitions=len(state.holds),

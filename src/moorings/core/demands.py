@@ -45,6 +45,10 @@ class Demands(Answers):
 
     def create(self, given: CreateClaim) -> Claim:
         given = self._paid(given)
+        if given.role is Role.AGENT:  # its scheduler has started the job: it waits behind, and is not refused
+            most = ceiling_of(given.role, given.spec.project, self.projects, self.policy)
+            if most is not None and given.spec.priority > most:
+                given = replace(given, spec=replace(given.spec, priority=most))
         self._check_priority(given.spec, given.spec.priority, given.role)
         pools_for(given.spec, self.fleet.pools)
         if self._names.get(given.name, self.fleet.names.get(given.name)) is not None:

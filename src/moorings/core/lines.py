@@ -1,9 +1,8 @@
 """Lines: claims that wait for the same, in the queue's order, so that a turn need not walk over all that wait.
 
-Who asks for the same devices with the same priority in the name of the same project and subject stands in one line, by
-arrival: where the first gets nothing, those behind it get nothing either, unless they end sooner. So a line can also be
-asked for the next of its claims that ends within some time (backfill), which it finds by the shortest limit of each of
-its chunks.
+Who asks for the same devices in the name of the same project and subject stands in one line: where the first gets
+nothing, those behind it get nothing either, unless they end sooner. So a line can also be asked for the next of its
+claims that ends within some time (backfill), which it finds by the shortest limit of each of its chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from moorings.core.projects import Projects
 Order = tuple[int, Instant, ClaimId]
 Payer = tuple[str, str, bool]  # project, subject, whether it may be asked to yield
 Devices = tuple[str, PoolName | None, int, int, QueueMode]
-LineKey = tuple[Devices, Payer, tuple[tuple[str, int], ...], int]
+LineKey = tuple[Devices, Payer, tuple[tuple[str, int], ...]]
 
 ENDLESS: Final = float("inf")
 BY_HAND: Final = "user/"
@@ -39,7 +38,7 @@ def line_of(claim: Claim, projects: Projects) -> LineKey:
         subject = claim.user if projects.limits_users(spec.project) else ""
         payer = (spec.project, subject, spec.preemptible)
     resources = tuple(sorted(spec.resources.items())) if spec.resources else ()
-    return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources, spec.priority
+    return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources
 
 
 def limit_of(claim: Claim) -> float:

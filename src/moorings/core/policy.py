@@ -15,7 +15,6 @@ In a file (``policy.toml``), of which every line may be missing; these are the d
     moves_per_hour = 60      # at most so many claims are moved in an hour
     user_priority_max = 0    # the highest priority that users may ask for, but where a project says otherwise
     agent_priority_max = 1000000    # the same of the agents of other schedulers, which have limits of their own
-    ageing = "7d"            # who has waited for longer is passed by no higher priority; 0: priority goes on for ever
 
 Lengths of time are texts (``30s``, ``5m``, ``2h``, ``1d``, ``1:30:00``) or numbers of seconds.
 """
@@ -39,8 +38,6 @@ MIN_RUN_S_MAX: Final = 7 * DAY_S
 YIELD_S_MIN, YIELD_S_MAX = 1.0, DAY_S
 MOVE_S_MAX: Final = DAY_S
 MOVES_PER_HOUR_MAX: Final = 100_000
-AGEING_S: Final = 7 * DAY_S
-AGEING_S_MAX: Final = 3660 * DAY_S
 
 
 class Defragment(StrEnum):
@@ -70,7 +67,6 @@ class Policy:
         moves_per_hour: at most so many claims are moved in an hour.
         user_priority_max: the highest priority that users may ask for, but where their project says otherwise.
         agent_priority_max: the same of agents of other schedulers.
-        ageing_s: who has waited for longer is passed by no higher priority; 0: it always is, as in logs of before.
     """
 
     reserve: bool = True
@@ -86,21 +82,16 @@ class Policy:
     moves_per_hour: int = field(default=60, metadata=LATER)
     user_priority_max: int = field(default=0, metadata=LATER)
     agent_priority_max: int = field(default=PRIORITY_MAX, metadata=LATER)
-    ageing_s: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
-        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s", "ageing_s"):
+        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
     def bound_s(self) -> float:
         """Within which a guaranteed claim has its devices, but for the time the hardware takes (law 6)."""
         return self.min_run_s + self.yield_s
-
-
-USUAL: Final = Policy(ageing_s=AGEING_S)
-"""What holds where nobody chose."""
 
 
 def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
@@ -110,7 +101,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         MooringsError: ``policy.invalid``; the message names file, line and key.
     """
     table = Table.parse(text, source=source, code="policy.invalid")
-    usual = USUAL
+    usual = Policy()
     policy = Policy(
         reserve=table.boolean("reserve", usual.reserve),
         backfill=table.boolean("backfill", usual.backfill),
@@ -125,7 +116,6 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         moves_per_hour=table.integer("moves_per_hour", usual.moves_per_hour),
         user_priority_max=table.integer("user_priority_max", usual.user_priority_max),
         agent_priority_max=table.integer("agent_priority_max", usual.agent_priority_max),
-        ageing_s=_duration_s(table, "ageing", usual.ageing_s, 0.0, AGEING_S_MAX),
     )
     table.finish()
     if not 0 <= policy.moves_per_hour <= MOVES_PER_HOUR_MAX:

@@ -1,17 +1,11 @@
-"""Who may be first: the highest priority that somebody may ask for, and for how long priority goes before arrival."""
+"""Who may be first: the highest priority that somebody may ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
-
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
 from moorings.core.policy import Policy
 from moorings.core.projects import Projects
-
-TOP: Final = 1 << 62  # above every priority
 
 
 def ceiling_of(role: Role | None, project: str, projects: Projects, policy: Policy) -> int | None:
@@ -44,21 +38,3 @@ def check_priority(asked: int, most: int | None, project: str) -> None:
             hint=f"ask for {most} or less; it would go before everybody who waits, so an admin must allow it: "
             f"moor set project {project} --priority-max {asked}",
         )
-
-
-def level_of(waiting: Iterable[tuple[int, Instant]], policy: Policy, now: Instant) -> int:
-    """The priority above which all are equal in this turn.
-
-    Who has waited for longer than the policy's ``ageing`` is passed no more by those of higher priority: these count as
-    of its own. So nobody starves, and fair share and arrival decide among them. A priority that grew for each claim as
-    it waits was refused: who has thousands waiting would come before all who come later, whatever they have used.
-
-    Args:
-        waiting: priority and arrival of those that wait; the oldest of each priority are enough.
-        policy: says how long.
-        now: the time.
-    """
-    if not policy.ageing_s:
-        return TOP
-    late = after(now, -policy.ageing_s)
-    return min((priority for priority, arrival in waiting if arrival < late), default=TOP)

@@ -418,10 +418,10 @@ def _check_numbers(project: Project) -> None:
                 f"{what} = {limit} of project {project.name!r} is out of range",
                 f"use 0 to {LIMIT_MAX}, or none for no limit",
             )
-    if project.priority_max is not None and abs(project.priority_max) > PRIORITY_MAX:
+    if project.priority_max is not None and not 0 <= project.priority_max <= PRIORITY_MAX:
         raise _invalid(
             f"priority_max = {project.priority_max} of project {project.name!r} is out of range",
-            f"use {-PRIORITY_MAX} to {PRIORITY_MAX}, or none",
+            f"use 0 to {PRIORITY_MAX}, or none",
         )
 
 

@@ -35,7 +35,6 @@ from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
-from moorings.core.priorities import TOP, level_of
 from moorings.core.reclaims import Known, Overdraft, Wanted, cheapest
 from moorings.core.room import Room, room_for
 from moorings.core.serving import pools_for
@@ -88,7 +87,6 @@ class _Pass:
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
         self._limits = Limits(scene.projects)
         self._tenants: list[Tenant] = []
-        self._level = TOP  # priorities above it count as it
         if self._pays:
             self._survey()
 
@@ -162,7 +160,7 @@ class _Pass:
         share = 0.0
         if self._pays and self.policy.fair_share and claim.state is not ClaimState.ANNOUNCED:
             share = self.scene.shares.get(claim.spec.project, 0.0)
-        return (0 if within else 1, -min(claim.spec.priority, self._level), share, claim.arrival, claim.id)
+        return (0 if within else 1, -claim.spec.priority, share, claim.arrival, claim.id)
 
     # -- the pass ----------------------------------------------------------------------------------------------------
 
@@ -173,12 +171,11 @@ class _Pass:
         nothing gets nothing.
         """
         self._settle_moves()
-        firsts = [(claim, key, line) for key, line in self.scene.lines if (claim := line.first()) is not None]
-        self._level = level_of(((claim.spec.priority, claim.arrival) for claim, _, _ in firsts), self.policy, self.now)
-        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState]]] = [
-            (self._rank(claim), number, claim, key, line, self._pools(claim.spec))
-            for number, (claim, key, line) in enumerate(firsts)
-        ]
+        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState]]] = []
+        for number, (key, line) in enumerate(self.scene.lines):
+            claim = line.first()
+            if claim is not None:
+                heads.append((self._rank(claim), number, claim, key, line, self._pools(claim.spec)))
         heapify(heads)
         none_left: set[Devices] = set()  # whatever else is asked for with them
         in_vain: set[object] = set()  # who got nothing: others of the project that ask for the same get nothing either
@@ -189,7 +186,7 @@ class _Pass:
                     heads, (now_rank, number, claim, key, line, able)
                 )  # its project's cells have gone meanwhile
                 continue
-            (devices, (project, _, preemptible), resources, _), following = key, None
+            (devices, (project, _, preemptible), resources), following = key, None
             if devices not in none_left:
                 like = (devices, project, preemptible, resources) if rank[0] else None
                 got = self._look(claim, able, first=not rank[0], in_vain=like in in_vain)

@@ -103,7 +103,7 @@ def quota_rows(fleet: Fleet, now: Instant, policy: Policy) -> list[Quota]:
 
 def _waiting(fleet: Fleet) -> Iterator[tuple[str, PoolName, int, int]]:
     """What waits: (project, pool, devices of each claim, claims)."""
-    for ((kind, named, size, _, _), (project, _, _), *_), line in fleet.lines.items():
+    for ((kind, named, size, _, _), (project, _, _), _), line in fleet.lines.items():
         able = [
             state.pool.name
             for state in fleet.pools.values()

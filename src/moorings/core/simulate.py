@@ -315,7 +315,7 @@ class Simulation:
 
     def _may_serve(self) -> bool:
         """Whether a plan may do anything: without guarantees it cannot where no pool has devices enough free."""
-        least = min(size for (_, _, size, _, _), *_ in self._lines)
+        least = min(size for (_, _, size, _, _), _, _ in self._lines)
         return bool(self.projects) or any(state.free.free >= least for state in self.pools.values())
 
     def _scene(self) -> Scene:

@@ -14,7 +14,7 @@ from moorings.core.events import Event, canonical
 from moorings.core.inputs import MakeRoom, ReleaseClaim, SetProject
 from moorings.core.instants import Instant
 from moorings.core.plans import Plan
-from moorings.core.policy import USUAL, Defragment, Policy
+from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Project, Share
 from moorings.core.records import plain
 from moorings.core.topology import Block
@@ -172,7 +172,7 @@ async def test_another_policy_is_compared(api: httpx2.AsyncClient, controller: P
     await api.post("/v1/claims", json={"size": 4})
     [claim] = controller.claims.values()
     answer = await api.post("/v1/whatif", json={"policy": 'defragment = "on"'})
-    assert controller.seen[-1] == ("whatif", replace(USUAL, defragment=Defragment.ON))
+    assert controller.seen[-1] == ("whatif", Policy(defragment=Defragment.ON))
     found = decode(WhatIfBody, answer.json())
     assert found.claims == (
         WhatIfClaimBody(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from dataclasses import replace
 
 import pytest
 
 from moorings.core import policy as policy_module
 from moorings.core.errors import MooringsError
-from moorings.core.policy import AGEING_S, DAY_S, USUAL, Defragment, Policy, parse_policy
+from moorings.core.policy import DAY_S, Defragment, Policy, parse_policy
 from moorings.core.records import plain, revive
 from tests.cases import cases
 
@@ -24,15 +23,15 @@ def complaint(text: str) -> MooringsError:
 
 
 def test_an_empty_file_is_the_default():
-    assert parse_policy("") == USUAL
+    assert parse_policy("") == Policy()
 
 
 def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 14
-    assert parse_policy(example) == USUAL
+    assert len(example.strip().splitlines()) == 13
+    assert parse_policy(example) == Policy()
 
 
 def test_everything_can_be_said():
@@ -50,7 +49,6 @@ def test_everything_can_be_said():
         moves_per_hour = 0
         user_priority_max = -5
         agent_priority_max = 7
-        ageing = "1h"
     """
     assert parse_policy(text) == Policy(
         reserve=False,
@@ -66,7 +64,6 @@ def test_everything_can_be_said():
         moves_per_hour=0,
         user_priority_max=-5,
         agent_priority_max=7,
-        ageing_s=3600.0,
     )
 
 
@@ -118,12 +115,10 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
         "moves_per_hour = 100000",
         "user_priority_max = 1000000",
         "agent_priority_max = -1000000",
-        "ageing = 0",
-        'ageing = "3660d"',
     ],
 )
 def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
-    assert parse_policy(text) != USUAL
+    assert parse_policy(text) != Policy()
 
 
 def test_a_hint_says_the_range():
@@ -134,7 +129,6 @@ def test_a_hint_says_the_range():
 def test_equal_policies_are_the_same_bytes():
     whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
-    whole = replace(whole, ageing_s=AGEING_S)
     told = json.dumps(plain(whole), sort_keys=True)
     assert told == json.dumps(plain(parse_policy("half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3")), sort_keys=True)
     assert revive(Policy, json.loads(told)) == whole

@@ -1,19 +1,18 @@
-"""Who may be first, and for how long: ceilings of roles and projects, and the end of overtaking (law 7)."""
+"""Who may be first: ceilings of roles and projects (law 7)."""
 
 from __future__ import annotations
 
 import pytest
 
 from moorings.core.access import Role
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, ReleaseClaim, SetPriority, SetProject
+from moorings.core.inputs import CreateClaim, SetPriority, SetProject
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.policy import AGEING_S, USUAL, Policy
-from moorings.core.priorities import TOP, ceiling_of, level_of
+from moorings.core.policy import Policy
+from moorings.core.priorities import ceiling_of
 from moorings.core.projects import Project, Projects
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.core.turn import Turn
@@ -21,7 +20,7 @@ from tests.cases import cases
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
 NOW = Instant(1_700_000_000 * SECOND)
-LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Project(name="lab/b", priority_max=-3)])
+LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Project(name="lab/b", priority_max=3)])
 
 
 @cases(
@@ -33,18 +32,18 @@ LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Pro
         (None, "lab/b", None),
         (Role.USER, "lab", 50),
         (Role.USER, "lab/a", 50),
-        (Role.USER, "lab/b", -3),
+        (Role.USER, "lab/b", 3),
         (Role.AGENT, "lab", 50),
     ],
 )
 def test_a_project_s_ceiling_takes_the_place_of_the_role_s(role: Role | None, project: str, most: int | None) -> None:
-    assert ceiling_of(role, project, LAB, USUAL) == most
+    assert ceiling_of(role, project, LAB, Policy()) == most
 
 
 class Site:
     """A fleet of one pool, its turns a second apart."""
 
-    def __init__(self, policy: Policy = USUAL) -> None:
+    def __init__(self, policy: Policy = Policy()) -> None:  # noqa: B008
         self.fleet = Fleet([POD])
         self.policy = policy
         self.now = NOW
@@ -73,15 +72,6 @@ class Site:
         (claim,) = self.take(given)
         assert isinstance(claim, Claim)
         return claim
-
-    def end(self, name: str, later_s: float = 1.0) -> str:
-        """Who has the pool once that one has gone."""
-        held = self.fleet.claims[ClaimId(name)]
-        self.take(ReleaseClaim(held.id, "done"), later_s=later_s)
-        assert held.partition is not None
-        gone = self.fleet.partitions[held.partition]
-        self.take(DriverAnswered(gone.id, gone.version, "remove", Answer(Verdict.OK, Seen.ABSENT)))
-        return next(str(one.id) for one in self.fleet.claims.values() if one.state is ClaimState.GRANTED)
 
 
 def test_nobody_goes_before_all_others_who_may_not() -> None:
@@ -120,45 +110,8 @@ def test_what_waits_with_an_old_priority_keeps_it_and_may_only_be_lowered() -> N
     assert site.fleet.claims[old.id].spec.priority == 401
 
 
-def test_higher_priority_is_first_until_somebody_has_waited_too_long() -> None:
-    """Law 7: a stream of claims that an admin puts first holds nobody up for ever."""
-    site = Site(Policy(ageing_s=3600.0))
-    site.ask("held")
-    site.ask("patient", subject="bob")
-    site.ask("first", 10)
-    assert site.end("held") == "first"
-    site.ask("second", 10)
-    assert site.end("first", later_s=3700.0) == "patient", "it came before the second"
-    assert site.end("patient") == "second"
-
-
-def test_who_comes_late_has_no_part_in_the_patience_of_others() -> None:
-    """Among those that are equal now, arrival decides: not who is in the same line as the one that waited."""
-    site = Site(Policy(ageing_s=3600.0))
-    site.ask("held")
-    site.ask("patient")
-    site.now = after(site.now, 4000.0)
-    site.ask("urgent", 10)
-    site.ask("late")
-    assert site.end("held") == "patient"
-    site.ask("later", 20)
-    assert site.end("patient") == "later", "nobody has waited too long any more"
-
-
-def test_without_ageing_priority_goes_on_for_ever() -> None:
-    site = Site(Policy())
-    site.ask("held")
-    site.ask("patient")
-    site.ask("urgent", 1)
-    assert site.end("held", later_s=100 * AGEING_S) == "urgent"
-
-
-@cases(
-    ("waited_s", "level"),
-    [((), TOP), (((0, 10.0),), TOP), (((0, 61.0), (5, 100.0)), 0), (((0, 10.0), (5, 100.0)), 5)],
-)
-def test_the_lowest_priority_of_those_who_waited_too_long_is_the_level(
-    waited_s: tuple[tuple[int, float], ...], level: int
-) -> None:
-    waiting = [(priority, after(NOW, -seconds)) for priority, seconds in waited_s]
-    assert level_of(waiting, Policy(ageing_s=60.0), NOW) == level
+def test_an_agent_s_claim_is_lowered_for_its_scheduler_has_started_the_job() -> None:
+    site = Site()
+    site.take(SetProject(Project(name="default", priority_max=5), None))
+    assert site.ask("one", 9, role=Role.AGENT).spec.priority == 5
+    assert site.ask("two", 0, role=Role.AGENT).spec.priority == 0

@@ -271,7 +271,7 @@ def test_names_that_are_taken(name: str) -> None:
         {"devices_max": -1},
         {"user_devices_max": -1},
         {"priority_max": 1_000_001},
-        {"priority_max": -1_000_001},
+        {"priority_max": -1},
         {"devices_max": 1 << 40},
         {"members": ("",)},
         {"members": ("x" * 121,)},

@@ -175,7 +175,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("ProjectRequest", "userDevicesMax"): (f"0 to {LIMIT_MAX:,}", "So many of them one subject holds, at most."),
     ("ProjectRequest", "priorityMax"): (
-        _PRIORITY,
+        f"0 to {PRIORITY_MAX:,}",
         "The highest that may be asked for in its name, but by admins; left out: as above it, else as the policy says.",
     ),
     ("ProjectRequest", "members"): (

@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.core.policy import USUAL, Defragment, Policy
+from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import DEFAULT, Project, Share, parent_of, share_of
 from moorings.core.shares import sizes_promised
 from moorings.core.topology import Pool
@@ -46,9 +46,8 @@ def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
         move_s=chance.choice((0.0, 5.0)),
         moves_per_hour=chance.choice((5, 1_000)),
         user_priority_max=chance.choice((0, 5, 5)),
-        ageing_s=chance.choice((0.0, 0.0, 20.0, 300.0)),
     )
-    return Sharing(policy if projects or chance.random() < 0.5 else USUAL, projects)
+    return Sharing(policy if projects or chance.random() < 0.5 else Policy(), projects)
 
 
 def drawn_name(chance: random.Random, known: Collection[str]) -> str:

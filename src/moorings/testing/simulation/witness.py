@@ -25,7 +25,6 @@ from moorings.core.laws import check
 from moorings.core.lines import ENDLESS, limit_of
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, free_map_of
-from moorings.core.policy import Policy
 from moorings.core.reconcile import mark_of
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block, Pool
@@ -247,7 +246,7 @@ class Witness:
             self._same_changed(fleet, loop.runs, change)
         if not change.reloaded:  # what is kept for whom is decided by the next turn
             self._not_overtaken(loop, change)
-            self._first_has_a_block(fleet, loop.policy)
+            self._first_has_a_block(fleet)
         self._reasons(fleet, loop.clock.now(), change.reloaded or self._turns % WHOLE_EVERY == 0)
         if self._turns % ROWS_EVERY == 0:
             self.rows()
@@ -295,16 +294,13 @@ class Witness:
                 ends = after(claim.granted_at, limit_s) if limit_s < ENDLESS and claim.granted_at else NEVER
                 if policy.backfill and after(ends, policy.making_s) <= kept.until < NEVER:
                     continue  # it uses what is kept only as long as that is not needed
-                if self._is_behind(claim, keeper, loop) and kept.block.overlaps(partition.block):
+                if self._is_behind(claim, keeper, fleet) and kept.block.overlaps(partition.block):
                     self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
 
-    def _is_behind(self, claim: Claim, keeper: Claim, loop: Loop) -> bool:
+    def _is_behind(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
         """Whether one that was granted surely stands behind another: of projects that is known only of some."""
-        fleet = loop.fleet
         if claim.id in self.guarantees.moved:
             return False  # it has its place already
-        if loop.policy.ageing_s and claim.spec.priority != keeper.spec.priority:
-            return False  # somebody may have waited for too long
         if not fleet.projects:
             return claim.order > keeper.order
         if claim.cell is not None or ClaimState.ANNOUNCED in (claim.state, keeper.state):
@@ -313,19 +309,19 @@ class Witness:
             return claim.spec.priority < keeper.spec.priority
         return claim.spec.project == keeper.spec.project and claim.order > keeper.order
 
-    def _first_has_a_block(self, fleet: Fleet, policy: Policy) -> None:
+    def _first_has_a_block(self, fleet: Fleet) -> None:
         """The first that must wait has a block kept for it, if any pool could ever give one (law 7)."""
         if fleet.projects:
-            self._all_but_those_behind_have(fleet, policy)
+            self._all_but_those_behind_have(fleet)
             return
-        first = _first(fleet, policy)
+        first = _first(fleet)
         if first is None or any(kept.claim == first.id for kept in fleet.reservations):
             return
         for state in _able(first, fleet):
             if not state.problem and _could_ever(state, first):
                 self._story.breaks(7, f"claim {first.id} is first, waits for {state.pool.name}, and no block is kept")
 
-    def _all_but_those_behind_have(self, fleet: Fleet, policy: Policy) -> None:
+    def _all_but_those_behind_have(self, fleet: Fleet) -> None:
         """With projects, too: who waits without a block kept stands behind one that has one there."""
         having = {kept.claim for kept in fleet.reservations}
         keepers = {kept.pool: fleet.claims[kept.claim] for kept in fleet.reservations if kept.claim in fleet.claims}
@@ -343,26 +339,26 @@ class Witness:
                 promised = not claim.spec.preemptible and bool(fleet.projects.cells(name))
                 if keeper is None and not promised:  # else a guarantee may stand against what it would keep
                     self._story.breaks(7, f"claim {claim.id} waits for {name}, and no block is kept there for anybody")
-                elif keeper is not None and not promised and self._surely_before(claim, keeper, fleet, policy):
+                elif keeper is not None and not promised and self._surely_before(claim, keeper, fleet):
                     self._story.breaks(
                         7, f"claim {claim.id} waits for {name}; kept is a block for {keeper.id} behind it"
                     )
 
-    def _surely_before(self, claim: Claim, keeper: Claim, fleet: Fleet, policy: Policy) -> bool:
+    def _surely_before(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
         """Whether a claim stands before another, of which neither may be within a guarantee."""
         lineages = [fleet.projects.lineage(one.spec.project) for one in (claim, keeper)]
         projects = [fleet.projects.get(name) for lineage in lineages for name in lineage]
         if keeper.kept is not None or not keeper.spec.size or any(one is not None and one.shares for one in projects):
             return False
         if claim.spec.priority != keeper.spec.priority:
-            return not policy.ageing_s and claim.spec.priority > keeper.spec.priority
+            return claim.spec.priority > keeper.spec.priority
         return claim.spec.project == keeper.spec.project and claim.order < keeper.order
 
-    def idled(self, fleet: Fleet, policy: Policy, outcome: Outcome) -> None:
+    def idled(self, fleet: Fleet, outcome: Outcome) -> None:
         """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
         if fleet.projects or fleet.moving:
             return  # who is first is judged by what is kept
-        first = _first(fleet, policy)
+        first = _first(fleet)
         if first is None or first.state is ClaimState.ANNOUNCED or first.id in outcome.fleet.claims:
             return
         for state in _able(first, fleet):
@@ -420,13 +416,8 @@ def _said(reply: object) -> object:
     return (reply.code, reply.detail, reply.hint) if isinstance(reply, MooringsError) else reply
 
 
-def _first(fleet: Fleet, policy: Policy) -> Claim | None:
-    """The first that waits, here or in another scheduler's queue, where some could never be served.
-
-    None also where some have a higher priority than others, and may have waited for too long.
-    """
-    if policy.ageing_s and len({claim.spec.priority for claim in fleet.waiting()}) > 1:
-        return None
+def _first(fleet: Fleet) -> Claim | None:
+    """The first that waits, here or in another scheduler's queue, where some could never be served."""
     waiting = [next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)]
     waiting += [claim for told in fleet.announced.values() for claim in told.claims() if _served_one_day(claim, fleet)]
     return min((claim for claim in waiting if claim is not None), key=lambda claim: claim.order, default=None)

@@ -54,7 +54,7 @@ class WatchedLoop(Loop):
         if self.leads:
             self._witness.guarantees.decided(self.fleet, outcome)
             if not demanded:
-                self._witness.idled(self.fleet, self.policy, outcome)
+                self._witness.idled(self.fleet, outcome)
             if outcome.changes and self._turns % AGAIN_EVERY == 0:
                 self._stage.story.reach("decided again")
                 self._witness.again(self, list(demanded), outcome, self._heard_since, self._stage.pools)
