@@ -204,6 +204,14 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
     assert refused.value.code == "run.ended"
 
 
+async def test_a_workflow_whose_jobs_have_ended_is_still_its_owner_s(rig: Rig) -> None:
+    await end(rig, await start(rig, COMPILE))
+    with pytest.raises(MooringsError) as refused:
+        await start(rig, COMPILE, caller=BOB)
+    assert refused.value.code == "owner.denied"
+    await end(rig, await start(rig, COMPILE))
+
+
 async def test_of_two_who_begin_a_workflow_at_once_one_has_it(rig: Rig) -> None:
     for number in range(15):
         workflow = f"wflow-{'e' * 20}{number:02}".translate(str.maketrans("0123456789", "abcdefghij"))

@@ -71,7 +71,7 @@ APPLIANCE_JOBS: tuple[Guard, ...] = (
         at="RunCases._priority",
         cut="any(run.subject != caller.subject for run in jobs)",
         put="False",
-        tests=(f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",),
+        tests=(f"{RUNS}test_a_workflow_whose_jobs_have_ended_is_still_its_owner_s",),
     ),
     Guard(
         law="10",

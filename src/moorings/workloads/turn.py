@@ -258,7 +258,7 @@ class RunTurn:
 
     def _check_workflow(self, given: CreateRun) -> None:
         """Of two who begin the same workflow at once it is his who came first; the caller has looked at the past."""
-        if given.job.appliance is None:
+        if given.job.appliance is None or given.role is None:  # in logs of before it was not looked at
             return
         workflow = given.job.appliance.workflow
         made = [run for run, _ in self.changed.values() if run.job.appliance and run.job.appliance.workflow == workflow]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moorings.core.access import Role
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
@@ -66,7 +67,7 @@ def test_a_new_run_waits_and_asks_for_its_partition():
 
 def test_of_two_who_begin_a_workflow_in_one_turn_it_is_his_who_came_first():
     part = ApplianceJob(ApplianceKind.COMPILE, "wflow-" + "a" * 22)
-    ours = replace(CREATE, job=replace(JOB, appliance=part))
+    ours = replace(CREATE, job=replace(JOB, appliance=part), role=Role.USER)
     theirs = replace(ours, id=RunId("run-2"), claim=ClaimId("claim-2"), subject="bob")
     now = turn()
     now.take(ours)
@@ -74,6 +75,7 @@ def test_of_two_who_begin_a_workflow_in_one_turn_it_is_his_who_came_first():
         now.take(theirs)
     assert caught.value.code == "owner.denied"
     assert set(now.changed) == {ours.id}
+    assert turn(the_run(now, ours.id)).take(replace(theirs, role=None)), "a log of before is decided as it was"
     now.take(replace(ours, id=RunId("run-3"), claim=ClaimId("claim-3")))
     known = Runs([the_run(now, ours.id)])
     with pytest.raises(MooringsError, match="somebody else's"):
