@@ -35,9 +35,11 @@ def _apart(scope: Scope) -> str:
     """
     path: str = scope["path"]
     raw: bytes = scope.get("raw_path") or b""
+    if _SLASH in path:
+        return ""
     if b"%2f" not in raw.lower():
         return path
-    return "" if _SLASH in path else unquote(_ENCODED.sub(b"%00", raw).decode("ascii", "replace"))
+    return unquote(_ENCODED.sub(b"%00", raw).decode("ascii", "replace"))
 
 
 class Router:

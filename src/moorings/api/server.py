@@ -276,7 +276,12 @@ class ApiServer(uvicorn.Server):
         await super().startup([])
         for listening in sockets:
             handshakes = Handshakes(
-                listening, self._tls, self._new_protocol, self._room_for, self._app.limits.head_timeout_s
+                listening,
+                self._tls,
+                self._new_protocol,
+                self._room_for,
+                self._protocol.make_room,
+                self._app.limits.head_timeout_s,
             )
             self.servers.append(cast("asyncio.base_events.Server", handshakes))
 
@@ -296,7 +301,7 @@ class ApiServer(uvicorn.Server):
         address = address_of(client)
         of_address = self._protocol.addresses[address] + handshakes[address] + 1
         in_all = len(self.server_state.connections) + handshakes.total() + 1
-        return address, has_room(self._app.limits, of_address, in_all) or self._protocol.make_room(address)
+        return address, has_room(self._app.limits, of_address, in_all)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % LOOK_TICKS == 0:

@@ -20,6 +20,8 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +35,7 @@ log = logging.getLogger("moorings.api")
 
 PEER: Final = "moorings.peer"  # in the ASGI scope: whom the client's certificate names, where one is asked for
 
+SLOW_S = 1.0  # a handshake that takes longer may make room for others
 SHUTDOWN_S = 5.0  # for a client to say goodbye
 ACCEPT_AGAIN_S = 0.2  # after the process had no files left
 TOLD_EVERY_S = 1.0  # failed handshakes are told in the log, but nobody fills the disk with them
@@ -231,6 +234,16 @@ def _no_tls() -> bytes:
 _NO_TLS = _no_tls()
 
 
+@dataclass(slots=True)
+class _Handshake:
+    """One that is under way: of which address, since when, and whether it is counted."""
+
+    connection: socket.socket
+    address: str
+    since_s: float
+    counted: bool = True
+
+
 class Handshakes:
     """Takes in connections, and hands them over once their handshake is done; a server in uvicorn's eyes.
 
@@ -239,7 +252,8 @@ class Handshakes:
         context: how TLS is spoken.
         new_protocol: makes what serves a connection.
         has_room: what one more is counted as, and whether there is room for it, given its address and how many
-            handshakes are under way. Where there is none, the oldest handshake of its address makes room.
+            handshakes are under way.
+        end_idle: ends the connection of an address that has asked for nothing for longest; whether there was one.
         limit_s: how long a handshake may take.
     """
 
@@ -249,16 +263,18 @@ class Handshakes:
         context: ssl.SSLContext,
         new_protocol: Callable[[], asyncio.Protocol],
         has_room: Callable[[tuple[str, int], Counter[str]], tuple[str, bool]],
+        end_idle: Callable[[str], bool],
         limit_s: float,
     ) -> None:
         self._listening = listening
         self._context = context
         self._new_protocol = new_protocol
         self._has_room = has_room
+        self._end_idle = end_idle
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._by_address: Counter[str] = Counter()
-        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._tasks: dict[asyncio.Task[None], _Handshake] = {}
         self._again: asyncio.TimerHandle | None = None
         self._quiet_until_s = 0.0
         self._untold = 0
@@ -298,43 +314,70 @@ class Handshakes:
                 continue
             connection.setblocking(False)
             self._by_address[counted] += 1
-            task = self._loop.create_task(self._shake(connection, counted), name="handshake")
-            self._tasks[task] = counted
-            task.add_done_callback(self._tasks.pop)
+            handshake = _Handshake(connection, counted, self._loop.time())
+            task = self._loop.create_task(self._shake(handshake), name="handshake")
+            self._tasks[task] = handshake
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A handshake is done, or was ended, perhaps before it had begun."""
+        handshake = self._tasks.pop(task)
+        self._uncount(handshake)
+        if task.cancelled():
+            handshake.connection.close()
+
+    def _uncount(self, handshake: _Handshake) -> None:
+        """From now on it counts as a connection, or as nothing."""
+        if handshake.counted:
+            handshake.counted = False
+            self._by_address[handshake.address] -= 1
+            if not self._by_address[handshake.address]:
+                del self._by_address[handshake.address]
 
     def _make_room(self, counted: str) -> bool:
-        """End the oldest handshake of an address; whether there was one."""
-        for task, address in self._tasks.items():
-            if address == counted and not task.cancelling():
-                task.cancel()
-                return True
-        return False
+        """End what has asked for nothing for longest at an address; whether there was anything.
+
+        Handshakes that take no time are not among them, as long as there is something else.
+        """
+        mine = (task for task, one in self._tasks.items() if one.address == counted and one.counted)
+        oldest = next((task for task in mine if not task.cancelling()), None)
+        slow = oldest is not None and self._loop.time() - self._tasks[oldest].since_s > SLOW_S
+        if not slow and self._end_idle(counted):
+            return True
+        if oldest is not None:
+            oldest.cancel()
+        return oldest is not None
 
     def _go_on(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    async def _shake(self, connection: socket.socket, counted: str) -> None:
+    def _protocol_of(self, handshake: _Handshake) -> asyncio.Protocol:
+        """What serves the connection once its handshake is done; then it is counted there, and not here as well."""
+        protocol = self._new_protocol()
+        connection_made = protocol.connection_made
+
+        def made(transport: asyncio.BaseTransport) -> None:
+            self._uncount(handshake)
+            connection_made(transport)
+
+        protocol.connection_made = made  # type: ignore[method-assign]
+        return protocol
+
+    async def _shake(self, handshake: _Handshake) -> None:
         met: list[ssl.SSLError] = []
         _FAILURE.set(met)
         try:
             await self._loop.connect_accepted_socket(
-                self._new_protocol,
-                connection,
+                partial(self._protocol_of, handshake),
+                handshake.connection,
                 ssl=self._context,
                 ssl_handshake_timeout=self._limit_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        except asyncio.CancelledError:
-            connection.close()
-            raise
         except (OSError, ssl.SSLError) as error:
-            connection.close()
-            self._tell(counted, met[0] if met else error)
-        finally:
-            self._by_address[counted] -= 1
-            if not self._by_address[counted]:
-                del self._by_address[counted]
+            handshake.connection.close()
+            self._tell(handshake.address, met[0] if met else error)
 
     def _tell(self, counted: str, error: Exception) -> None:
         if isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError):

@@ -196,10 +196,13 @@ async def test_connections_are_bounded(controller: PretendController) -> None:
         serving(controller, Limits(connections_max=1, head_timeout_s=3600)) as served,
         connected(served) as first,
     ):
-        await made(first, "/v1/claims", CLAIM)
+        first.ask("GET", "/v1/events?watch=1")
+        assert (await first.head()).status == 200
         async with connected(served) as second:
             assert await second.reader.read() == b""
-        await made(first, "/v1/claims", CLAIM)
+        controller.tell("claim.created")
+        while b"claim.created" not in await first.chunk():
+            pass
 
 
 async def test_a_wait_is_given_up_when_its_client_has_gone(controller: PretendController) -> None:
