@@ -49,6 +49,8 @@ def test_it_stops_and_nothing_is_answered_that_is_lost(controller: ControllerPro
 def test_a_start_without_it_is_refused_until_an_admin_says_so(controller: ControllerProcess) -> None:
     assert controller.ask("POST", "/v1/claims?wait=20s", {"name": "old", "size": 4})[1]["state"] == "READY"
     assert controller.stop() == 0
+    controller.start()  # the fence around its runs counts starts
+    assert controller.stop() == 0
     (controller.data / "moorings.db").unlink()
     refused = subprocess.run(controller.command(), capture_output=True, text=True, check=False, timeout=patient(60))
     assert ("store.missing" in refused.stderr, "restore --new" in refused.stderr) == (True, True), refused.stderr
@@ -62,3 +64,7 @@ def test_a_start_without_it_is_refused_until_an_admin_says_so(controller: Contro
     made = controller.ask("POST", "/v1/claims", {"name": "whole", "size": 16})[1]
     until(lambda: "no claim holds: old" in str(controller.ask("GET", f"/v1/claims/{made['id']}/explain")[1]))
     assert controller.ask("GET", "/v1/pools")[1]["items"][0]["free"] == 12, "a stranger's is never removed"
+    assert controller.ask("DELETE", f"/v1/claims/{made['id']}")[0] == 200
+    job = {"name": "j", "command": ["true"], "workdir": "/", "tasks": 1, "accelerators": {"kind": "ipu", "size": 1}}
+    made = controller.ask("POST", "/v1/runs", {"job": job})[1]
+    until(lambda: controller.ask("GET", f"/v1/runs/{made['id']}")[1]["state"] == "SUCCEEDED")

@@ -43,7 +43,7 @@ def url_of(database: str, *servers: PostgresqlServer) -> str:
 def twin(tmp_path: Path, primary: PostgresqlServer, standby: PostgresqlServer) -> Iterator[Twin]:
     """A controller that leads from the primary."""
     url = url_of(primary.make_database(), primary, standby)
-    twin = Twin(tmp_path, POOLS, database=url, shared=tmp_path / "shared")
+    twin = Twin(tmp_path, f"{POOLS}reset_s = 3.0\n", database=url, shared=tmp_path / "shared")
     start_leading(twin)
     yield twin
     if twin.process is not None and twin.process.poll() is None:
@@ -112,6 +112,24 @@ def test_a_standby_that_lagged_is_promoted(
     assert "are removed from now on" in told.stdout, told.stderr
     until(lambda: "since" not in in_hardware(twin))
     until(lambda: claims(twin) == {"before": "READY", "after": "READY", "no-room": "READY"})
+
+
+def test_a_reset_that_was_done_since_is_not_done_again(
+    twin: Twin, primary: PostgresqlServer, standby: PostgresqlServer
+) -> None:
+    """Law 3: in the promoted database the partition is still being reset, and by now a job computes on it."""
+    made = claim(twin, "held")
+    partition = twin.ask("GET", f"/v1/claims/{made['id']}")[1]["partition"]
+    assert twin.ask("POST", f"/v1/partitions/{partition}/reset")[1]["state"] == "RESETTING"
+    caught_up(primary, standby)
+    standby.cut_off()
+    until(lambda: twin.ask("GET", f"/v1/partitions/{partition}")[1]["state"] == "ACTIVE")
+    led = twin.log().count(LEADS)
+    primary.crash()
+    standby.promote()
+    until(lambda: twin.log().count(LEADS) > led)
+    assert "msg=store.turned_back" in twin.log()
+    assert twin.ask("GET", f"/v1/partitions/{partition}")[1]["state"] == "ACTIVE"
 
 
 def test_a_synchronous_standby_loses_nothing(twin: Twin, primary: PostgresqlServer, standby: PostgresqlServer) -> None:

@@ -26,7 +26,8 @@ from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
-from moorings.local.rundir import sync_folder
+from moorings.local.rundir import RunFolder, sync_folder
+from moorings.workloads.runs import RunId
 
 FORMAT = 1
 DATABASE, PEPPER, POOLS, MANIFEST = "moorings.db", "pepper", "pools.toml", "manifest.json"
@@ -84,7 +85,8 @@ def has_database(data: Path) -> bool:
 
 
 def _has_runs(runs: Path) -> bool:
-    return runs.is_dir() and any(path.is_dir() for path in runs.iterdir())
+    names = (path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else ()
+    return any(RunFolder.of(runs, RunId(name)) is not None for name in names)  # a disk of its own has lost+found
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from moorings.controller.loop import ENDS
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
-from moorings.ports.store import Store
+from moorings.ports.store import HighWater, Store
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -199,6 +199,7 @@ class Replica:
             reason = await self._until_lost(assembly, lost)
             log.warning("leadership.lost", extra={"detail": reason})
         finally:
+            await self._remember(assembly)
             self.assembly, self._leader = None, ""
             if self._shell is not None:
                 self._serve_by(self._shell)  # who asks from now on waits for the next leader
@@ -208,6 +209,13 @@ class Replica:
                 self._store.abort()  # it hangs: what it was told to save is known when it is read again
             assembly.loop.close()
             await assembly.close()
+
+    async def _remember(self, assembly: Assembly) -> None:
+        """How far the database had come while this one led: whoever leads next compares, this process or another."""
+        try:
+            await asyncio.to_thread(self._mark.keep, HighWater(assembly.loop.seq, assembly.loop.epoch))
+        except MooringsError as error:
+            log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
 
     async def _until_lost(self, assembly: Assembly, lost: asyncio.Task[str]) -> str:
         """Why it leads no longer.

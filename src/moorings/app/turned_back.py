@@ -18,7 +18,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from moorings.app.folders import RESTORED, write_private
+from moorings.app.folders import RESTORED, RUNS, write_once, write_private
 from moorings.app.high_water import HighWaterMark
 from moorings.core import claims
 from moorings.core.claims import WAITING, Claim, ClaimEvent, ClaimId
@@ -44,12 +44,13 @@ BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
+_INSTALLATION = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 _BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
-def take_up(store: Store, folder: Path, runs: Path, mark: HighWaterMark, now: Instant) -> None:
+def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, now: Instant) -> None:
     """See that a database may be led from, before a controller does; one that went back is made ready.
 
     Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
@@ -58,46 +59,87 @@ def take_up(store: Store, folder: Path, runs: Path, mark: HighWaterMark, now: In
     Args:
         store: the database; nobody else leads from it.
         folder: of the installation.
-        runs: the folder of its runs.
+        runs: the folder of its runs; None: it has none on this machine.
         mark: how far it is known to have come.
         now: the time.
 
     Raises:
-        MooringsError: ``store.*``; ``config.invalid``: a folder cannot be used.
+        MooringsError: ``store.*``; ``config.invalid``: a folder cannot be used, or is not that of its runs.
     """
+    known, at = mark.known(), store.high_water()
     try:
-        _take_up(store, folder, runs, mark, now)
-    except (OSError, UnreadableError) as error:
+        if runs is not None:
+            _check_runs(store.installation(), folder, runs, led=bool(at.epoch), known=known is not None)
+        if known is None:
+            # What the release before wrote down is the epoch of the last leader.
+            ours = not at.epoch or (runs is not None and at.epoch == read_epoch(runs))
+            if not ours and why_spared(folder) is None:
+                log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
+                spare(folder, _NEW)
+        elif not known.is_reached_by(at) or _unready(folder):
+            _make_it_ready(store, folder, runs, known, at, now)
+        if runs is not None:
+            _know_again(store.installation(), runs)
+    except OSError as error:
+        raise MooringsError("config.invalid", f"the folder {runs or folder} cannot be used: {error}") from error
+    mark.keep(store.high_water())
+
+
+def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known: bool) -> None:
+    """See that the folder is that of this installation's runs: with another one all of them would be taken for lost.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    whose = runs / _INSTALLATION
+    if whose.exists() and (text := whose.read_text(encoding="ascii", errors="replace").strip()) != installation:
         raise MooringsError(
             "config.invalid",
-            f"what runs in {runs} cannot be told, and the database was turned back: {error}",
-            hint="mend the folder: nothing is decided before the records know what runs",
-        ) from error
-
-
-def _take_up(store: Store, folder: Path, runs: Path, mark: HighWaterMark, now: Instant) -> None:
-    known, at = mark.known(), store.high_water()
-    if known is not None and not (runs / EPOCH_FILE).exists():
+            f"{runs} has the runs of installation {text[:40]!r}, and the database is of {installation}",
+            hint="each installation has a folder of its own for its runs: see the setting 'runs'",
+        )
+    there = (runs / EPOCH_FILE).exists()
+    if led and not there and (known or runs != folder / RUNS):
         raise MooringsError(
             "config.invalid",
             f"{runs} is not the folder in which this installation's runs are",
-            hint="is its disk mounted, and the setting 'runs' right? "
-            f"If they are lost for good: touch {runs / EPOCH_FILE}",
+            hint="is its disk mounted, and the setting 'runs' right? Who moves it takes the hidden files along. If the "
+            f"runs are lost for good: touch {runs / EPOCH_FILE}",
         )
-    if known is None:
-        ours = at.epoch in (0, read_epoch(runs))  # which is all that the release before wrote down
-        if not ours and why_spared(folder) is None:
-            log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
-            spare(folder, _NEW)
-    elif not known.is_reached_by(at) or _unready(folder):
-        error = turned_back(known, at)
-        log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
-        spare(folder, error.detail, ready=False)
-        make_ready(store, runs, None, now, above=known)
-        spare(folder, error.detail)
+
+
+def _know_again(installation: str, runs: Path) -> None:
+    """Leave in the folder of the runs by what it is known."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (runs / EPOCH_FILE).touch(mode=0o600)  # by which the folder is known again
-    mark.keep(store.high_water())
+    (runs / EPOCH_FILE).touch(mode=0o600)
+    if not (runs / _INSTALLATION).exists():
+        write_once(runs / _INSTALLATION, installation + "\n")
+
+
+def _make_it_ready(
+    store: Store, folder: Path, runs: Path | None, known: HighWater, at: HighWater, now: Instant
+) -> None:
+    error = turned_back(known, at)
+    log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
+    spare(folder, error.detail, ready=False)
+    try:
+        make_ready(store, runs or folder / RUNS, None, now, above=known)
+    except (OSError, UnreadableError) as failed:
+        raise MooringsError(
+            "config.invalid",
+            f"what runs in {runs} cannot be told, and the database was turned back: {failed}",
+            hint="mend the folder: nothing is decided before the records know what runs",
+        ) from failed
+    spare(folder, error.detail)
+
+
+def rise_blindly(store: Store, runs: Path, now: Instant) -> None:
+    """Number events and leaders far above all that were, wherever they were counted: for a database that begins anew.
+
+    Raises:
+        OSError: it cannot be read how far leaders had come.
+    """
+    _rise(store, runs, None, now)
 
 
 def spare(folder: Path, why: str, *, ready: bool = True) -> None:

@@ -21,7 +21,7 @@ from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.policy import USUAL, Policy, parse_policy
+from moorings.core.policy import Policy, parse_policy
 from moorings.core.pools import PoolEntry, parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -52,7 +52,7 @@ def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
         MooringsError: ``policy.invalid``, naming file and line.
     """
     found = path if path is not None else usual
-    policy = USUAL
+    policy = Policy()
     if path is not None or usual.exists():
         try:
             text = found.read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ async def assemble(
     """
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
-        await asyncio.to_thread(take_up, store, data, runs, mark, clock.now())
+        await asyncio.to_thread(take_up, store, data, runs if local_runs else None, mark, clock.now())
         epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
         loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)

@@ -89,7 +89,7 @@ class Hardware:
         installation: our id; marks hold it.
         in_use: whether processes may use a partition, by its name, though no record knows it (law 3).
         note: returns once it is known, whatever becomes of the database, how far that had come when a partition was
-            ordered.
+            ordered, or a reset of one.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Hardware:
         }
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_S):
-                if order == "create" and self._note is not None:
+                if order in ("create", "reset") and self._note is not None:
                     await self._note(known)
                 if order == "reset":
                     # One that was replaced while it slept would wipe a partition under a job that runs by now. The

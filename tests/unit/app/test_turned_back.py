@@ -269,6 +269,33 @@ def test_a_folder_that_is_not_that_of_its_runs_is_not_led_from(store: SqlStore, 
     take_up(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
 
 
+def test_nor_is_it_on_the_first_start_of_this_release(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    """There is no mark yet, and the setting is new: the folder that it names is empty, or not mounted."""
+    go_on(store)
+    with pytest.raises(MooringsError, match="is not the folder"):
+        take_up(store, tmp_path, tmp_path / "elsewhere", marked(store, tmp_path), NOW)
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+
+
+def test_the_runs_of_another_installation_are_not_ours(store: SqlStore, tmp_path: Path, runs: Path) -> None:
+    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    (tmp_path / "new").mkdir()
+    other = open_sqlite(tmp_path / "new" / "moorings.db", installation="other")
+    with pytest.raises(MooringsError, match="has the runs of installation"):
+        take_up(other, tmp_path / "new", runs, marked(other, tmp_path / "new"), NOW)
+    other.close()
+
+
+def test_where_no_runs_are_here_no_folder_is_wanted(store: SqlStore, tmp_path: Path) -> None:
+    go_on(store)
+    for _ in range(2):
+        take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
+    assert not (tmp_path / "runs").exists()
+    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+    take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
+    assert store.load().claims[0].attempt >= 1000
+
+
 def test_a_new_installation_makes_the_folder_of_its_runs(store: SqlStore, tmp_path: Path) -> None:
     for _ in range(2):
         take_up(store, tmp_path, tmp_path / "disk" / "runs", marked(store, tmp_path), NOW)
