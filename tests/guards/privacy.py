@@ -108,8 +108,8 @@ PRIVACY = (
         what="a supervisor's command line holds a folder and two descriptors, nothing of the job",
         file="local/engine.py",
         at="_launch",
-        cut="build_supervisor(folder.path, life, ready_inside)",
-        put="[*build_supervisor(folder.path, life, ready_inside), *order.job.environment.values()]",
+        cut="build_supervisor(folder.path, life, ready_inside, output_bytes_max)",
+        put="[*build_supervisor(folder.path, life, ready_inside, output_bytes_max), *order.job.environment.values()]",
         tests=(f"{SUPERVISOR}test_a_supervisor_is_nobodys_child_and_carries_no_secrets",),
     ),
     Guard(

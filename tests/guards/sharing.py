@@ -336,7 +336,7 @@ SHARING = (
         what="every commit compares the epoch",
         file="store/sql.py",
         at="_number",
-        cut="epoch is None",
+        cut="if known is None:",
         put="True",
         tests=(
             f"{STORE}test_an_earlier_leader_saves_nothing_more",
@@ -390,7 +390,7 @@ SHARING = (
         what="a controller that was replaced ends",
         file="controller/loop.py",
         at="Loop.serve",
-        cut='error.code == "store.fenced"',
+        cut="error.code in ENDS",
         put="False",
         tests=(f"{LOOP}test_a_controller_that_was_replaced_reads_nothing_again",),
     ),

@@ -56,8 +56,8 @@ class Settings:
 
     runs: Path | None = field(default=None, metadata={"flag": "--runs"})
     """Folder of the runs: what was ordered, their records and their output; on a local disk, which need not be that of
-    the database. Change it only while no run lives, and take what is in it along. Default: ``runs`` in the data folder,
-    or the ``shared`` one."""
+    the database. Change it only while no run lives, take what is in it along, hidden files too, and say it in the
+    settings' file, where ``moor restore`` finds it. Default: ``runs`` in the data folder, or the ``shared`` one."""
 
     local_runs: bool = field(default=True, metadata={})
     """Whether jobs may run as processes of this machine. Off where the controllers are on several machines: one that
@@ -131,9 +131,9 @@ class Settings:
     run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
 
     output_bytes_max: int = field(default=OUTPUT_BYTES_MAX, metadata={"flag": "--output-bytes-max"})
-    """Bytes that a run on this machine may write to its output; each of its tasks has the same part. What is more is
-    cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for all. Default
-    10,000,000,000: 10 GB, more than anybody reads."""
+    """Bytes that an attempt of a run on this machine may write to its output; each task has the same part. What is more
+    is cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for all.
+    Default 10,000,000,000: 10 GB, more than anybody reads."""
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
     """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine

@@ -66,9 +66,8 @@ class Output:
             told = self._told()
             if found.st_size <= (self._most + len(told) if log.cut else self._most):
                 return
-            os.ftruncate(file, self._most)
             os.pwrite(file, told, self._most)
-            os.ftruncate(file, self._most + len(told))  # the job may have written in between
+            os.ftruncate(file, self._most + len(told))
             log.cut = True
         finally:
             os.close(file)
