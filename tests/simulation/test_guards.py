@@ -51,8 +51,8 @@ GUARDS = (
             Change(
                 "store/sql.py",
                 "_number",
-                'connection.execute(_RAISE_SEQ_GUARDED, {"n_events": n_events, "leading": epoch})',
-                'connection.execute(_RAISE_SEQ, {"n_events": n_events, "leading": epoch})',
+                "connection.execute(_RAISE_SEQ_GUARDED, guards)",
+                'connection.execute(_RAISE_SEQ, {"n_events": n_events})',
             ),
         ),
     ),

@@ -18,7 +18,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from moorings.app.folders import RESTORED, RUNS, write_once, write_private
+from moorings.app.folders import RESTORED, RUNS, write_private
 from moorings.app.high_water import HighWaterMark
 from moorings.core import claims
 from moorings.core.claims import WAITING, Claim, ClaimEvent, ClaimId
@@ -92,7 +92,8 @@ def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known
         MooringsError: ``config.invalid``.
     """
     whose = runs / _INSTALLATION
-    if whose.exists() and (text := whose.read_text(encoding="ascii", errors="replace").strip()) != installation:
+    text = whose.read_text(encoding="ascii", errors="replace").strip() if whose.exists() else ""
+    if text not in ("", installation):
         raise MooringsError(
             "config.invalid",
             f"{runs} has the runs of installation {text[:40]!r}, and the database is of {installation}",
@@ -112,8 +113,9 @@ def _know_again(installation: str, runs: Path) -> None:
     """Leave in the folder of the runs by what it is known."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     (runs / EPOCH_FILE).touch(mode=0o600)
-    if not (runs / _INSTALLATION).exists():
-        write_once(runs / _INSTALLATION, installation + "\n")
+    whose = runs / _INSTALLATION
+    if not whose.exists() or not whose.stat().st_size:  # who died as he wrote it left it empty
+        whose.write_text(installation + "\n", encoding="ascii")
 
 
 def _make_it_ready(
