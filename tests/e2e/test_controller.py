@@ -521,7 +521,7 @@ async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
 
 async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
-    rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=0.5, times=1))
+    rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=10.0, times=1))
     view = await rig.controller.runs.create(ANN, job("true"))
     ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.FAILED

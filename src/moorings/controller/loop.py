@@ -181,7 +181,7 @@ class Loop:
                 away = False
                 await self.turn()
                 if not self._under_way:
-                    await self._in_writer(self.store.check_place)  # each save looks, too
+                    self.store.check_place()  # a look at two files; each save looks, too
             except MooringsError as error:
                 if error.code in ENDS:
                     raise

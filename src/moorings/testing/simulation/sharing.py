@@ -10,6 +10,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from moorings.core.claims import PRIORITY_MAX
 from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import DEFAULT, Project, Share, parent_of, share_of
 from moorings.core.shares import sizes_promised
@@ -45,9 +46,9 @@ def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
         defragment=chance.choice((Defragment.OFF, Defragment.OFF, Defragment.SUGGEST, Defragment.ON)),
         move_s=chance.choice((0.0, 5.0)),
         moves_per_hour=chance.choice((5, 1_000)),
-        user_priority_max=chance.choice((0, 5, 5)),
+        user_priority_max=PRIORITY_MAX,
     )
-    return Sharing(policy if projects or chance.random() < 0.5 else Policy(), projects)
+    return Sharing(policy if projects or chance.random() < 0.5 else Policy(user_priority_max=PRIORITY_MAX), projects)
 
 
 def drawn_name(chance: random.Random, known: Collection[str]) -> str:
