@@ -40,6 +40,7 @@ class HighWaterMark:
         self._seen: HighWater | None = None
         self._kept: HighWater | None = None
         self._writing = threading.Lock()
+        self._noting = asyncio.Lock()  # fair: first come, first on
 
     def known(self) -> HighWater | None:
         """The higher of what this process has seen and what the file says; None: the file says nothing.
@@ -64,14 +65,17 @@ class HighWaterMark:
         self._seen = _higher(self._seen, at)
 
     async def note(self, at: HighWater) -> None:
-        """Returns once it is on the disk; those who wait for one write share it.
+        """Returns once it is on the disk; those who wait for one write share it, and go on in the order they came.
+
+        The order matters: a vendor that chooses the devices itself takes partitions as they come.
 
         Raises:
             MooringsError: ``store.unavailable``: it cannot be written.
         """
         self.see(at)
-        if self._kept is None or not at.is_reached_by(self._kept):
-            await asyncio.to_thread(self.keep, at)
+        async with self._noting:
+            if self._kept is None or not at.is_reached_by(self._kept):
+                await asyncio.to_thread(self.keep, at)
 
     def keep(self, at: HighWater) -> None:
         """As ``note``, for who may wait.

@@ -61,6 +61,19 @@ async def test_those_who_wait_together_share_a_write(tmp_path: Path, monkeypatch
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
+async def test_who_came_first_goes_on_first(tmp_path: Path) -> None:
+    """A vendor that chooses the devices itself takes partitions as they come: other orders are other devices."""
+    mark = HighWaterMark(tmp_path, "here")
+    went: list[int] = []
+
+    async def order(number: int) -> None:
+        await mark.note(at(9 + number % 3))
+        went.append(number)
+
+    await asyncio.gather(*map(order, range(60)))
+    assert went == list(range(60))
+
+
 async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = HighWaterMark(tmp_path, "here")
     with monkeypatch.context() as patched:
