@@ -115,6 +115,7 @@ def _know_again(installation: str, runs: Path) -> None:
     (runs / EPOCH_FILE).touch(mode=0o600)
     whose = runs / _INSTALLATION
     if not whose.exists() or not whose.stat().st_size:  # who died as he wrote it left it empty
+        whose.touch(mode=0o600)
         whose.write_text(installation + "\n", encoding="ascii")
 
 
