@@ -56,7 +56,7 @@ from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
-from moorings.app.turned_back import make_ready, rise_blindly, spare
+from moorings.app.turned_back import INSTALLATION_FILE, make_ready, rise_blindly, spare
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
@@ -493,7 +493,7 @@ def begin_anew(data: Path) -> list[str]:
         with contextlib.closing(open_sqlite(data / DATABASE)) as store:
             ident = store.installation()
             rise_blindly(store, runs, SystemClock().now())  # else fences of before would refuse its leaders
-        (runs / ".installation").unlink(missing_ok=True)
+        (runs / INSTALLATION_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{data} cannot be written: {error}", hint="see its disk") from error
     finally:

@@ -74,7 +74,7 @@ def check_database(settings: Settings) -> None:
             "store.missing",
             f"{data} was used before, and there is no {DATABASE} in it",
             hint="put it back, or 'moor restore FILE'; "
-            f"'moor restore --new --data {data}' begins anew: keys, claims and runs are forgotten then",
+            f"'moor restore --new --data {data}' starts over: keys, claims and runs are forgotten then",
         )
 
 

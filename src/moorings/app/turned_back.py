@@ -44,7 +44,7 @@ BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
-_INSTALLATION = ".installation"  # in the folder of the runs: whose they are
+INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 _BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
@@ -91,7 +91,7 @@ def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known
     Raises:
         MooringsError: ``config.invalid``.
     """
-    whose = runs / _INSTALLATION
+    whose = runs / INSTALLATION_FILE
     text = whose.read_text(encoding="ascii", errors="replace").strip() if whose.exists() else ""
     if text not in ("", installation):
         raise MooringsError(
@@ -113,7 +113,7 @@ def _know_again(installation: str, runs: Path) -> None:
     """Leave in the folder of the runs by what it is known."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     (runs / EPOCH_FILE).touch(mode=0o600)
-    whose = runs / _INSTALLATION
+    whose = runs / INSTALLATION_FILE
     if not whose.exists() or not whose.stat().st_size:  # who died as he wrote it left it empty
         whose.touch(mode=0o600)
         whose.write_text(installation + "\n", encoding="ascii")

@@ -14,7 +14,6 @@ ANY_SUBSET = "any-subset"
 _BLOCKS = re.compile(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,6}")
 _LIMIT = re.compile(r"[0-9]{1,10}")
-_PRIORITY = re.compile(r"-?[0-9]{1,7}")
 
 
 def parse_shares(texts: Sequence[str], topology_of: Callable[[str], str]) -> dict[str, Mapping[str, int]]:
@@ -71,8 +70,8 @@ def blocks_text(blocks: Mapping[str, int]) -> str:
     return ",".join(f"{size}x{count}" for size, count in ordered)
 
 
-def parse_limit(text: str) -> int | None:
-    """A limit of devices; ``none``: there is no limit.
+def parse_limit(text: str, what: str = "limit of devices") -> int | None:
+    """A limit of a project, called ``what``; ``none``: it has none of its own.
 
     Raises:
         MooringsError: ``project.invalid``.
@@ -80,20 +79,5 @@ def parse_limit(text: str) -> int | None:
     if text == NONE:
         return None
     if not _LIMIT.fullmatch(text):
-        raise MooringsError(
-            "project.invalid", f"{text[:40]!r} is no limit of devices", hint="use a whole number, or none"
-        )
-    return int(text)
-
-
-def parse_ceiling(text: str) -> int | None:
-    """The highest priority of a project; ``none``: as above it.
-
-    Raises:
-        MooringsError: ``project.invalid``.
-    """
-    if text == NONE:
-        return None
-    if not _PRIORITY.fullmatch(text):
-        raise MooringsError("project.invalid", f"{text[:40]!r} is no priority", hint="use a whole number, or none")
+        raise MooringsError("project.invalid", f"{text[:40]!r} is no {what}", hint="use a whole number, or none")
     return int(text)

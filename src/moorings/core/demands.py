@@ -45,11 +45,11 @@ class Demands(Answers):
 
     def create(self, given: CreateClaim) -> Claim:
         given = self._paid(given)
-        if given.role is Role.AGENT:  # its scheduler has started the job: it waits behind, and is not refused
-            most = ceiling_of(given.role, given.spec.project, self.projects, self.policy)
-            if most is not None and given.spec.priority > most:
-                given = replace(given, spec=replace(given.spec, priority=most))
-        self._check_priority(given.spec, given.spec.priority, given.role)
+        most = self._ceiling(given.spec, given.role)
+        if given.role is Role.AGENT and most is not None and given.spec.priority > most:
+            # Its scheduler has started the job: it waits behind, and is not refused.
+            given = replace(given, spec=replace(given.spec, priority=most))
+        check_priority(given.spec.priority, most, given.spec.project)
         pools_for(given.spec, self.fleet.pools)
         if self._names.get(given.name, self.fleet.names.get(given.name)) is not None:
             raise MooringsError(
@@ -98,8 +98,8 @@ class Demands(Answers):
             raise MooringsError("project.limit", detail, hint=f"ask for {most} or fewer, or in another project")
         return replace(given, spec=replace(given.spec, project=name)) if name != given.spec.project else given
 
-    def _check_priority(self, spec: ClaimSpec, asked: int, role: Role | None) -> None:
-        check_priority(asked, ceiling_of(role, spec.project, self.projects, self.policy), spec.project)
+    def _ceiling(self, spec: ClaimSpec, role: Role | None) -> int | None:
+        return ceiling_of(role, spec.project, self.projects, self.policy)
 
     def _started(self, told: Announced) -> Instant | None:
         """Where the last of a queue's claims that wait stands; None: none of them waits."""
@@ -226,7 +226,7 @@ class Demands(Answers):
         if claim.spec.priority == given.priority:
             return claim
         if given.priority > claim.spec.priority:
-            self._check_priority(claim.spec, given.priority, given.role)
+            check_priority(given.priority, self._ceiling(claim.spec, given.role), claim.spec.project)
         spec = replace(claim.spec, priority=given.priority)
         changed = replace(claim, spec=spec, version=claim.version + 1)
         self._tell("claim.prioritised", changed, {"from": claim.spec.priority, "to": given.priority})

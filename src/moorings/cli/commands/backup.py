@@ -59,7 +59,7 @@ def backup(session: Session, *, file: Path, data: str | None) -> int:
 @click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
 @click.option("--external", is_flag=True, help="Make a database ready that its own tools restored (pg_restore).")
 @click.option("--finish", is_flag=True, help="Have partitions removed that the restored records do not know.")
-@click.option("--new", "anew", is_flag=True, help="Begin anew, with an empty database in place of one that is lost.")
+@click.option("--new", "anew", is_flag=True, help="Start over, with an empty database in place of one that is lost.")
 @click.option("--other-installation", is_flag=True, help="Also if FILE is of another installation than the records.")
 @click.option("--shared", metavar="DIR", help="The controller's shared folder, if it is started with one.")
 @click.option(
@@ -95,7 +95,7 @@ def restore(
         confirm(session, f"Remove the partitions that no record in {folder} knows?", lambda: None, yes=yes)
         return _run(session, data, "finish", *flags)
     if anew:
-        confirm(session, f"Forget all keys, claims and runs of {folder}, and begin anew?", lambda: None, yes=yes)
+        confirm(session, f"Forget all keys, claims and runs of {folder}, and start over?", lambda: None, yes=yes)
         return _run(session, data, "new")
     if external:
         confirm(session, "Has its own tool restored the database, and is every controller down?", lambda: None, yes=yes)

@@ -12,7 +12,7 @@ from moorings.cli.asking import confirm, yes_option
 from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, name_argument, names_argument, options
 from moorings.cli.kinds import PROJECTS
 from moorings.cli.session import Session
-from moorings.cli.shares import NONE, parse_ceiling, parse_limit, parse_shares
+from moorings.cli.shares import NONE, parse_limit, parse_shares
 from moorings.cli.showing import output_option, showing
 from moorings.core.projects import check_project_name
 from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
@@ -135,7 +135,7 @@ def _changed(session: Session, request: ProjectRequest, values: Mapping[str, Any
         if values[name] is not None:
             changes[name] = parse_limit(values[name])
     if values["priority_max"] is not None:
-        changes["priority_max"] = parse_ceiling(values["priority_max"])
+        changes["priority_max"] = parse_limit(values["priority_max"], "priority")
     for name in ("members", "aliases"):
         if values[name]:
             changes[name] = () if values[name] == (NONE,) else values[name]
