@@ -15,6 +15,7 @@ SQLITE = "tests/contract/test_store_sqlite.py::"
 STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 OUTPUT = "tests/unit/local/test_output.py::"
 ENGINE = "tests/unit/local/test_engine.py::"
+MACHINES = "tests/contract/test_driver_vipu_two_machines.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 
 ATTACKED = (
@@ -53,6 +54,33 @@ ATTACKED = (
         cut="not ours and why_spared(folder) is None",
         put="False",
         tests=(f"{TURNED_BACK}test_a_folder_without_a_mark_spares_what_it_does_not_know",),
+    ),
+    Guard(
+        law="3",
+        what="a partition that another machine ordered is known as ours",
+        file="controller/hardware.py",
+        at="Hardware._follow",
+        cut="change.reloaded",
+        put="False",
+        tests=(f"{HARDWARE}test_drivers_are_told_what_the_database_holds",),
+    ),
+    Guard(
+        law="3",
+        what="a name that is used again is whose the database says, not this machine's list",
+        file="drivers/vipu/sight.py",
+        at="ordered_elsewhere",
+        cut="record is not None and record.order.mark == order.mark",
+        put="record is not None",
+        tests=(f"{MACHINES}test_a_name_that_is_used_again_is_whose_the_database_says",),
+    ),
+    Guard(
+        law="2",
+        what="one on other IPUs than the database holds is a stranger's",
+        file="drivers/vipu/sight.py",
+        at="ordered_elsewhere",
+        cut="sight.record is not None and not sight.misplaced",
+        put="sight.record is not None",
+        tests=(f"{MACHINES}test_one_on_other_ipus_is_left_alone",),
     ),
     Guard(
         law="3",

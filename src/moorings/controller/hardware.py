@@ -143,6 +143,10 @@ class Hardware:
             await asyncio.gather(*orders, return_exceptions=True)
 
     def _follow(self, change: Change) -> None:
+        if change.reloaded:  # another controller may have given the orders, and a driver know only its own
+            held = self._loop.fleet.partitions.values()
+            for pool, driver in self.drivers.items():
+                driver.adopt([order_of(one, self._installation) for one in held if one.pool == pool])
         for partition in change.partitions:
             self._give(partition)
 

@@ -25,6 +25,13 @@ class Driver(Protocol):
         """What this driver can do."""
         ...
 
+    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+        """Know these orders as ours, whichever controller, on whatever machine, gave them: the database holds them.
+
+        Called before a controller that begins to lead orders anything, and when it has read its database again.
+        """
+        ...
+
     async def create(self, order: PartitionOrder) -> Answer:
         """Make a partition."""
         ...

@@ -6,7 +6,7 @@ The driver is the simulated one, the store SQLite: real, and without a delay of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, Hardware
 from moorings.core.claims import ClaimId, ClaimState, PartitionId
 from moorings.core.errors import MooringsError
+from moorings.core.hardware import Answer, PartitionOrder
 from moorings.core.inputs import ResetPartition
 from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import LISTINGS_NEEDED, mark_of
@@ -214,3 +215,33 @@ async def test_a_partition_made_while_a_listing_was_taken_is_no_stray(rig: Rig) 
     assert len(await rig.names()) == 1
     assert rig.state(claim) is ClaimState.READY
     assert ClaimId(claim) in rig.loop.fleet.claims
+
+
+# -- what another controller ordered ---------------------------------------------------------------------------------
+
+
+async def test_drivers_are_told_what_the_database_holds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first order: it may be a reset, or a removal, of what another machine ordered."""
+    claim = await rig.claim()
+    said: list[str] = []
+    obey, adopt = rig.driver.reset, rig.driver.adopt
+
+    async def reset(name: str, mark: str) -> Answer:
+        said.append(f"reset {name}")
+        return await obey(name, mark)
+
+    def know(held: Sequence[PartitionOrder]) -> None:
+        said.extend(f"held {order.name} on {order.block} {order.mark}" for order in held)
+        adopt(held)
+
+    monkeypatch.setattr(rig.driver, "adopt", know)
+    monkeypatch.setattr(rig.driver, "reset", reset)
+    (partition,) = rig.loop.fleet.partitions.values()
+    rig.loop.tell(ResetPartition(partition.id))
+    await rig.loop.turn()
+    said.clear()
+    await rig.loop.load()
+    await rig.settle()
+    assert said[0] == f"held {partition.name} on {partition.block} {mark_of(rig.installation, partition.id)}"
+    assert said[1:] == [f"reset {partition.name}"]
+    assert rig.state(claim) is ClaimState.READY

@@ -84,6 +84,9 @@ class SimulatedDriver:
         """The hardware itself, for who judges what was done to it; what the driver says of it may be troubled."""
         return self._machine
 
+    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+        """Nothing to do: this hardware keeps our mark beside each partition."""
+
     async def create(self, order: PartitionOrder) -> Answer:
         return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
 

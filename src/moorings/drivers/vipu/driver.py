@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,11 @@ from moorings.core.instants import after
 from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.vipu import commands
-from moorings.drivers.vipu.commands import NAME_CHARS_MAX, UnreadableError
+from moorings.drivers.vipu.commands import NAME_CHARS_MAX, UnreadableError, VendorPartition
 from moorings.drivers.vipu.misses import Misses
 from moorings.drivers.vipu.orders import Orders, Record
 from moorings.drivers.vipu.settings import VipuSettings
-from moorings.drivers.vipu.sight import MISPLACED, Sight, look, under_way, with_states
+from moorings.drivers.vipu.sight import MISPLACED, Sight, look, ordered_elsewhere, under_way, with_states
 from moorings.drivers.vipu.tool import FailedError, NotStartedError, Tool
 from moorings.ports.clock import Clock
 
@@ -98,6 +98,7 @@ class VipuDriver:
         self._misses = Misses(steered=bool(settings.create_arguments))
         self._rests_until = clock.now()
         self._creating: set[str] = set()  # names whose order has not been answered yet
+        self._held: dict[str, PartitionOrder] = {}  # by name; perhaps ordered by a controller on another machine
         self._turn = asyncio.Lock()  # one order at a time decides by what is there
 
     @property
@@ -110,6 +111,9 @@ class VipuDriver:
         return Capability(name_chars_max=NAME_CHARS_MAX, facts=facts)
 
     # ---- orders
+
+    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+        self._held = {order.name: order for order in held}
 
     async def create(self, order: PartitionOrder) -> Answer:
         refusal = self._refusal(order)
@@ -161,6 +165,7 @@ class VipuDriver:
                     return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s")
                 self._rests_until = after(now, self._misses.pause_s)  # where one is asked for, the others rest
                 await asyncio.to_thread(self._orders.write, Record(order))
+                self._held.pop(order.name, None)  # from now on it is ours by this record, or not at all
                 words = commands.build_create(order, self._settings)
                 job = self._start(order.name, _Job(Seen.PROVISIONING, order.block, self._command(words)))
         try:
@@ -245,6 +250,7 @@ class VipuDriver:
                 job = None
             ordered = mark.removesuffix(MISPLACED)
             if sight is None or sight.record is None or sight.record.order.mark != ordered:
+                self._held.pop(name, None)
                 await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
                 return Answer(Verdict.OK, Seen.ABSENT)
             if sight.sighting.seen is Seen.REMOVING or (job is not None and job.seen is Seen.REMOVING):
@@ -328,6 +334,8 @@ class VipuDriver:
             states = await self._ask(commands.build_states(), commands.parse_states)
             partitions = tuple(with_states(partitions, states))
         await self._survey({ipu for partition in partitions for ipu in partition.ipus})
+        if self._held:
+            await self._take_over(partitions, orders)
         seen = look(partitions, self._places, orders | await asyncio.to_thread(self._orders.all))
         ours = [name for name, sight in seen.items() if sight.record is not None]
         await asyncio.to_thread(self._orders.settle, ours)
@@ -335,6 +343,14 @@ class VipuDriver:
             if name in seen and job.seen is not Seen.PROVISIONING:
                 seen[name] = under_way(seen[name], job.seen)
         return seen
+
+    async def _take_over(self, partitions: Sequence[VendorPartition], orders: Mapping[str, Record]) -> None:
+        """Write down what was ordered from another machine, as far as it is there."""
+        news = ordered_elsewhere(partitions, self._places, self._held, orders)
+        if news:
+            await asyncio.to_thread(self._orders.adopt, news)
+        known = {*news, *(record.order for record in orders.values())}
+        self._held = {name: order for name, order in self._held.items() if order not in known}
 
     async def _survey(self, used: set[str]) -> None:
         """Know where the cluster's IPUs are; asked once, and again when one turns up that is not known."""

@@ -13,6 +13,12 @@ size and its GCDs (or those that the vendor made of it, where it said that it ha
   fate is not known, so it is remembered for ``LATE_S``, in case the vendor does it late), or in place of ours while our
   claim lives. Names of runs and of schedulers' jobs hold their ids, and are never made by hand.
 
+Each machine has a file of its own. A controller that begins to lead tells its drivers what the database holds
+(``adopt``), and a partition that is there under such a name, on just these IPUs, is ours whoever ordered it. One that
+another machine ordered, and the vendor made on other IPUs, passes for a stranger's: nobody is given its IPUs, and it is
+left to an admin. Refused: to take it by its name and size alone, as here; in a moment between two leaders a stranger
+may have made it.
+
 Refused: a mark in the name (jobs see the name, it has 36 characters and is a promise to the claim), one allocation a
 partition (admins only), and the controller's database (a driver knows no store, and the order must be on the disk
 before the vendor hears of it).
@@ -114,6 +120,15 @@ class Orders:
         """
         with self._changing() as records:
             records[record.order.name] = record
+
+    def adopt(self, orders: Iterable[PartitionOrder]) -> None:
+        """Write down orders that were given from another machine and done, in place of what is left of these names.
+
+        Raises:
+            MooringsError: ``driver.unavailable``: they were not written.
+        """
+        with self._changing() as records:
+            records.update((order.name, Record(order, settled=True)) for order in orders)
 
     def settle(self, names: Iterable[str]) -> None:
         """Note that the fate of these orders is known.

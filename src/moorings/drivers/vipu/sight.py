@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorings.core.hardware import Seen, Sighting
+from moorings.core.hardware import PartitionOrder, Seen, Sighting
 from moorings.core.topology import Block
 from moorings.drivers.vipu.commands import VendorPartition, seen_of
 from moorings.drivers.vipu.orders import Record, Shape
@@ -55,6 +55,33 @@ def look(
     """
     seen = {partition.name: _sight(partition, places, records.get(partition.name)) for partition in partitions}
     return {name: sight for name, sight in seen.items() if sight.record is not None or len(sight.sighting.block)}
+
+
+def ordered_elsewhere(
+    partitions: Sequence[VendorPartition],
+    places: Mapping[str, int],
+    held: Mapping[str, PartitionOrder],
+    records: Mapping[str, Record],
+) -> list[PartitionOrder]:
+    """Orders of partitions that are there as ordered, and were written down on another machine.
+
+    A record of the same name may be left here from before that one led; the database says whose the name is now.
+
+    Args:
+        partitions: the vendor's listing.
+        places: the index in the pool of each IPU, by what names it.
+        held: the orders that the database holds, by name.
+        records: our orders, as they are written down on this machine.
+    """
+    news = []
+    for partition in partitions:
+        order, record = held.get(partition.name), records.get(partition.name)
+        if order is None or (record is not None and record.order.mark == order.mark):
+            continue
+        sight = _sight(partition, places, Record(order))
+        if sight.record is not None and not sight.misplaced:
+            news.append(order)
+    return news
 
 
 def _sight(partition: VendorPartition, places: Mapping[str, int], record: Record | None) -> Sight:

@@ -315,6 +315,9 @@ class DriverGate:
     def capability(self) -> Capability:
         return self._driver.capability
 
+    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+        self._driver.adopt(held)
+
     async def create(self, order: PartitionOrder) -> Answer:
         return await self._order(
             f"create {order.name} on {order.block}", order.mark, lambda: self._driver.create(order), order
