@@ -6,12 +6,14 @@ import shutil
 import sqlite3
 import stat
 import threading
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event
 
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Changes, Seq
+from moorings.store import sqlite
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
@@ -307,3 +309,83 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(path,
     with monkeypatch.context() as patched:
         patched.setattr(type(path), "stat", denied)
         store.check_place()
+
+
+# ------------------------------------------------------------------------------ a reserve for a full disk
+
+
+@pytest.fixture
+def roomy(path, monkeypatch):
+    """A store on a disk whose room the test tells: so many bytes are left of so many."""
+    room = SimpleNamespace(f_bavail=1 << 20, f_blocks=1 << 24, f_frsize=4096)
+    monkeypatch.setattr(sqlite, "_left", lambda _folder: room)
+    store = open_sqlite(path)
+    yield store, room
+    store.close()
+
+
+def pages(store, which):
+    with store._database.read() as connection:
+        return connection.exec_driver_sql(f"PRAGMA {which}").scalar_one()
+
+
+def grow_no_more(store):
+    def end(connection, _record, _proxy):
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite takes that as "no larger than now"
+
+    event.listen(store._database.engine, "checkout", end)
+
+
+def test_what_ends_work_is_saved_in_a_file_that_cannot_grow(roomy, path):
+    store, _ = roomy
+    epoch = store.lead("first", NOW)
+    store.keep_reserve()
+    assert path.with_name("moorings.db-wal").stat().st_size > sqlite.RESERVE_BYTES
+    grow_no_more(store)
+    text = '"' + "x" * 1_000_000 + '"'
+    for _ in range(7):
+        store.commit(epoch, Changes(events=[an_event(data=text)]))
+    with pytest.raises(MooringsError):
+        store.commit(epoch, Changes(events=[an_event(data=text), an_event(data=text)]))
+
+
+def test_a_reserve_that_was_used_up_is_filled_again_but_not_with_the_last_of_a_disk(roomy):
+    store, room = roomy
+    epoch = store.lead("first", NOW)
+    store.keep_reserve()
+    full = pages(store, "freelist_count")
+    assert full * sqlite.PAGE_BYTES > sqlite.RESERVE_BYTES
+    store.commit(epoch, Changes(events=[an_event(data='"' + "x" * 6_000_000 + '"')]))
+    room.f_bavail, plenty = 0, room.f_bavail
+    store.keep_reserve()
+    assert pages(store, "freelist_count") < full // 2
+    room.f_bavail = plenty
+    store.keep_reserve()
+    assert pages(store, "freelist_count") >= full
+    before = pages(store, "page_count")
+    store.keep_reserve()
+    assert pages(store, "page_count") == before
+
+
+def test_a_reserve_that_a_kill_left_half_made_is_made_anew(roomy):
+    store, _ = roomy
+    with store._database.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE reserve (filling BLOB)")
+    store.keep_reserve()
+    with store._database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema WHERE name = 'reserve'").scalar() == 0
+
+
+@pytest.mark.parametrize(("left", "of"), [(16384, 1 << 24), (30, 1000)])
+def test_new_work_is_taken_on_while_there_is_room(roomy, left, of):
+    store, room = roomy
+    room.f_bavail, room.f_blocks = left, of
+    store.check_room()
+
+
+def test_nothing_new_is_taken_on_while_the_disk_is_nearly_full(roomy):
+    store, room = roomy
+    room.f_bavail = 16383
+    with pytest.raises(MooringsError, match=r"67\.1 MB left") as caught:
+        store.check_room()
+    assert (caught.value.code, caught.value.retryable) == ("store.nearly_full", True)

@@ -39,6 +39,7 @@ from moorings.slurm.engine import pruning as slurm_pruning
 log = logging.getLogger("moorings.controller")
 
 PRUNE_S = 3600.0
+RESERVE_S = 10.0
 DAY_S = 86400.0
 
 _AT_ONCE = frozenset({"log_level"})
@@ -85,6 +86,7 @@ async def upkeep(kept: Kept) -> AsyncIterator[None]:
     tasks = [
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
+        asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
     ]
     if kept.tls is not None:
         tasks.append(asyncio.create_task(watch_certificates(kept.tls), name="certificates"))
@@ -96,6 +98,16 @@ async def upkeep(kept: Kept) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_reserve(kept: Kept) -> None:
+    """Keep room for what ends work, in a database whose disk fills up."""
+    while True:
+        assembly = kept.assembly()
+        if assembly is not None and not assembly.loop.problem:
+            with contextlib.suppress(MooringsError):  # the loop meets it, too, and tells
+                await asyncio.to_thread(assembly.loop.store.keep_reserve)
+        await kept.clock.sleep(RESERVE_S)
 
 
 def _rounds(assembly: Assembly | None) -> int | None:

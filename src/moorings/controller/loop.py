@@ -22,6 +22,7 @@ from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
 from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import Fleet
+from moorings.core.inputs import CreateClaim
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
@@ -29,7 +30,7 @@ from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
 from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
 from moorings.workloads.runs import Run
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import CreateRun, Runs
 
 T = TypeVar("T")
 
@@ -104,6 +105,8 @@ class Loop:
         """
         if self._closed:
             raise _going()
+        if isinstance(given, CreateClaim | CreateRun):
+            self.store.check_room()
         reply: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
         self._mail.append(_Letter(Demanded(given, key), reply))
         self._wake.set()

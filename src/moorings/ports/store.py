@@ -344,6 +344,22 @@ class Store(Protocol):
         """
         ...
 
+    def check_room(self) -> None:
+        """See that there is room for new work; what ends work has a reserve.
+
+        Raises:
+            MooringsError: ``store.nearly_full``.
+        """
+        ...
+
+    def keep_reserve(self) -> None:
+        """Keep that reserve; called now and then.
+
+        Raises:
+            MooringsError: ``store.unavailable``.
+        """
+        ...
+
     def abort(self) -> None:
         """End the calls that wait for the database now, in whatever threads; they fail with ``store.unavailable``."""
         ...

@@ -54,6 +54,20 @@ class Database(ABC):
             MooringsError: ``store.unavailable``: there is to be one and it cannot be had; nothing was changed.
         """
 
+    def check_room(self) -> None:  # noqa: B027 - a server's disk is not seen from here
+        """See that there is room for new work.
+
+        Raises:
+            MooringsError: ``store.nearly_full``.
+        """
+
+    def keep_reserve(self) -> None:  # noqa: B027 - nor kept room on
+        """Keep room for what ends work, for when the disk is full.
+
+        Raises:
+            MooringsError: ``store.unavailable``.
+        """
+
     @abstractmethod
     def explain(self, error: DBAPIError) -> MooringsError:
         """What a driver's error means: ``store.unavailable`` or ``store.corrupt``.

@@ -297,6 +297,12 @@ class SqlStore:
     def check_place(self) -> None:
         self._database.check_place()
 
+    def check_room(self) -> None:
+        self._database.check_room()
+
+    def keep_reserve(self) -> None:
+        self._database.keep_reserve()
+
     def abort(self) -> None:
         self._database.abort()
 

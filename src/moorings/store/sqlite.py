@@ -33,10 +33,19 @@ log = logging.getLogger("moorings.store")
 SQLITE_OLDEST = (3, 33)  # UPDATE ... FROM; August 2020
 BUSY_TIMEOUT_S = 10.0  # longer than any commit or checkpoint; a stopped process that holds the lock is noticed
 IDLE_CONNECTIONS = 8  # kept open; more are made when more threads read at once
+PAGE_BYTES = 4096  # of every file that SQLite makes since 2016
 PREPARED_STATEMENTS = 256  # a connection; every statement of a commit stays parsed
 
 # For each connection. Larger caches were measured to change nothing: the system caches the file.
 _PRAGMAS = ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON")
+
+# Kept free inside the file and its log, so that ends, releases and cancels can be saved on a full disk: who fills one
+# takes in a moment what is given back to it, but not what is the database's already.
+RESERVE_BYTES = 8 << 20  # some 5,000 claims' ends
+RESERVE_SHARE = 16  # and no more than this part of a small disk
+LOW_BYTES = 64 << 20  # with less than that left on the disk nothing new is taken on,
+LOW_SHARE = 50  # or with less than this part of a small one
+CHECKPOINT_PAGES = 1000  # SQLite's own choice; fewer where the log's reserve is small, for the log must not grow beyond
 
 _Identity = tuple[int, int] | None  # device and inode of a file; None: there is none
 
@@ -61,6 +70,11 @@ class SqliteDatabase(Database):
         self._path = path
         self._anchor: sqlite3.Connection | None = None
         self._files: dict[Path, _Identity] = {}
+        left = _left(path.parent)
+        of = left.f_blocks * left.f_frsize if left is not None else RESERVE_BYTES * RESERVE_SHARE
+        self._reserve = min(RESERVE_BYTES, of // RESERVE_SHARE)
+        pages = max(1, min(CHECKPOINT_PAGES, self._reserve // PAGE_BYTES // 2))
+        self._checkpoint = f"PRAGMA wal_autocheckpoint = {pages}"
         engine = create_engine(
             URL.create("sqlite", database=str(path)),
             poolclass=QueuePool,
@@ -74,8 +88,12 @@ class SqliteDatabase(Database):
                 "cached_statements": PREPARED_STATEMENTS,
             },
         )
-        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "connect", self._prepare)
         super().__init__(engine)
+
+    def _prepare(self, connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
+        for pragma in (*_PRAGMAS, self._checkpoint):
+            connection.execute(pragma)
 
     def begin_write(self, connection: Connection) -> None:
         self.check_place()
@@ -149,6 +167,41 @@ class SqliteDatabase(Database):
                     hint="nothing more is taken on; put the file back, or restore a backup, and start the controller",
                 )
 
+    def check_room(self) -> None:
+        left = _left(self._path.parent)
+        if left is None:
+            return
+        free, low = left.f_bavail * left.f_frsize, min(LOW_BYTES, left.f_blocks * left.f_frsize // LOW_SHARE)
+        if free < low:
+            raise MooringsError(
+                "store.nearly_full",
+                f"the disk of the database has {free / 1e6:.1f} MB left; nothing new is taken on below {low / 1e6:.1f}",
+                hint="free some space on it; what there is goes on, and can be released and cancelled",
+                retryable=True,
+            )
+
+    def keep_reserve(self) -> None:
+        """Grow the file and its log, where what is free in them has been used up.
+
+        A table that is filled and dropped leaves free pages, which were written once: a file that is only made longer
+        has holes, for which a full disk has no room.
+        """
+        with self.write() as connection:
+            free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one() * PAGE_BYTES
+            log = self._path.with_name(f"{self._path.name}-wal").stat().st_size
+            left = _left(self._path.parent)
+            if (
+                min(free, log) >= self._reserve // 2
+                or left is None
+                or left.f_bavail * left.f_frsize < 4 * self._reserve
+            ):
+                return
+            connection.exec_driver_sql("DROP TABLE IF EXISTS reserve")  # of one that was killed here
+            connection.exec_driver_sql("CREATE TABLE reserve (filling BLOB)")
+            connection.exec_driver_sql("INSERT INTO reserve VALUES (zeroblob(?))", (self._reserve,))
+        with self.write() as connection:
+            connection.exec_driver_sql("DROP TABLE reserve")
+
     def close(self) -> None:
         super().close()
         if self._anchor is not None:
@@ -165,17 +218,16 @@ def _identity(path: Path, unknown: _Identity) -> _Identity:
     return found.st_dev, found.st_ino
 
 
-def _prepare(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
-    for pragma in _PRAGMAS:
-        connection.execute(pragma)
+def _left(folder: Path) -> os.statvfs_result | None:
+    try:
+        return os.statvfs(folder)
+    except OSError:
+        return None
 
 
 def _has_no_room(folder: Path) -> bool:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return False
-    return found.f_bavail == 0
+    left = _left(folder)
+    return left is not None and left.f_bavail == 0
 
 
 def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: float = BUSY_TIMEOUT_S) -> SqlStore:

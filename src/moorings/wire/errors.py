@@ -159,6 +159,7 @@ ERRORS: dict[str, ErrorKind] = {
     "store.corrupt": ErrorKind(500, Exit.FAILED, "the database cannot be read"),
     "store.fenced": ErrorKind(503, Exit.UNREACHABLE, "another controller leads"),
     "store.missing": ErrorKind(500, Exit.FAILED, "there is no database in a folder that was used"),
+    "store.nearly_full": ErrorKind(503, Exit.UNREACHABLE, "the disk of the database is nearly full"),
     "store.removed": ErrorKind(503, Exit.UNREACHABLE, "the database's file was removed or replaced in use"),
     "store.too_new": ErrorKind(500, Exit.FAILED, "the database was made by a newer release"),
     "store.turned_back": ErrorKind(503, Exit.UNREACHABLE, "the database is one of an earlier moment"),

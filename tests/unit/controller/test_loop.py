@@ -275,6 +275,19 @@ async def test_what_could_not_be_saved_is_told_and_forgotten(rig):
     assert check(rig.loop.fleet) == []
 
 
+async def test_with_a_disk_that_is_nearly_full_work_ends_and_none_begins(rig, monkeypatch):
+    claim = await rig.claim()
+
+    def full() -> None:
+        raise MooringsError("store.nearly_full", "0 MB left", retryable=True)
+
+    monkeypatch.setattr(rig.store.store, "check_room", full)
+    await rig.refused("store.nearly_full")
+    with pytest.raises(MooringsError, match="0 MB left"):
+        await rig.loop.post(a_job(2))
+    await rig.loop.post(ReleaseClaim(claim.id, "done"))
+
+
 async def test_the_problem_is_shown_while_there_is_one(rig):
     seen: list[str] = []
     rig.loop.listen(lambda _: seen.append(rig.loop.problem))

@@ -132,6 +132,7 @@ REMEDIES: dict[str, str] = {
     "store.corrupt": "stop the controller and restore a backup",
     "store.fenced": "ask again: the controller that leads answers",
     "store.missing": "put `moorings.db` back, or `moor restore FILE`; `moor restore --new` starts over",
+    "store.nearly_full": "free some space; what there is goes on, and can be released and cancelled",
     "store.removed": "the controller has stopped: put the file back, or restore a backup, and start it",
     "store.too_new": "install the newer release, or restore a backup made by this one",
     "store.turned_back": "[a database that went back](../how-to/back-up-and-restore.md#a-database-that-went-back)",

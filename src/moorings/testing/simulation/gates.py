@@ -194,6 +194,12 @@ class StoreGate:
     def check_place(self) -> None:
         self._store.check_place()
 
+    def check_room(self) -> None:
+        self._store.check_room()
+
+    def keep_reserve(self) -> None:
+        self._store.keep_reserve()
+
     def abort(self) -> None:
         """Nothing here waits in a thread."""
 
