@@ -69,6 +69,9 @@ def _controller(order: dict[str, Any]) -> int:
     os.closerange(3, 256)
     for name, value in order.get("limits", {}).items():
         resource.setrlimit(getattr(resource, name), (value, value))
+    if not order["reserve"]:
+        # It is 6,000 pages more to be killed at, whenever the database gets round to it.
+        importlib.import_module("moorings.store.sqlite").SqliteDatabase.keep_reserve = lambda _: None
     if order.get("faults") is not None:
         _trouble(order["faults"])
     return controller.main(order["arguments"])

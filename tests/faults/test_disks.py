@@ -4,12 +4,10 @@ recovers when the disk does, without a restart.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -33,9 +31,8 @@ def v(forge: Forge, template: Path, tmp_path: Path) -> Iterator[Victim]:
     """A victim whose data folder is a small disk of its own."""
     with victim(tmp_path / "v", forge, template) as made:
         fresh = made.data.rename(tmp_path / "fresh")
-        with contextlib.closing(sqlite3.connect(fresh / "moorings.db")) as database:
-            database.execute("VACUUM")  # its reserve is that of a large disk
         made.data.mkdir()
+        made.reserve = True
         _mount(made.data)
         try:
             shutil.copytree(fresh, made.data, dirs_exist_ok=True)

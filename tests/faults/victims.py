@@ -114,6 +114,7 @@ class Victim(ControllerProcess):
     pools: str = POOLS
     pid: int = 0
     starts: int = 0
+    reserve: bool = False  # whether its database keeps room on a full disk
     key_known: str = field(default="", repr=False)
 
     @property
@@ -148,7 +149,8 @@ class Victim(ControllerProcess):
         (self.folder / "pools.toml").write_text(self.pools)
         arguments = self.command()[3:]
         log = str(self.folder / "controller.log")
-        self.pid = self.forge.start({"arguments": arguments, "log": log, "faults": faults, "limits": limits or {}})
+        told = {"arguments": arguments, "log": log, "faults": faults, "limits": limits or {}, "reserve": self.reserve}
+        self.pid = self.forge.start(told)
         self.starts += 1
 
     @staticmethod
