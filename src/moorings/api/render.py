@@ -378,7 +378,8 @@ def device_body(view: DeviceView) -> DeviceBody:
 def run_body(view: RunView, caller: Caller) -> RunBody:
     """A run, with the partition its claim holds; the values of its environment only for its own user and admins."""
     run, partition = view.run, view.partition
-    job = job_shape(run.job)
+    assert view.job is not None, "who is shown a run is shown its job"
+    job = job_shape(view.job)
     if caller.role is not Role.ADMIN and caller.subject != run.subject:
         job = replace(job, environment=dict.fromkeys(job.environment, HIDDEN))
     return RunBody(

@@ -26,7 +26,7 @@ from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import AppliancePart, KeyUse, Page, Store
 from moorings.workloads.appliance import KIND, WORKFLOW_JOBS_MAX, ApplianceJob, check_priority, priority_there
-from moorings.workloads.jobs import JobSpec, check_job
+from moorings.workloads.jobs import JobSpec, bytes_of, check_job
 from moorings.workloads.runs import ENDED, Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
@@ -100,10 +100,12 @@ class RunCases:
             subject=caller.subject,
             within=within is not None,
             role=caller.role,
+            body_bytes=bytes_of(job),
         )
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
-        return replace(await self._run_view(run), notes=notes)
+        view = self._head_view(run) if run.id == ident else await self._run_view(run)  # its key had made one before
+        return replace(view, notes=notes, job=view.job or job)
 
     async def _claim_for(self, caller: Caller, engine: str, within: str | None) -> ClaimId | None:
         """The claim of a new run: a new one, that of ``within``, or none where another scheduler has it."""
@@ -204,7 +206,8 @@ class RunCases:
     ) -> Sequence[RunView]:
         """Runs by creation."""
         found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
-        return [await self._run_view(run) for run in found]
+        jobs = await asyncio.to_thread(self._store.jobs, [run.id for run in found])
+        return [replace(self._head_view(run), job=jobs[run.id]) for run in found]
 
     async def list_briefly(
         self,
@@ -340,6 +343,10 @@ class RunCases:
         return self._loop.runs.by_id.get(run.id, run)
 
     async def _run_view(self, run: Run) -> RunView:
+        jobs = await asyncio.to_thread(self._store.jobs, [run.id])
+        return replace(self._head_view(run), job=jobs[run.id])
+
+    def _head_view(self, run: Run) -> RunView:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         wait = self._reasons.wait(claim) if claim is not None and run.state is RunState.WAITING else None
         reason = wait.reasons[0] if wait is not None else self._loop.runs.reason_of(run)

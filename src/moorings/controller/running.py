@@ -149,11 +149,12 @@ class Running:
         return await self._submit(engine, run, binding)
 
     async def _submit(self, engine: Engine, run: Run, binding: Binding) -> bool:
+        jobs = await asyncio.to_thread(self._loop.store.jobs, [run.id])
         if self._loop.runs.by_id.get(run.id) != run:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(StartOrder(run.id, run.attempt, run.job, binding, epoch=self._loop.epoch))
+            await engine.submit(StartOrder(run.id, run.attempt, jobs[run.id], binding, epoch=self._loop.epoch))
         finally:
             self._submitting.discard(run.id)
         return True
@@ -251,10 +252,10 @@ class Running:
 
     async def _look_for_checkpoint(self, ident: RunId) -> None:
         run = self._loop.runs.by_id.get(ident)
-        if run is None or not self._may_save(run):
+        if run is None or run.job.checkpoint_directory is None or not self._may_save(run):
             return
         try:
-            at = await self.engines[run.engine].saved_at(run.job)
+            at = await self.engines[run.engine].saved_at(run.job.checkpoint_directory)
         except Exception:  # an engine's fault must not end the controller
             log.exception("engine.fault", extra={"run": ident})
             return

@@ -142,6 +142,7 @@ def _changes(
         ],
         usage=list(fleet.usage.values()),
         runs=[(run, Save(expected)) for run, expected in run_turn.changed.values()],
+        jobs=run_turn.jobs,
         keys=[
             demanded.key
             for demanded, reply in zip(inputs, replies, strict=True)

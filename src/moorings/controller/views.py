@@ -14,6 +14,7 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Block, Pool
 from moorings.core.whatif import WhatIf
 from moorings.wire.checks import MADE_OUTSIDE
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
 ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -31,7 +32,12 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run and what its claim has come to; ``notes``: what its engine does otherwise than the job file says."""
+    """A run and what its claim has come to.
+
+    Attributes:
+        notes: what its engine does otherwise than the job file says.
+        job: the whole job; None in a list of heads.
+    """
 
     run: Run
     claim: Claim | None
@@ -39,6 +45,7 @@ class RunView:
     position: int | None
     reason: Reason | None
     notes: tuple[str, ...] = ()
+    job: JobSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

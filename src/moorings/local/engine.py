@@ -201,9 +201,8 @@ class LocalEngine:
         except (OSError, UnreadableError) as error:
             raise unavailable(f"run {run} could not be asked to make room: {error}") from error
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
-        folder = job.checkpoint_directory
-        return await self._looks.saved_at(folder, self._clock.now()) if folder is not None else None
+    async def saved_at(self, folder: str) -> Instant | None:
+        return await self._looks.saved_at(folder, self._clock.now())
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         signum = parse_signal(signal_name, RELAY_MAX).value

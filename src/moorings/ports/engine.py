@@ -91,7 +91,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
+    async def saved_at(self, folder: str) -> Instant | None:
         """When a job last put something into its checkpoint folder; None: nothing is there, or it cannot be seen."""
         ...
 

@@ -19,6 +19,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition
 from moorings.core.projects import Project, Usage
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
 
 Epoch = NewType("Epoch", int)
@@ -87,6 +88,7 @@ class Changes:
         removed: partitions whose record goes (nothing is left of them), with the version it had.
         devices: devices whose state changed; those IN_SERVICE need no record.
         runs: changed and new runs with the version they replace.
+        jobs: the whole job of each new run.
         projects: changed and new projects with the version they replace.
         projects_removed: projects that go, each by its name, with the version it had; what they used is forgotten.
         usage: what projects have used by now, whether or not it was known before.
@@ -99,6 +101,7 @@ class Changes:
     removed: list[tuple[PartitionId, int]] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     runs: list[tuple[Run, Save]] = field(default_factory=list)
+    jobs: dict[RunId, JobSpec] = field(default_factory=dict)
     projects: list[tuple[Project, Save]] = field(default_factory=list)
     projects_removed: list[tuple[str, int]] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
@@ -288,6 +291,10 @@ class Store(Protocol):
         part: AppliancePart | None = None,
     ) -> Sequence[Run]:
         """Runs by creation, then id; with ``part`` only jobs of an appliance, and of these as it says."""
+        ...
+
+    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+        """The whole jobs of these runs; those that there are not are missing."""
         ...
 
     def events(

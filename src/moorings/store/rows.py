@@ -25,7 +25,7 @@ from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.jobs import Accelerators, JobHead, JobSpec, Resources, head_of
 from moorings.workloads.runs import Run, RunId, RunState
 
 Value = str | int | None
@@ -251,8 +251,8 @@ def device_of(pool: str, index: int, state: str, reason: str, since: int) -> Dev
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
-def run_row(run: Run) -> Row:
-    """The row of ``runs``."""
+def run_row(run: Run, job: JobSpec | None) -> Row:
+    """The row of ``runs``; with the whole job if the run is new, for it is written once."""
     return (
         run.id,
         run.job.name,
@@ -262,7 +262,8 @@ def run_row(run: Run) -> Row:
         int(run.within),
         run.job.appliance.kind.value if run.job.appliance is not None else None,
         run.job.appliance.workflow if run.job.appliance is not None else None,
-        _job_text(run.job),
+        _job_text(job) if job is not None else None,
+        _encode(plain(run.job)) if job is not None else None,
         run.claim,
         run.state.value,
         run.version,
@@ -292,7 +293,8 @@ def run_of(
     within: int,
     kind: str | None,  # the job has these two, too
     workflow: str | None,
-    job: str,
+    job: str | None,  # only of a row that has no head
+    head: str | None,
     claim: str | None,
     state: str,
     version: int,
@@ -309,7 +311,7 @@ def run_of(
     """The run of a row of ``runs``."""
     return Run(
         id=RunId(ident),
-        job=_job_of(job),
+        job=_head_of(head, job),
         engine=engine,
         subject=subject,
         claim=ClaimId(claim) if claim is not None else None,
@@ -364,7 +366,15 @@ def _job_text(job: JobSpec) -> str:
     )
 
 
-def _job_of(text: str) -> JobSpec:
+def _head_of(head: str | None, job: str | None) -> JobHead:
+    if head is not None:
+        return revive(JobHead, json.loads(head))
+    assert job is not None, "a run has a job"
+    return head_of(job_of(job), len(job))
+
+
+def job_of(text: str) -> JobSpec:
+    """The job of a row of ``runs``."""
     values = json.loads(text)
     values["accelerators"] = Accelerators(**values["accelerators"])
     values["checkpoint"] = CheckpointContract(**values["checkpoint"])

@@ -75,7 +75,7 @@ class Saver:
         self._partitions.save(connection, [(rows.partition_row(one), save) for one, save in changes.partitions])
         made = [partition for partition, save in changes.partitions if save.expected is None]
         self._partition_devices.add(connection, list(chain.from_iterable(map(rows.partition_device_rows, made))))
-        self._runs.save(connection, [(rows.run_row(run), save) for run, save in changes.runs])
+        self._runs.save(connection, [(rows.run_row(run, changes.jobs.get(run.id)), save) for run, save in changes.runs])
         self._projects.save(connection, [(rows.project_row(one), save) for one, save in changes.projects])
         self._save_usage(connection, changes.usage, [name for name, _ in changes.projects_removed])
         self._keys.add(connection, [rows.key_use_row(use) for use in changes.keys])

@@ -65,8 +65,9 @@ from moorings.store.tables import (
     projects,
     runs,
 )
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import ENDED as ENDED_RUNS
-from moorings.workloads.runs import Run, RunState
+from moorings.workloads.runs import Run, RunId, RunState
 
 _LIVE_CLAIMS = sorted(state.value for state in ClaimState if state not in ENDED_CLAIMS)
 _LIVE_RUNS = sorted(state.value for state in RunState if state not in ENDED_RUNS)
@@ -97,6 +98,10 @@ _KEYS_USED = select(idempotency_keys).where(
         )
     )
 )
+
+# The job, which may be half a megabyte, only of a row that has no head.
+_JOB_FOR_HEAD = case((runs.c.head.is_(None), runs.c.job)).label("job")
+_RUNS = select(*(_JOB_FOR_HEAD if column is runs.c.job else column for column in runs.c))
 
 _LAST_CHARACTER = "\U0010ffff"  # texts are compared by code points, see ``tables.Word``
 
@@ -156,7 +161,7 @@ class SqlStore:
     def load(self) -> Saved:
         with self._database.snapshot() as connection:
             waiting = select(claims).where(claims.c.state.in_(_LIVE_CLAIMS)).order_by(claims.c.arrival, claims.c.id)
-            going = select(runs).where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
+            going = _RUNS.where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
             held = select(partitions).order_by(partitions.c.id)
             out = select(devices).order_by(devices.c.pool, devices.c.device)
             paying = select(projects).order_by(projects.c.name)
@@ -212,10 +217,10 @@ class SqlStore:
         return [rows.claim_of(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
 
     def run(self, ident: str, subject: str | None = None) -> Run | None:
-        named = select(runs).where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
+        named = _RUNS.where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
         if subject is not None:
             named = named.where(runs.c.subject == subject)
-        row = self._first(select(runs).where(runs.c.id == ident), named)
+        row = self._first(_RUNS.where(runs.c.id == ident), named)
         return None if row is None else rows.run_of(*row)
 
     def runs(
@@ -226,12 +231,17 @@ class SqlStore:
         subject: str | None = None,
         part: AppliancePart | None = None,
     ) -> Sequence[Run]:
-        chosen = select(runs)
+        chosen: _AnySelect = _RUNS
         if subject is not None:
             chosen = chosen.where(runs.c.subject == subject)
         if part is not None:
             chosen = chosen.where(*_of_part(part))
         return [rows.run_of(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
+
+    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+        chosen = select(runs.c.id, runs.c.job).where(runs.c.id.in_(idents))
+        with self._database.read() as connection:
+            return {RunId(ident): rows.job_of(text) for ident, text in connection.execute(chosen)}
 
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()

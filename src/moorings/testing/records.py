@@ -16,7 +16,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, Share
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, Save
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.jobs import JobSpec, head_of
 from moorings.workloads.runs import Run, RunId, RunState
 
 POOL = PoolName("pod64")
@@ -56,11 +56,17 @@ def a_partition(number: int = 0, **other: object) -> Partition:
     return replace(partition, **other)  # type: ignore[arg-type]
 
 
+def a_job(number: int = 0, **other: object) -> JobSpec:
+    """The job of the run of that number."""
+    job = JobSpec(name=f"train-{number}", command=("python3", "train.py"), workdir="/home/ann")
+    return replace(job, **other)  # type: ignore[arg-type]
+
+
 def a_run(number: int = 0, **other: object) -> Run:
     """The run of the claim of that number."""
     run = Run(
         id=RunId(f"run-{number:04d}"),
-        job=JobSpec(name=f"train-{number}", command=("python3", "train.py"), workdir="/home/ann"),
+        job=head_of(a_job(number)),
         engine="local",
         subject="ann",
         claim=ClaimId(f"claim-{number:04d}"),
@@ -68,6 +74,11 @@ def a_run(number: int = 0, **other: object) -> Run:
         created_at=Instant(NOW + number),
     )
     return replace(run, **other)  # type: ignore[arg-type]
+
+
+def jobs_of(*runs: Run) -> dict[RunId, JobSpec]:
+    """A job for each of these runs, by its name."""
+    return {run.id: a_job(name=run.job.name) for run in runs}
 
 
 def a_project(number: int = 0, **other: object) -> Project:

@@ -11,7 +11,7 @@ from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.ports.store import BEGIN, Changes, Epoch, Page, Save, Seq, Store
-from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event
+from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_of
 from moorings.workloads.runs import Run, RunState
 
 OpenStore = Callable[[], Store]
@@ -116,7 +116,11 @@ class StoreLists:
         ]
         store.commit(
             epoch,
-            Changes(claims=[(a_claim(number), NEW) for number in range(12)], runs=[(run, NEW) for run in runs]),
+            Changes(
+                claims=[(a_claim(number), NEW) for number in range(12)],
+                runs=[(run, NEW) for run in runs],
+                jobs=jobs_of(*runs),
+            ),
         )
         ended = frozenset({RunState.FAILED, RunState.LOST})
         for size in (1, 5, 100):
@@ -150,7 +154,7 @@ class StoreLists:
         first = a_run(1, job=replace(a_run().job, name="train"))
         second = a_run(2, job=replace(a_run().job, name="train"), state=RunState.FAILED)
         claims = [(a_claim(1), NEW), (a_claim(2), NEW)]
-        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)]))
+        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)], jobs=jobs_of(first, second)))
         assert store.run("run-0001") == first
         assert store.run("train") == second
         assert store.run("nobody") is None

@@ -34,10 +34,21 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Leader, Page, Save, Seq, Store
-from moorings.testing.records import NEW, NOW, POOL, a_claim, a_partition, a_run, an_access_key, an_event, granted
+from moorings.testing.records import (
+    NEW,
+    NOW,
+    POOL,
+    a_claim,
+    a_partition,
+    a_run,
+    an_access_key,
+    an_event,
+    granted,
+    jobs_of,
+)
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjects
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, head_of
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -76,6 +87,7 @@ class StoreSuite(StoreProjects):
         epoch = store.lead("first", NOW)
         changes = granted(1, 2)
         changes.runs.append((a_run(1), NEW))
+        changes.jobs.update(jobs_of(a_run(1)))
         changes.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
         changes.keys.append(KeyUse("ann", "k", "d", claim=ClaimId("claim-0001")))
         store.commit(epoch, changes)
@@ -126,20 +138,21 @@ class StoreSuite(StoreProjects):
         partition = a_partition(
             1, block=Block.of([0, 3, 5]), state=PartitionState.ERROR, version=3, reason="\udce9 vendor \x00 speaks"
         )
+        job = JobSpec(
+            name="train",
+            command=("sh", "-c", "echo 'ü' \udcff"),
+            workdir="/",
+            environment={"B": "2", "A": "1"},
+            tasks=2,
+            accelerators=Accelerators("gpu", 2, 4, "hgx"),
+            resources=Resources(3, 1 << 33, 2),
+            time_limit_s=60.0,
+            checkpoint_directory="/c",
+            image="registry.example/a:1",
+        )
         run = a_run(
             1,
-            job=JobSpec(
-                name="train",
-                command=("sh", "-c", "echo 'ü' \udcff"),
-                workdir="/",
-                environment={"B": "2", "A": "1"},
-                tasks=2,
-                accelerators=Accelerators("gpu", 2, 4, "hgx"),
-                resources=Resources(3, 1 << 33, 2),
-                time_limit_s=60.0,
-                checkpoint_directory="/c",
-                image="registry.example/a:1",
-            ),
+            job=head_of(job, 1234),
             state=RunState.STOPPING,
             version=4,
             attempt=1,
@@ -161,6 +174,7 @@ class StoreSuite(StoreProjects):
                 partitions=[(partition, NEW)],
                 devices=[device],
                 runs=[(run, NEW)],
+                jobs={run.id: job},
                 events=[event],
             ),
         )
@@ -169,6 +183,7 @@ class StoreSuite(StoreProjects):
         assert saved.partitions == (partition,)
         assert saved.devices == (device,)
         assert saved.runs == (run,)
+        assert store.jobs([run.id, RunId("nobody")]) == {run.id: job}
         assert [row.event for row in store.events(Seq(last - 1), 10)] == [event]
 
     # ------------------------------------------------------------------------------------------------------- one life
@@ -230,7 +245,7 @@ class StoreSuite(StoreProjects):
 
     def test_a_run_changes_and_ends(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1)
-        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)]))
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
         running = replace(run, state=RunState.RUNNING, version=2, started_at=NOW, reference="local:1")
         store.commit(epoch, Changes(runs=[(running, Save(1))]))
         assert store.load().runs == (running,)
@@ -241,7 +256,7 @@ class StoreSuite(StoreProjects):
 
     def test_a_run_may_have_no_claim(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1, claim=None, engine="slurm", reference="1234")
-        store.commit(epoch, Changes(runs=[(run, NEW)]))
+        store.commit(epoch, Changes(runs=[(run, NEW)], jobs=jobs_of(run)))
         assert store.load().runs == (run,)
         assert store.run(run.id) == run
 
@@ -255,7 +270,7 @@ class StoreSuite(StoreProjects):
     @pytest.mark.parametrize("state", list(RunState))
     def test_only_ended_runs_are_not_loaded(self, store: Store, epoch: Epoch, state: RunState) -> None:
         run = a_run(1, state=state)
-        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)]))
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
         assert store.load().runs == (() if state in ENDED_RUNS else (run,))
         assert store.run(run.id) == run
 
@@ -341,6 +356,7 @@ class StoreSuite(StoreProjects):
 
         new = granted(1, 2)
         new.runs += [(a_run(1), NEW), (a_run(2), NEW)]
+        new.jobs |= jobs_of(a_run(1), a_run(2))
         store.commit(epoch, new)
         good, stale = getattr(store.load(), kind)
         store.commit(epoch, saves((replace(stale, version=2), Save(1))))
@@ -367,12 +383,13 @@ class StoreSuite(StoreProjects):
     def test_an_id_is_used_once(self, store: Store, epoch: Epoch) -> None:
         changes = granted(1)
         changes.runs.append((a_run(1), NEW))
+        changes.jobs.update(jobs_of(a_run(1)))
         store.commit(epoch, changes)
         assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW), (a_claim(1), NEW)])).detail
         same = a_partition(2, id=PartitionId("part-0001"))
         error = self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(same, NEW)]))
         assert "part-0001" in error.detail
-        assert "run-0001" in self.refused(store, epoch, Changes(runs=[(a_run(1), NEW)])).detail
+        assert "run-0001" in self.refused(store, epoch, Changes(runs=[(a_run(1), NEW)], jobs=jobs_of(a_run(1)))).detail
         twice = Changes(claims=[(a_claim(3), NEW), (a_claim(3), NEW)])
         assert "claim-0003" in self.refused(store, epoch, twice).detail
 

@@ -39,6 +39,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ from moorings.core.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.records import LATER
+from moorings.core.records import LATER, plain
 from moorings.core.tables import Table
 from moorings.workloads.appliance import ApplianceJob, check_appliance
 from moorings.workloads.labels import check_labels
@@ -128,6 +129,45 @@ class JobSpec:
     def command_line(self) -> str:
         """The command as one would type it."""
         return shlex.join(self.command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHead:
+    """What is kept of a job in memory: what is decided by, and what lists show.
+
+    Command, environment and the rest may be half a megabyte: they stay in the database until they are needed.
+
+    Attributes:
+        body_bytes: of the whole job, as ``bytes_of`` counts them; 0: it was not counted.
+    """
+
+    name: str
+    tasks: int = 1
+    accelerators: Accelerators = Accelerators()
+    project: str = "default"
+    priority: int = 0
+    checkpoint_directory: str | None = None
+    appliance: ApplianceJob | None = None
+    body_bytes: int = 0
+
+
+def head_of(job: JobSpec, body_bytes: int = 0) -> JobHead:
+    """The head of a job of so many bytes."""
+    return JobHead(
+        name=job.name,
+        tasks=job.tasks,
+        accelerators=job.accelerators,
+        project=job.project,
+        priority=job.priority,
+        checkpoint_directory=job.checkpoint_directory,
+        appliance=job.appliance,
+        body_bytes=body_bytes,
+    )
+
+
+def bytes_of(job: JobSpec) -> int:
+    """How many bytes a job has as ASCII JSON, which is what a database keeps of it."""
+    return len(json.dumps(plain(job), separators=(",", ":")))
 
 
 def check_job(job: JobSpec) -> JobSpec:

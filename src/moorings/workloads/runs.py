@@ -17,7 +17,7 @@ from moorings.core.claims import ClaimId
 from moorings.core.instants import Instant
 from moorings.core.machines import advance, ends
 from moorings.core.records import LATER
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.jobs import JobHead
 
 RunId = NewType("RunId", str)
 
@@ -182,6 +182,7 @@ class Run:
     """One run, as it stands.
 
     Attributes:
+        job: what memory keeps of it; the whole is in the database.
         claim: what it waits for, then holds; None: its engine schedules, and the claim is that scheduler's.
         within: the claim is somebody else's (a workflow keeps it between its jobs), and stays when the run has ended.
         reference: what its engine's scheduler calls it.
@@ -191,7 +192,7 @@ class Run:
     """
 
     id: RunId
-    job: JobSpec
+    job: JobHead
     engine: str
     subject: str
     claim: ClaimId | None

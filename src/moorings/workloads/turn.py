@@ -19,7 +19,7 @@ from moorings.core.instants import Instant
 from moorings.core.reasons import Reason
 from moorings.core.records import LATER
 from moorings.workloads import runs
-from moorings.workloads.jobs import JobSpec, claim_of
+from moorings.workloads.jobs import JobHead, JobSpec, claim_of, head_of
 from moorings.workloads.labels import check_labels, relabelled
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
 
@@ -31,7 +31,7 @@ class CreateRun:
     """Somebody starts a job; the ids are fresh, the job was checked.
 
     ``claim`` is None for an engine that schedules: the run waits in that scheduler's queue. ``within``: the claim is
-    there already, and stays when the run has ended.
+    there already, and stays when the run has ended. ``body_bytes``: of the job, of which the log has only a part.
     """
 
     id: RunId
@@ -41,6 +41,7 @@ class CreateRun:
     subject: str
     within: bool = field(default=False, metadata=LATER)
     role: Role | None = field(default=None, metadata=LATER)
+    body_bytes: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class RunTurn:
         self._claims: dict[ClaimId, RunId] = {}
         self.now = now
         self.changed: dict[RunId, tuple[Run, int | None]] = {}
+        self.jobs: dict[RunId, JobSpec] = {}  # of the new ones, whole
         self.events: list[Event] = []
 
     def run(self, ident: RunId) -> Run | None:
@@ -171,6 +173,7 @@ class RunTurn:
     def forget(self, ident: RunId) -> None:
         """Undo the creation of a run whose claim was refused."""
         run, _ = self.changed.pop(ident)
+        del self.jobs[ident]
         if run.claim is not None:
             self._claims.pop(run.claim, None)
         self.events = [event for event in self.events if event.run != ident]
@@ -226,7 +229,7 @@ class RunTurn:
     def _create(self, given: CreateRun) -> list[Demand]:
         run = Run(
             id=given.id,
-            job=given.job,
+            job=head_of(given.job, given.body_bytes),
             engine=given.engine,
             subject=given.subject,
             claim=given.claim,
@@ -238,7 +241,8 @@ class RunTurn:
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)
         self.changed[run.id] = (run, None)
-        command = _shortened(run.job.command_line)
+        self.jobs[run.id] = given.job
+        command = _shortened(given.job.command_line)
         self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
         if given.claim is None:
             return []
@@ -388,7 +392,7 @@ class RunTurn:
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
 
 
-def owner_of(run: RunId, job: JobSpec) -> str:
+def owner_of(run: RunId, job: JobSpec | JobHead) -> str:
     """Whose claim a run's own is."""
     return f"{LOCAL_OWNER if job.appliance is None else APPLIANCE_OWNER}{run}"
 

@@ -40,7 +40,7 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.core.whatif import Asked, Changed, WhatIf
 from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.jobs import JobSpec, head_of
 from moorings.workloads.labels import relabelled
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import Runs
@@ -371,6 +371,7 @@ class PretendRuns:
     def __init__(self, whole: PretendController) -> None:
         self._whole = whole
         self.by_id: dict[str, Run] = {}
+        self.jobs: dict[str, JobSpec] = {}
 
     async def create(
         self,
@@ -385,7 +386,7 @@ class PretendRuns:
         ident = RunId(f"run-{len(self.by_id) + 1:012}")
         self.by_id[ident] = Run(
             id=ident,
-            job=job,
+            job=head_of(job),
             engine=engine,
             subject=caller.subject,
             claim=ClaimId("claim-1"),
@@ -393,14 +394,18 @@ class PretendRuns:
             created_at=START,
             labels=job.labels,
         )
-        return RunView(self.by_id[ident], None, None, 1, Reason("claim.no_room", "there is no room"))
+        self.jobs[ident] = job
+        return replace(self._view(ident), position=1, reason=Reason("claim.no_room", "there is no room"))
 
     async def get(self, ident: str, *, wait_s: float = 0) -> RunView:
         if ident not in self.by_id:
             raise MooringsError("run.unknown", f"there is no run {ident!r}")
         if wait_s:
             await self._whole._wait(wait_s)
-        return RunView(self.by_id[ident], None, None, None, None)
+        return self._view(ident)
+
+    def _view(self, ident: str) -> RunView:
+        return RunView(self.by_id[ident], None, None, None, None, job=self.jobs[ident])
 
     async def list(
         self,
@@ -413,14 +418,14 @@ class PretendRuns:
         if part is not None:
             self._whole.seen.append(part)  # type: ignore[arg-type]
         found = [run for run in self.by_id.values() if states is None or run.state in states]
-        return [RunView(run, None, None, None, None) for run in found if run.id > (page.after or "")][: page.limit]
+        return [self._view(run.id) for run in found if run.id > (page.after or "")][: page.limit]
 
     async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
         view = await self.get(ident)
         self.by_id[ident] = replace(
             view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
         )
-        return RunView(self.by_id[ident], None, None, None, None)
+        return self._view(ident)
 
     async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         await self.get(ident)

@@ -21,7 +21,7 @@ from moorings.local.rundir import RunFolder
 from moorings.ports.store import Changes, Epoch, HighWater, Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, a_claim, a_partition, a_run
+from moorings.testing.records import NEW, a_claim, a_partition, a_run, jobs_of
 from moorings.workloads.runs import Phase, RunState
 from tests.databases import open_new
 
@@ -96,6 +96,7 @@ def test_what_was_reset_is_not_reset_again(store: SqlStore, runs: Path) -> None:
 def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore, runs: Path) -> None:
     waiting = [(a_claim(number), a_run(number, state=RunState.WAITING, started_at=None)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
+    changes.jobs = jobs_of(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)
     assert make_ready(store, runs, LAST, NOW) == [waiting[0][1].id]
@@ -108,6 +109,7 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
 def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(store: SqlStore, runs: Path) -> None:
     waiting = [(a_claim(number), a_run(number, attempt=1 - number, started_at=NOW)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
+    changes.jobs = jobs_of(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
     leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
@@ -243,7 +245,7 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(0, state=RunState.WAITING, started_at=None)
-    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)]))
+    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
 
     def unreadable(*_: object) -> None:
         raise UnreadableError("its disk does not answer")

@@ -34,6 +34,7 @@ from moorings.core.projects import Project, Share
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Replication, Seq
 from moorings.wire.checks import CHECKS, family
+from moorings.workloads.jobs import head_of
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
 from tests.waiting import patient
@@ -158,7 +159,7 @@ def test_strangers():
 def test_runs():
     run = Run(
         id=RunId("run-1"),
-        job=job("true"),
+        job=head_of(job("true")),
         engine="local",
         subject="ann",
         claim=ClaimId("c1"),

@@ -27,7 +27,7 @@ from moorings.local.engine import LocalEngine
 from moorings.local.records import End
 from moorings.local.rundir import RunFolder
 from moorings.ports.engine import StartOrder
-from moorings.testing.records import a_run
+from moorings.testing.records import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
 from moorings.workloads.turn import CancelRun, CreateRun
@@ -67,9 +67,9 @@ class HeldEngine(LocalEngine):
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
         self.to_yield.append((attempt, reason, by))
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
-        self.looks.append(job.name)
-        return await self.disks[job.name]
+    async def saved_at(self, folder: str) -> Instant | None:
+        self.looks.append(folder)
+        return await self.disks[folder]
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
         seen = await super().observe(runs)
@@ -133,7 +133,14 @@ class Rig(Stepper):
         for number, subject in enumerate(whose):
             run = a_run(number)
             wanted = Accelerators(size=1)
-            job = JobSpec(name=f"job-{number}", command=("true",), workdir="/", accelerators=wanted, preemptible=True)
+            job = JobSpec(
+                name=f"job-{number}",
+                command=("true",),
+                workdir="/",
+                accelerators=wanted,
+                preemptible=True,
+                checkpoint_directory=f"job-{number}",
+            )
             self.engine.disks[job.name] = asyncio.get_running_loop().create_future()
             self.loop.tell(CreateRun(id=run.id, claim=run.claim, job=job, engine="local", subject=subject))
             await self.settle()
@@ -355,7 +362,7 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     rig.clock.forward(RETRY_S_MAX)
     folder = RunFolder(rig.folder / "runs" / RUN)
     folder.make()
-    folder.save_order(StartOrder(RUN, 0, rig.run.job, NO_BINDING))
+    folder.save_order(StartOrder(RUN, 0, a_job(), NO_BINDING))
     folder.save_end(End(0, EndRecord(Ending.YIELDED, 85, (85,), detail="lab needs it")))
     await rig.look()
     assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)

@@ -25,7 +25,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import PartitionState
 from moorings.core.projects import Usage
 from moorings.ports.store import Changes, KeyUse, Page, Save, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted
+from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted, jobs_of
 from moorings.workloads.runs import RunState
 
 RELEASED = Path(__file__).parent / "released"
@@ -67,6 +67,7 @@ def _live_a_while(store, first):
     epoch = store.lead(f"host-{first}", NOW)
     new = granted(first, first + 1)
     new.runs.append((a_run(first), NEW))
+    new.jobs.update(jobs_of(a_run(first)))
     new.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
     new.keys.append(KeyUse("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
     new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]

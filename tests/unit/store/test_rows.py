@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from moorings.ports.store import AccessKey, Changes, KeyUse, Save, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, head_of
 from moorings.workloads.runs import Run, RunState
 from tests.cases import cases
 from tests.sampling import examples
@@ -137,7 +138,7 @@ jobs = st.builds(
 runs = st.builds(
     Run,
     id=words,
-    job=jobs,
+    job=st.builds(head_of, jobs, counts),
     engine=words,
     subject=words,
     claim=words,
@@ -207,9 +208,19 @@ def test_devices(device):
     assert read(rows.device_of, rows.device_row(device)) == device
 
 
-@given(runs)
-def test_runs(run):
-    assert read(rows.run_of, rows.run_row(run)) == run
+@given(runs, jobs)
+def test_runs(run, job):
+    assert read(rows.run_of, rows.run_row(run, job)) == run
+
+
+@given(runs, jobs)
+def test_a_row_of_a_release_that_knew_no_heads(run, job):
+    row = list(rows.run_row(run, job))
+    text = row[tables.runs.c.keys().index("job")]
+    assert isinstance(text, str)
+    row[tables.runs.c.keys().index("head")] = None
+    assert rows.job_of(text) == job
+    assert read(rows.run_of, tuple(row)) == replace(run, job=head_of(job, len(text)))
 
 
 @given(projects, usages)
@@ -239,9 +250,9 @@ def test_keys(use, key):
     assert read(rows.access_key_of, rows.access_key_row(key)) == key
 
 
-@given(claims, partitions, runs, devices, projects, usages)
-def test_every_row_can_be_bound_by_a_driver(claim, partition, run, device, project, usage):
-    made = [rows.claim_row(claim), rows.partition_row(partition), rows.run_row(run), rows.device_row(device)]
+@given(claims, partitions, runs, jobs, devices, projects, usages)
+def test_every_row_can_be_bound_by_a_driver(claim, partition, run, job, device, project, usage):
+    made = [rows.claim_row(claim), rows.partition_row(partition), rows.run_row(run, job), rows.device_row(device)]
     made += [rows.project_row(project), rows.usage_row(usage)]
     for value in (value for row in made for value in row):
         assert type(value) in {str, int, type(None)}  # exactly: for subclasses sqlite3 takes a slower path
@@ -302,6 +313,7 @@ def test_readers_take_the_columns_in_their_order(reader, table):
     claim=claims,
     made=partitions,
     run=runs,
+    job=jobs,
     device=devices,
     project=projects,
     used=usages,
@@ -309,13 +321,14 @@ def test_readers_take_the_columns_in_their_order(reader, table):
     use=key_uses,
     key=access_keys,
 )
-def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, device, project, used, event, use, key):
+def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, job, device, project, used, event, use, key):
     store = open_sqlite(tmp_path_factory.mktemp("rows") / "moorings.db")
     epoch = store.lead("test", Instant(0))
     new = Save(None)
     made = Partition(**{name: getattr(made, name) for name in made.__slots__} | {"claim": claim.id})
     run = Run(**{name: getattr(run, name) for name in run.__slots__} | {"claim": claim.id})
     changes = Changes(claims=[(claim, new)], partitions=[(made, new)], runs=[(run, new)], keys=[use], events=[event])
+    changes.jobs[run.id] = job
     changes.projects.append((project, new))
     changes.usage.append(used)
     if device.state is not DeviceState.IN_SERVICE:
@@ -325,6 +338,7 @@ def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, device
     saved = store.load()
     assert store.claim(claim.id) == claim
     assert store.run(run.id) == run
+    assert store.jobs([run.id]) == {run.id: job}
     assert saved.partitions == (made,)
     assert list(saved.devices) == changes.devices
     assert saved.projects == (project,)

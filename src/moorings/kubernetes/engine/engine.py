@@ -401,7 +401,7 @@ class KubernetesEngine:
             if meta.get("deletionTimestamp") is None and not self._keeping.is_over(pod):
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
+    async def saved_at(self, folder: str) -> Instant | None:
         return None  # its scheduler decides who has to yield
 
     async def signal(self, run: RunId, signal_name: str) -> None:

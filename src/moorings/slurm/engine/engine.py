@@ -340,7 +340,7 @@ class SlurmEngine:
             elif job.phase is not JobPhase.ENDED:
                 await self._slurm.ask(build_cancel(job.job_id))
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
+    async def saved_at(self, folder: str) -> Instant | None:
         return None  # its scheduler decides who has to yield
 
     async def signal(self, run: RunId, signal_name: str) -> None:

@@ -154,6 +154,10 @@ class StoreGate:
         self._arrive("runs")
         return self._store.runs(page, states=states, subject=subject, part=part)
 
+    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+        self._arrive(f"jobs {' '.join(idents)}")
+        return self._store.jobs(idents)
+
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
     ) -> Sequence[Row]:
@@ -454,7 +458,7 @@ class EngineGate:
             f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
         )
 
-    async def saved_at(self, job: JobSpec) -> Instant | None:
+    async def saved_at(self, folder: str) -> Instant | None:
         return None
 
     async def signal(self, run: RunId, signal_name: str) -> None:
