@@ -7,6 +7,7 @@ from tests.guards.guard import FENCING, Guard
 TURN = "tests/unit/core/test_turn.py::"
 HOLDS = "tests/unit/core/test_holds.py::"
 PRIORITIES = "tests/unit/core/test_priorities.py::"
+BACKLOG = "tests/unit/core/test_backlog.py::"
 LOOP = "tests/unit/controller/test_loop.py::"
 HARDWARE = "tests/unit/controller/test_hardware.py::"
 TURNED_BACK = "tests/unit/app/test_turned_back.py::"
@@ -234,5 +235,71 @@ ATTACKED = (
         cut="state.overdue.discard(partition.id)",
         put="",
         tests=(f"{HOLDS}test_what_has_gone_is_expected_by_nobody_when_the_clock_is_set_back",),
+    ),
+    Guard(
+        law="2",
+        what="nobody has more claims waiting than he may",
+        file="core/demands.py",
+        at="Demands.create",
+        cut="self._check_quotas(given)",
+        put="",
+        tests=(f"{BACKLOG}test_a_user_has_only_so_many_claims_waiting_also_of_those_that_come_at_once",),
+    ),
+    Guard(
+        law="2",
+        what="also of those that come in one turn",
+        file="core/overlay.py",
+        at="Overlay._save_claim",
+        cut="self._backlog.add(one.subject, one.spec.project, amount)",
+        put="pass",
+        tests=(f"{BACKLOG}test_a_user_has_only_so_many_claims_waiting_also_of_those_that_come_at_once",),
+    ),
+    Guard(
+        law="2",
+        what="nobody has more runs, or larger jobs, waiting than he may",
+        file="workloads/turn.py",
+        at="RunTurn._create",
+        cut="self._check_quotas(given)",
+        put="",
+        tests=(
+            f"{RUNS}test_a_user_has_only_so_many_runs_waiting_also_in_another_schedulers_queue",
+            f"{RUNS}test_the_jobs_of_what_waits_have_only_so_many_bytes",
+        ),
+    ),
+    Guard(
+        law="2",
+        what="what a turn makes of runs is counted in it",
+        file="workloads/turn.py",
+        at="RunTurn._save",
+        cut="_count(self._backlog, before, run)",
+        put="",
+        tests=(f"{RUNS}test_the_jobs_of_what_waits_have_only_so_many_bytes",),
+    ),
+    Guard(
+        law="2",
+        what="a project's quota counts those of its parts",
+        file="core/backlog.py",
+        at="_path",
+        cut="yield project[:at]",
+        put="pass",
+        tests=(f"{BACKLOG}test_a_project_s_quota_counts_its_parts_and_everybody",),
+    ),
+    Guard(
+        law="9",
+        what="the bytes of a job that the log has not are in the log",
+        file="controller/run_cases.py",
+        at="RunCases.create",
+        cut="bytes_of(job)",
+        put="0",
+        tests=("tests/hostile/test_quotas.py::test_clients_that_race_get_as_many_bytes_of_jobs_as_may_wait",),
+    ),
+    Guard(
+        law="9",
+        what="what a release without heads wrote counts as in its log: no bytes",
+        file="store/rows.py",
+        at="_head_of",
+        cut="head_of(job_of(job))",
+        put="head_of(job_of(job), len(job))",
+        tests=("tests/unit/store/test_rows.py::test_a_row_of_a_release_that_knew_no_heads",),
     ),
 )

@@ -20,6 +20,7 @@ from moorings.api.application import make_application
 from moorings.api.limits import Limits
 from moorings.api.server import make_server_config
 from moorings.core.access import Role
+from moorings.core.policy import Policy
 from moorings.local.engine import LocalEngine
 from moorings.ports.engine import StartOrder
 from tests.e2e.rig import Rig, running
@@ -106,7 +107,7 @@ class Harbour:
 
 
 @contextlib.contextmanager
-def harbour(folder: Path, limits: Limits = Limits()) -> Iterator[Harbour]:  # noqa: B008
+def harbour(folder: Path, limits: Limits = Limits(), policy: Policy = Policy()) -> Iterator[Harbour]:  # noqa: B008
     """A controller over ``folder``, in another thread. When the block ends the laws hold and every loop is alive."""
     ready: list[Harbour] = []
     begun, leave = threading.Event(), threading.Event()
@@ -115,7 +116,7 @@ def harbour(folder: Path, limits: Limits = Limits()) -> Iterator[Harbour]:  # no
     def live() -> None:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_live(folder, limits, ready, begun, leave))
+                runner.run(_live(folder, limits, policy, ready, begun, leave))
         except BaseException as error:
             failed.append(error)
         finally:
@@ -135,9 +136,14 @@ def harbour(folder: Path, limits: Limits = Limits()) -> Iterator[Harbour]:  # no
 
 
 async def _live(
-    folder: Path, limits: Limits, ready: list[Harbour], begun: threading.Event, leave: threading.Event
+    folder: Path,
+    limits: Limits,
+    policy: Policy,
+    ready: list[Harbour],
+    begun: threading.Event,
+    leave: threading.Event,
 ) -> None:
-    async with running(folder, POOLS) as rig:
+    async with running(folder, POOLS, policy=policy) as rig:
         engines = rig.assembly.running.engines
         assert isinstance(engines, dict)
         idle, engines["local"] = engines["local"], HarmlessEngine(folder / "runs", rig.clock)

@@ -131,6 +131,8 @@ def project_asked(name: str, request: ProjectRequest) -> Project:
         devices_max=request.devices_max,
         user_devices_max=request.user_devices_max,
         priority_max=request.priority_max,
+        waiting_max=request.waiting_max,
+        waiting_bytes_max=request.waiting_bytes_max,
         members=tuple(request.members),
         aliases=tuple(request.aliases),
     )

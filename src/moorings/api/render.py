@@ -331,6 +331,8 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
         devices_max=project.devices_max,
         user_devices_max=project.user_devices_max,
         priority_max=project.priority_max,
+        waiting_max=project.waiting_max,
+        waiting_bytes_max=project.waiting_bytes_max,
         members=project.members if caller.role is Role.ADMIN else hidden,
         aliases=project.aliases,
     )

@@ -314,6 +314,8 @@ PROJECTS: Kind[ProjectBody] = Kind(
         Column("DEVICES_MAX", field("devices_max")),
         Column("USER_MAX", field("user_devices_max")),
         wide("PRIORITY_MAX", field("priority_max")),
+        wide("WAITING_MAX", field("waiting_max")),
+        wide("WAITING_BYTES_MAX", field("waiting_bytes_max")),
         Column("MEMBERS", lambda item, _now: ",".join(item.members)),
         wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
         wide("VERSION", field("version")),

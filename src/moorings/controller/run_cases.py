@@ -71,7 +71,8 @@ class RunCases:
 
         Raises:
             MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and what else an engine
-                says of a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``, ``key.*``.
+                says of a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``,
+                ``quota.waiting``, ``key.*``.
         """
         if caller.role not in (Role.ADMIN, Role.USER):
             raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not start jobs")

@@ -161,7 +161,8 @@ class Controller:
 
         Raises:
             MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``,
-                ``project.unknown``, ``project.not_member``, ``project.limit``, ``priority.denied``.
+                ``project.unknown``, ``project.not_member``, ``project.limit``, ``priority.denied``,
+                ``quota.waiting``.
         """
         admin = caller.role is Role.ADMIN
         spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))

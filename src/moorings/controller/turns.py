@@ -51,7 +51,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
     """The outcome of a turn over ``inputs``; ``turn.decided``, its last event, tells what it was decided from."""
     policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
-        run_turn = RunTurn(runs, turn.claim, now)
+        run_turn = RunTurn(runs, turn.claim, now, policy, lambda: turn.projects)
         replies: list[AnyReply] = []
         created: dict[ClaimId, int] = {}
         for position, demanded in enumerate(inputs):

@@ -8,6 +8,7 @@ from moorings.core import claims
 from moorings.core.access import OTHERS_OWNERS, Role
 from moorings.core.announced import Announced
 from moorings.core.answers import Answers
+from moorings.core.backlog import Amount, Asked, check_quotas
 from moorings.core.claims import Claim, ClaimEvent, ClaimSpec, ClaimState
 from moorings.core.devices import Device, DeviceEvent, PoolName
 from moorings.core.errors import MooringsError
@@ -57,6 +58,7 @@ class Demands(Answers):
                 f"an unended claim is called {given.name!r}",
                 hint="choose another name, or wait until that one has ended",
             )
+        self._check_quotas(given)
         arrival = self._elsewhere.start(given.owner)
         if arrival is None:
             arrival = self._arrival = Instant(max(self.now, self._arrival + 1))
@@ -100,6 +102,16 @@ class Demands(Answers):
 
     def _ceiling(self, spec: ClaimSpec, role: Role | None) -> int | None:
         return ceiling_of(role, spec.project, self.projects, self.policy)
+
+    def _check_quotas(self, given: CreateClaim) -> None:
+        """See that one more may wait; what comes in the same turn waits until the end of it."""
+
+        def of_project(name: str) -> Amount:
+            return self.fleet.backlog.of_project(name) + self._backlog.of_project(name)
+
+        waits = self.fleet.backlog.of_subject(given.subject) + self._backlog.of_subject(given.subject)
+        asked = Asked(given.role, given.subject, given.spec.project, "claims")
+        check_quotas(asked, waits, of_project, self.projects, self.policy)
 
     def _started(self, told: Announced) -> Instant | None:
         """Where the last of a queue's claims that wait stands; None: none of them waits."""

@@ -11,8 +11,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Final
 
 from moorings.core.announced import Announced, Offer
+from moorings.core.backlog import Amount, Backlog
 from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.ends import FREE, Ends, ends_of
@@ -22,6 +24,8 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, Trial, free_map_of
 from moorings.core.projects import Project, Projects, Usage
 from moorings.core.topology import Block, Pool
+
+ONE: Final = Amount(1)  # of what waits, a claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class Fleet:
         self.partition_names: dict[str, PartitionId] = {}
         self.queue: list[Order] = []
         self.lines: dict[LineKey, Line] = {}  # the queue once more, so that a turn need not walk all of it
+        self.backlog = Backlog()
         self.leases: list[tuple[Instant, ClaimId]] = []  # by when they run out
         self.last_arrival = Instant(0)
         self.reservations: tuple[Reservation, ...] = ()
@@ -330,6 +335,7 @@ class Fleet:
         self.last_arrival = max(self.last_arrival, claim.arrival)
         if claim.state is ClaimState.PENDING:
             insort(self.queue, claim.order)
+            self.backlog.add(claim.subject, claim.spec.project, ONE)
             self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim))
         if claim.lease_until is not None:
             insort(self.leases, (claim.lease_until, claim.id))
@@ -338,6 +344,7 @@ class Fleet:
         """Take a claim, as it was, out of everything that is kept in order."""
         if claim.state is ClaimState.PENDING:
             del self.queue[bisect_left(self.queue, claim.order)]
+            self.backlog.add(claim.subject, claim.spec.project, -ONE)
             key = self.line_of(claim)
             self.lines[key].remove(claim.order)
             if not self.lines[key]:

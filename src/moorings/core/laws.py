@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from moorings.core.backlog import Backlog
 from moorings.core.claims import Claim, ClaimState
-from moorings.core.fleet import Fleet, PoolState
+from moorings.core.fleet import ONE, Fleet, PoolState
 from moorings.core.lines import LineKey, Order
 from moorings.core.partitions import PartitionState
 from moorings.core.placement import free_map_of
@@ -102,6 +103,11 @@ def _queue(fleet: Fleet) -> Iterator[Finding]:
         lines.setdefault(fleet.line_of(claim), []).append(claim.order)
     if lines != {key: list(line) for key, line in fleet.lines.items()}:
         yield Finding(7, "the lines are not the queue, line by line")
+    backlog = Backlog()
+    for claim in pending:
+        backlog.add(claim.subject, claim.spec.project, ONE)
+    if backlog != fleet.backlog:
+        yield Finding(7, f"the pending claims are {backlog}, and {fleet.backlog} was counted")
 
 
 def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Finding]:

@@ -14,12 +14,13 @@ from typing import Self
 
 from moorings.core import claims, devices, partitions
 from moorings.core.announced import Elsewhere
+from moorings.core.backlog import Backlog
 from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName
 from moorings.core.ends import EndsTrial
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
-from moorings.core.fleet import Fleet, FleetChanges, PoolState, add_resources, give_back
+from moorings.core.fleet import ONE, Fleet, FleetChanges, PoolState, add_resources, give_back
 from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionEvent
 from moorings.core.placement import Trial, trial
@@ -50,6 +51,7 @@ class Overlay:
         self._partition_names: dict[str, PartitionId | None] = {}
         self._new: list[ClaimId] = []
         self._arrival = fleet.last_arrival
+        self._backlog = Backlog()  # what the turn has changed of it
         self._elsewhere = Elsewhere(fleet.announced, now)
         self._stack = ExitStack()
         self._trials: dict[PoolName, Trial] = {}
@@ -83,6 +85,9 @@ class Overlay:
         return changed[0] if changed is not None else self.fleet.partitions.get(ident)
 
     def _save_claim(self, claim: Claim, *, new: bool = False) -> Claim:
+        for one, amount in ((self.claim(claim.id), -ONE), (claim, ONE)):
+            if one is not None and one.state is ClaimState.PENDING:
+                self._backlog.add(one.subject, one.spec.project, amount)
         before = self.changes.claims.get(claim.id)
         expected = before[1] if before is not None else None if new else self.fleet.claims[claim.id].version
         self.changes.claims[claim.id] = (claim, expected)

@@ -15,6 +15,8 @@ In a file (``policy.toml``), of which every line may be missing; these are the d
     moves_per_hour = 60      # at most so many claims are moved in an hour
     user_priority_max = 0    # the highest priority that users may ask for, but where a project says otherwise
     agent_priority_max = 1000000    # the same of the agents of other schedulers, which have limits of their own
+    waiting_max = 10000      # so many claims, and so many runs, a user has waiting at most; 0: any number
+    waiting_bytes_max = "64M"    # so large the jobs of these are, together, at most; 0: any size
 
 Lengths of time are texts (``30s``, ``5m``, ``2h``, ``1d``, ``1:30:00``) or numbers of seconds.
 """
@@ -27,7 +29,8 @@ from typing import Final
 
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_duration_s
+from moorings.core.projects import LIMIT_BYTES_MAX, LIMIT_MAX
+from moorings.core.quantities import parse_bytes, parse_duration_s
 from moorings.core.records import LATER
 from moorings.core.tables import Table
 
@@ -67,6 +70,8 @@ class Policy:
         moves_per_hour: at most so many claims are moved in an hour.
         user_priority_max: the highest priority that users may ask for, but where their project says otherwise.
         agent_priority_max: the same of agents of other schedulers.
+        waiting_max: so many claims, and so many runs, one user has waiting at most; 0: any number.
+        waiting_bytes_max: so many bytes the jobs of these runs have together, at most; 0: any number.
     """
 
     reserve: bool = True
@@ -82,6 +87,8 @@ class Policy:
     moves_per_hour: int = field(default=60, metadata=LATER)
     user_priority_max: int = field(default=0, metadata=LATER)
     agent_priority_max: int = field(default=PRIORITY_MAX, metadata=LATER)
+    waiting_max: int = field(default=0, metadata=LATER)
+    waiting_bytes_max: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
@@ -94,6 +101,10 @@ class Policy:
         return self.min_run_s + self.yield_s
 
 
+USUAL: Final = Policy(waiting_max=10_000, waiting_bytes_max=64 << 20)
+"""The policy of a controller without a policy file; the fields' own defaults mean no quota, as logs of before do."""
+
+
 def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
     """The policy a policy file says; what it does not say is the default.
 
@@ -101,7 +112,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         MooringsError: ``policy.invalid``; the message names file, line and key.
     """
     table = Table.parse(text, source=source, code="policy.invalid")
-    usual = Policy()
+    usual = USUAL
     policy = Policy(
         reserve=table.boolean("reserve", usual.reserve),
         backfill=table.boolean("backfill", usual.backfill),
@@ -116,6 +127,8 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         moves_per_hour=table.integer("moves_per_hour", usual.moves_per_hour),
         user_priority_max=table.integer("user_priority_max", usual.user_priority_max),
         agent_priority_max=table.integer("agent_priority_max", usual.agent_priority_max),
+        waiting_max=table.integer("waiting_max", usual.waiting_max),
+        waiting_bytes_max=_size_bytes(table, "waiting_bytes_max", usual.waiting_bytes_max),
     )
     table.finish()
     if not 0 <= policy.moves_per_hour <= MOVES_PER_HOUR_MAX:
@@ -123,7 +136,22 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
     for key in ("user_priority_max", "agent_priority_max"):
         if abs(getattr(policy, key)) > PRIORITY_MAX:
             table.complain(key, f"{key} is out of range", hint=f"use {-PRIORITY_MAX} to {PRIORITY_MAX}")
+    for key, most in (("waiting_max", LIMIT_MAX), ("waiting_bytes_max", LIMIT_BYTES_MAX)):
+        if not 0 <= getattr(policy, key) <= most:
+            table.complain(key, f"{key} is out of range", hint=f"use 0 to {most}; 0 is no limit")
     return policy
+
+
+def _size_bytes(table: Table, key: str, usual: int) -> int:
+    value = table.either(key) if table.has(key) else usual
+    if isinstance(value, str):
+        try:
+            value = parse_bytes(value)
+        except MooringsError as error:
+            table.complain(key, error.detail, error.hint)
+    if not isinstance(value, int) or isinstance(value, bool):
+        table.complain(key, f"{key} must be a size", hint='write "64M" or a number of bytes')
+    return value
 
 
 def _duration_s(table: Table, key: str, usual_s: float, least_s: float, most_s: float) -> float:

@@ -44,6 +44,7 @@ PROJECTS_MAX: Final = 4096
 DEPTH_MAX: Final = 8
 WEIGHT_MAX: Final = 1e6
 LIMIT_MAX: Final = 1 << 30
+LIMIT_BYTES_MAX: Final = 1 << 40
 MEMBERS_MAX: Final = 1000
 MEMBER_CHARS_MAX: Final = 120
 ALIASES_MAX: Final = 256
@@ -87,6 +88,9 @@ class Project:
         user_devices_max: so many devices one subject holds in it and its children, at most; None: no limit.
         priority_max: the highest priority that may be asked for in its name, but by admins; None: as above it, else as
             the policy says for the role.
+        waiting_max: when so many claims, or so many runs, wait in it and its children, users may add none; None: no
+            limit.
+        waiting_bytes_max: so many bytes the jobs of these runs have together, at most; None: no limit.
         members: the subjects that may ask in its name, beside those of its parents; if neither has any, everybody.
         aliases: what other schedulers call it: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
         version: counts its saves.
@@ -101,6 +105,8 @@ class Project:
     aliases: tuple[str, ...] = ()
     version: int = 1
     priority_max: int | None = field(default=None, metadata=LATER)
+    waiting_max: int | None = field(default=None, metadata=LATER)
+    waiting_bytes_max: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 2 and 2.0 are not.
@@ -412,11 +418,15 @@ def _check_numbers(project: Project) -> None:
             f"weight {project.weight:g} of project {project.name!r} is out of range",
             f"use a number above 0, at most {WEIGHT_MAX:g}; 1 is usual",
         )
-    for what, limit in (("devices_max", project.devices_max), ("user_devices_max", project.user_devices_max)):
-        if limit is not None and not 0 <= limit <= LIMIT_MAX:
+    for what, most in (
+        *(("devices_max", LIMIT_MAX), ("user_devices_max", LIMIT_MAX)),
+        *(("waiting_max", LIMIT_MAX), ("waiting_bytes_max", LIMIT_BYTES_MAX)),
+    ):
+        limit: int | None = getattr(project, what)
+        if limit is not None and not 0 <= limit <= most:
             raise _invalid(
                 f"{what} = {limit} of project {project.name!r} is out of range",
-                f"use 0 to {LIMIT_MAX}, or none for no limit",
+                f"use 0 to {most}, or none for no limit",
             )
     if project.priority_max is not None and not 0 <= project.priority_max <= PRIORITY_MAX:
         raise _invalid(

@@ -174,6 +174,8 @@ class ProjectRequest:
     devices_max: int | None = None
     user_devices_max: int | None = None
     priority_max: int | None = None
+    waiting_max: int | None = None
+    waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     version: int | None = None
@@ -502,6 +504,8 @@ class ProjectBody:
     devices_max: int | None = None
     user_devices_max: int | None = None
     priority_max: int | None = None
+    waiting_max: int | None = None
+    waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 

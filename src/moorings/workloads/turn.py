@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER, Role
+from moorings.core.backlog import Amount, Asked, Backlog, check_quotas
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
 from moorings.core.instants import Instant
+from moorings.core.policy import Policy
+from moorings.core.projects import Projects
 from moorings.core.reasons import Reason
 from moorings.core.records import LATER
 from moorings.workloads import runs
@@ -82,11 +85,13 @@ class Runs:
         self.by_id: dict[RunId, Run] = {}
         self.by_claim: dict[ClaimId, RunId] = {}
         self._by_workflow: dict[str, dict[RunId, None]] = {}
+        self.backlog = Backlog()
         self.apply(unended)
 
     def apply(self, changed: Iterable[Run]) -> None:
         """Take over changed runs, once the database holds them."""
         for run in changed:
+            _count(self.backlog, self.by_id.get(run.id), run)
             if run.job.appliance is not None:
                 self._in_workflow(run, run.job.appliance.workflow)
             if run.ended:
@@ -134,8 +139,18 @@ class Runs:
 class RunTurn:
     """The runs' part of one turn: an overlay on ``Runs``, the demands it puts, the events it tells."""
 
-    def __init__(self, known: Runs, claim_of: Callable[[ClaimId], Claim | None], now: Instant) -> None:
+    def __init__(
+        self,
+        known: Runs,
+        claim_of: Callable[[ClaimId], Claim | None],
+        now: Instant,
+        policy: Policy = Policy(),  # noqa: B008 - a value
+        projects: Callable[[], Projects] = Projects,
+    ) -> None:
         self._known = known
+        self._policy = policy
+        self._projects = projects
+        self._backlog = Backlog()  # what the turn has changed of it
         self._claim_of = claim_of
         self._claims: dict[ClaimId, RunId] = {}
         self.now = now
@@ -153,8 +168,8 @@ class RunTurn:
 
         Raises:
             MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be made within a
-                claim; ``owner.denied``: its workflow is somebody else's; ``run.ended``, ``label.invalid``: its labels
-                cannot be changed so.
+                claim; ``owner.denied``: its workflow is somebody else's; ``quota.waiting``: too much waits already;
+                ``run.ended``, ``label.invalid``: its labels cannot be changed so.
         """
         if isinstance(given, CreateRun):
             return self._create(given)
@@ -173,6 +188,7 @@ class RunTurn:
     def forget(self, ident: RunId) -> None:
         """Undo the creation of a run whose claim was refused."""
         run, _ = self.changed.pop(ident)
+        _count(self._backlog, run, None)
         del self.jobs[ident]
         if run.claim is not None:
             self._claims.pop(run.claim, None)
@@ -240,6 +256,8 @@ class RunTurn:
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)
+        self._check_quotas(given)
+        _count(self._backlog, None, run)
         self.changed[run.id] = (run, None)
         self.jobs[run.id] = given.job
         command = _shortened(given.job.command_line)
@@ -268,6 +286,17 @@ class RunTurn:
         made = [run for run, _ in self.changed.values() if run.job.appliance and run.job.appliance.workflow == workflow]
         if any(run.subject != given.subject for run in (*self._known.of_workflow(workflow), *made)):
             raise MooringsError("owner.denied", f"workflow {workflow} is somebody else's", hint="begin one of your own")
+
+    def _check_quotas(self, given: CreateRun) -> None:
+        """See that one more may wait, also in another scheduler's queue."""
+        known, changed = self._known.backlog, self._backlog
+
+        def of_project(name: str) -> Amount:
+            return known.of_project(name) + changed.of_project(name)
+
+        waits = known.of_subject(given.subject) + changed.of_subject(given.subject)
+        asked = Asked(given.role, given.subject, given.job.project, "runs", given.body_bytes)
+        check_quotas(asked, waits, of_project, self._projects(), self._policy)
 
     def _check_within(self, given: CreateRun) -> Claim:
         claim = self._claim_of(given.claim) if given.claim is not None else None
@@ -384,12 +413,20 @@ class RunTurn:
         self._tell(name, moved, data)
 
     def _save(self, run: Run, before: Run) -> None:
+        _count(self._backlog, before, run)
         known = self.changed.get(run.id)
         self.changed[run.id] = (run, known[1] if known is not None else before.version)
 
     def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
         text = canonical(data) if data else "{}"
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
+
+
+def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
+    """Bring a backlog up to date with a run: None: it is not there."""
+    for run, sign in ((before, -1), (after, 1)):
+        if run is not None and run.state is RunState.WAITING:
+            backlog.add(run.subject, run.job.project, Amount(sign, sign * run.job.body_bytes))
 
 
 def owner_of(run: RunId, job: JobSpec | JobHead) -> str:

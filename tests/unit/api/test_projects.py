@@ -14,7 +14,7 @@ from moorings.core.events import Event, canonical
 from moorings.core.inputs import MakeRoom, ReleaseClaim, SetProject
 from moorings.core.instants import Instant
 from moorings.core.plans import Plan
-from moorings.core.policy import Defragment, Policy
+from moorings.core.policy import USUAL, Defragment, Policy
 from moorings.core.projects import Project, Share
 from moorings.core.records import plain
 from moorings.core.topology import Block
@@ -38,6 +38,8 @@ VISION = {
     "devicesMax": 12,
     "userDevicesMax": 8,
     "priorityMax": 30,
+    "waitingMax": 500,
+    "waitingBytesMax": 1 << 26,
     "members": ["ann", "bob"],
     "aliases": ["slurm/alpha/vision"],
 }
@@ -55,6 +57,8 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         devices_max=12,
         user_devices_max=8,
         priority_max=30,
+        waiting_max=500,
+        waiting_bytes_max=1 << 26,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
     )
@@ -68,6 +72,8 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         devices_max=12,
         user_devices_max=8,
         priority_max=30,
+        waiting_max=500,
+        waiting_bytes_max=1 << 26,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
     )
@@ -172,7 +178,7 @@ async def test_another_policy_is_compared(api: httpx2.AsyncClient, controller: P
     await api.post("/v1/claims", json={"size": 4})
     [claim] = controller.claims.values()
     answer = await api.post("/v1/whatif", json={"policy": 'defragment = "on"'})
-    assert controller.seen[-1] == ("whatif", Policy(defragment=Defragment.ON))
+    assert controller.seen[-1] == ("whatif", replace(USUAL, defragment=Defragment.ON))
     found = decode(WhatIfBody, answer.json())
     assert found.claims == (
         WhatIfClaimBody(

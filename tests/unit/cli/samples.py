@@ -168,6 +168,8 @@ PROJECTS = (
         version=1,
         user_devices_max=8,
         priority_max=30,
+        waiting_max=500,
+        waiting_bytes_max=64 << 20,
         aliases=("slurm/alpha/vision",),
     ),
     ProjectBody(name="open", shares=(), weight=1.0, version=1),

@@ -98,13 +98,16 @@ def test_what_is_no_limit(text):
 def test_a_project_is_made_with_what_is_given(server, moor):
     server.on("PUT", "/v1/projects/lab%2Fvision", body(VISION))
     words = ("--guarantee", "pod64=16x1", "--weight", "0.5", "--user-devices-max", "8", "--priority-max", "30")
-    code, out, err = moor("create", "project", "lab/vision", *words, "--alias", "slurm/alpha/vision")
+    waiting = ("--waiting-max", "500", "--waiting-bytes-max", "64M")
+    code, out, err = moor("create", "project", "lab/vision", *words, *waiting, "--alias", "slurm/alpha/vision")
     assert (code, out, err) == (0, "project/lab/vision created\n", "")
     assert server.seen[0].json == {
         "shares": [{"pool": "pod64", "blocks": {"16": 1}}],
         "weight": 0.5,
         "userDevicesMax": 8,
         "priorityMax": 30,
+        "waitingMax": 500,
+        "waitingBytesMax": 1 << 26,
         "members": [],
         "aliases": ["slurm/alpha/vision"],
     }

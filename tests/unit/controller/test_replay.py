@@ -20,7 +20,9 @@ from moorings.controller.record import (
 )
 from moorings.controller.replay import Replay
 from moorings.controller.turns import Demanded, decide
+from moorings.core.access import Role
 from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.backlog import Amount
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -43,6 +45,7 @@ from moorings.core.policy import Policy
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Row, Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.runs import RunId
 from moorings.workloads.turn import CreateRun, Runs
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -52,7 +55,8 @@ SECOND = 1_000_000
 class Log:
     """A fleet that takes turns, and the rows they leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy = Policy()) -> None:  # noqa: B008
+        self.policy = policy
         self.fleet = Fleet([POOL])
         self.runs = Runs()
         self.rows: list[Row] = []
@@ -63,7 +67,7 @@ class Log:
 
     def turn(self, *inputs: AnyInput) -> None:
         self.now = Instant(self.now + SECOND)
-        occasion = Occasion(self.now, self.since, Policy(), self.loaded)
+        occasion = Occasion(self.now, self.since, self.policy, self.loaded)
         outcome = decide(self.fleet, self.runs, [Demanded(one) for one in inputs], occasion)
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
@@ -224,6 +228,42 @@ def test_the_log_keeps_no_environment() -> None:
     assert "hunter2" not in text
     assert "secret-project" not in text
     assert list(Replay([POOL]).take(log.rows)) == []
+
+
+def test_a_run_refused_for_the_bytes_of_what_waits_is_refused_again() -> None:
+    """Though the log has not the environment that was counted."""
+    log = Log(Policy(waiting_bytes_max=1000))
+    for number in range(3):
+        log.turn(a_large_run(number))
+    made = [row.event.run for row in log.rows if row.event.name == "run.created"]
+    assert made == ["run-0", "run-1"]
+    assert log.runs.backlog.of_subject("ann") == Amount(2, 800)
+    assert list(Replay([POOL]).take(log.rows)) == []
+
+
+def test_a_log_of_before_is_replayed_without_quotas() -> None:
+    log = Log()
+    for number in range(3):
+        log.turn(replace(a_large_run(number), body_bytes=0))
+    text = log.rows[-1].event.data
+    assert "waiting" not in text
+    assert "body_bytes" not in text
+    assert list(Replay([POOL]).take(log.rows)) == []
+
+
+def a_large_run(number: int) -> CreateRun:
+    job = JobSpec(
+        name="j", command=("x",), workdir="/", environment={"A": "x" * 300}, accelerators=Accelerators(size=8)
+    )
+    return CreateRun(
+        id=RunId(f"run-{number}"),
+        claim=None,
+        job=job,
+        engine="slurm",
+        subject="ann",
+        role=Role.USER,
+        body_bytes=400,
+    )
 
 
 OCCASION = Occasion(Instant(2), Instant(1), Policy(reserve=False), Remembered.of(Fleet([POOL])))

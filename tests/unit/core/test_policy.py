@@ -10,7 +10,7 @@ import pytest
 
 from moorings.core import policy as policy_module
 from moorings.core.errors import MooringsError
-from moorings.core.policy import DAY_S, Defragment, Policy, parse_policy
+from moorings.core.policy import DAY_S, USUAL, Defragment, Policy, parse_policy
 from moorings.core.records import plain, revive
 from tests.cases import cases
 
@@ -23,15 +23,15 @@ def complaint(text: str) -> MooringsError:
 
 
 def test_an_empty_file_is_the_default():
-    assert parse_policy("") == Policy()
+    assert parse_policy("") == USUAL
 
 
 def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 13
-    assert parse_policy(example) == Policy()
+    assert len(example.strip().splitlines()) == 15
+    assert parse_policy(example) == USUAL
 
 
 def test_everything_can_be_said():
@@ -49,6 +49,8 @@ def test_everything_can_be_said():
         moves_per_hour = 0
         user_priority_max = -5
         agent_priority_max = 7
+        waiting_max = 8
+        waiting_bytes_max = 9
     """
     assert parse_policy(text) == Policy(
         reserve=False,
@@ -64,6 +66,8 @@ def test_everything_can_be_said():
         moves_per_hour=0,
         user_priority_max=-5,
         agent_priority_max=7,
+        waiting_max=8,
+        waiting_bytes_max=9,
     )
 
 
@@ -87,6 +91,12 @@ def test_everything_can_be_said():
         ("moves_per_hour = -1", "moves_per_hour is out of range"),
         ("moves_per_hour = 100001", "moves_per_hour is out of range"),
         ("moves_per_hour = 1.5", "moves_per_hour must be a whole number"),
+        ("waiting_max = -1", "waiting_max is out of range"),
+        ("waiting_max = 1.5", "waiting_max must be a whole number"),
+        ("waiting_bytes_max = -1", "waiting_bytes_max is out of range"),
+        ('waiting_bytes_max = "2T"', "waiting_bytes_max is out of range"),
+        ('waiting_bytes_max = "much"', "'much' is not a size"),
+        ("waiting_bytes_max = true", "waiting_bytes_max must be a size"),
         ("reserve = 1", "reserve must be true or false"),
         ('preempt = "yes"', "preempt must be true or false"),
         ("defragment = true", "defragment must be a string"),
@@ -114,11 +124,13 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
         'move = "1d"',
         "moves_per_hour = 100000",
         "user_priority_max = 1000000",
+        "waiting_max = 0",
+        'waiting_bytes_max = "1T"',
         "agent_priority_max = -1000000",
     ],
 )
 def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
-    assert parse_policy(text) != Policy()
+    assert parse_policy(text) != USUAL
 
 
 def test_a_hint_says_the_range():
@@ -130,7 +142,9 @@ def test_equal_policies_are_the_same_bytes():
     whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
     told = json.dumps(plain(whole), sort_keys=True)
-    assert told == json.dumps(plain(parse_policy("half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3")), sort_keys=True)
+    text = "half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3\nwaiting_max = 0\nwaiting_bytes_max = 0"
+    assert told == json.dumps(plain(parse_policy(text)), sort_keys=True)
+    assert "waiting" not in told, "as in logs of before"
     assert revive(Policy, json.loads(told)) == whole
 
 

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from moorings.core.access import Role
+from moorings.core.backlog import Amount
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
 from moorings.core.instants import SECOND, Instant
+from moorings.core.policy import Policy
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, a_claim, a_run
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.jobs import Accelerators, JobSpec, head_of
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
 from tests.cases import cases
@@ -118,6 +120,58 @@ def test_forgetting_one_run_leaves_the_others():
     now.forget(CREATE.id)
     assert [event.run for event in now.events] == ["run-2"]
     assert set(now.changed) == {"run-2"}
+
+
+QUOTAS = Policy(waiting_max=2, waiting_bytes_max=100)
+
+
+def a_demand(number: int, body_bytes: int = 10, **more: Any) -> CreateRun:
+    given = replace(CREATE, id=RunId(f"run-new-{number}"), claim=ClaimId(f"claim-new-{number}"), body_bytes=body_bytes)
+    return replace(given, **({"role": Role.USER} | more))
+
+
+def with_quotas(*known: Run) -> RunTurn:
+    return RunTurn(Runs(known), lambda _: None, LATER, QUOTAS)
+
+
+def test_a_user_has_only_so_many_runs_waiting_also_in_another_schedulers_queue():
+    now = with_quotas(a_run(claim=None, engine="slurm"), a_run(1, state=RunState.RUNNING))
+    now.take(a_demand(0))
+    with pytest.raises(MooringsError, match="is 2 runs, and may be 2"):
+        now.take(a_demand(1, claim=None, engine="slurm"))
+    now.take(a_demand(2, subject="bob"))
+    now.take(a_demand(3, role=Role.ADMIN))
+    assert set(now.changed) == {"run-new-0", "run-new-2", "run-new-3"} == set(now.jobs)
+
+
+def test_the_jobs_of_what_waits_have_only_so_many_bytes():
+    waiting = a_run(job=replace(a_run().job, body_bytes=60))
+    now = with_quotas(waiting)
+    with pytest.raises(MooringsError, match="is 60 bytes of jobs; with 41 more it is above 100"):
+        now.take(a_demand(0, 41))
+    now.take(CancelRun(RUN, "over"))
+    now.take(a_demand(0, 100))
+    now.forget(RunId("run-new-0"))
+    now.take(a_demand(1, 100))
+
+
+def test_what_a_turn_made_of_runs_is_counted_when_it_is_saved():
+    known = Runs([a_run(job=replace(a_run().job, body_bytes=60))])
+    now = RunTurn(known, lambda _: None, LATER, QUOTAS)
+    now.take(a_demand(0, 40))
+    now.follow([claim(ClaimState.READY)])
+    assert known.backlog.of_subject("ann") == Amount(1, 60)
+    known.apply(run for run, _ in now.changed.values())
+    assert known.backlog.of_subject("ann") == Amount(1, 40)
+
+
+def test_a_run_is_kept_without_its_job():
+    now = turn()
+    now.take(CREATE)
+    assert now.jobs == {CREATE.id: JOB}
+    assert the_run(now, CREATE.id).job == head_of(JOB)
+    now.forget(CREATE.id)
+    assert now.jobs == {}
 
 
 # -- its claim -----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("owner.denied", "owner.invalid", "name.invalid", "claim.name_taken", "claim.no_room", "claim.too_large"),
             *("claim.size_not_allowed", "claim.gcds_invalid", "kind.unknown", "pool.unknown", "key.conflict"),
-            *("priority.denied", "project.unknown", "project.not_member", "project.limit"),
+            *("priority.denied", "project.unknown", "project.not_member", "project.limit", "quota.waiting"),
         ),
     ),
     "get_claim": (READERS, ("claim.unknown",)),
@@ -54,7 +54,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
             *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run"),
-            *("project.unknown", "project.not_member", "project.limit"),
+            *("project.unknown", "project.not_member", "project.limit", "quota.waiting"),
         ),
     ),
     "get_run": (READERS, ("run.unknown",)),

@@ -104,6 +104,8 @@ REMEDIES: dict[str, str] = {
     "project.not_feasible": "the hint names what would fit; promise less, or reduce another project's guarantee first",
     "project.not_member": "ask in the name of a project of yours, or have an admin add you",
     "project.unknown": "`moor get projects` lists them; those above it are made first",
+    "quota.waiting": "wait until some of it has started, or cancel some; an admin can raise `waiting_max` and "
+    "`waiting_bytes_max` in the policy file (of a subject), or with `moor set project` (of a project)",
     "request.invalid": "the request is not HTTP as it should be; look at what stands between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",
     "priority.denied": "ask for less, or have an admin say `moor set project NAME --priority-max N`",

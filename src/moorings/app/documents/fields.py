@@ -20,6 +20,7 @@ from moorings.core.claims import (
 )
 from moorings.core.projects import (
     ALIASES_MAX,
+    LIMIT_BYTES_MAX,
     LIMIT_MAX,
     MEMBER_CHARS_MAX,
     MEMBERS_MAX,
@@ -177,6 +178,14 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ProjectRequest", "priorityMax"): (
         f"0 to {PRIORITY_MAX:,}",
         "The highest that may be asked for in its name, but by admins; left out: as above it, else as the policy says.",
+    ),
+    ("ProjectRequest", "waitingMax"): (
+        f"0 to {LIMIT_MAX:,}",
+        "When so many claims, or so many runs, wait in it and those below it, users may add none; left out: no limit.",
+    ),
+    ("ProjectRequest", "waitingBytesMax"): (
+        f"0 to {LIMIT_BYTES_MAX:,}",
+        "So many bytes the jobs of these runs have, together, at most; left out: no limit.",
     ),
     ("ProjectRequest", "members"): (
         f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",

@@ -15,6 +15,7 @@ from moorings.cli.session import Session
 from moorings.cli.shares import NONE, parse_limit, parse_shares
 from moorings.cli.showing import output_option, showing
 from moorings.core.projects import check_project_name
+from moorings.core.quantities import parse_bytes
 from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -35,6 +36,16 @@ _values = options(
         "--priority-max",
         metavar="N",
         help="The highest priority that may be asked for in its name (as above it, or 0).",
+    ),
+    click.option(
+        "--waiting-max",
+        metavar="N",
+        help="So many claims, and so many runs, may wait; then users may add none (no limit).",
+    ),
+    click.option(
+        "--waiting-bytes-max",
+        metavar="SIZE",
+        help="So large the jobs of these runs may be, together, as 64M (no limit).",
     ),
     click.option("--member", "members", metavar="SUBJECT", multiple=True, help="May ask in its name (everybody)."),
     click.option(
@@ -115,6 +126,8 @@ def _request(project: ProjectBody) -> ProjectRequest:
         devices_max=project.devices_max,
         user_devices_max=project.user_devices_max,
         priority_max=project.priority_max,
+        waiting_max=project.waiting_max,
+        waiting_bytes_max=project.waiting_bytes_max,
         members=project.members,
         aliases=project.aliases,
         version=project.version,
@@ -136,6 +149,11 @@ def _changed(session: Session, request: ProjectRequest, values: Mapping[str, Any
             changes[name] = parse_limit(values[name])
     if values["priority_max"] is not None:
         changes["priority_max"] = parse_limit(values["priority_max"], "priority")
+    if values["waiting_max"] is not None:
+        changes["waiting_max"] = parse_limit(values["waiting_max"], "number of claims")
+    if values["waiting_bytes_max"] is not None:
+        size = values["waiting_bytes_max"]
+        changes["waiting_bytes_max"] = None if size == NONE else parse_bytes(size)
     for name in ("members", "aliases"):
         if values[name]:
             changes[name] = () if values[name] == (NONE,) else values[name]
