@@ -1,7 +1,8 @@
 """Large jobs that wait: what the controller keeps of them in memory, and how long it takes to start beside them.
 
-667 runs with jobs of 250 KB wait for devices that are all held: 167 MB. The bound is the same controller before the first
-of them, and its first start.
+667 runs with jobs of 250 KB, 167 MB together, wait for devices that are all held. The bound is the same controller
+before the first of them, and its first start. Starts are told in CPU: beside others that are at work the time of the
+clock says more of them.
 """
 
 from __future__ import annotations
@@ -9,40 +10,46 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.claims_http import request, start_controller
+from benchmarks.claims_http import _cpu_s, request, start_controller
 from benchmarks.queue_turn import _connect, _first_answer, _get, _rss_mb, _stop
 from benchmarks.report import Report
 
 RUNS, VARIABLES, VALUE_CHARS = 667, 245, 1020
 CLIENTS, PAGES = 8, 5
 
+POOLS = """\
+[[pool]]
+name = "pod64"
+kind = "ipu"
+driver = "simulated"
+topology = { type = "power-of-two", domains = 1, domain_size = 64, max_block = 64 }
+"""
+
 
 def run() -> Report:
     """Measure."""
     with tempfile.TemporaryDirectory(prefix="moorings-bench-") as name:
         folder = Path(name)
-        begun = time.perf_counter()
+        (folder / "pools.toml").write_text(POOLS)
         process, url, key = start_controller(folder)
         try:
             asyncio.run(_first_answer(url, key))
-            first_s, empty_rss_mb = time.perf_counter() - begun, _rss_mb(process.pid)
+            first_cpu_s, empty_rss_mb = _cpu_s(process.pid), _rss_mb(process.pid)
             asyncio.run(_fill(url, key))
             rss_mb = _rss_mb(process.pid)
             _stop(process)
-            begun = time.perf_counter()
             process, url, _ = start_controller(folder)
             asyncio.run(_first_answer(url, key))
-            restart_s, restarted_rss_mb = time.perf_counter() - begun, _rss_mb(process.pid)
+            restart_cpu_s, restarted_rss_mb = _cpu_s(process.pid), _rss_mb(process.pid)
             page_ms = asyncio.run(_pages(url, key))
         finally:
             _stop(process)
     return Report(
         name="large_jobs",
-        figures={"rss_mb": rss_mb, "restarted_rss_mb": restarted_rss_mb, "restart_s": restart_s},
-        bounds={"rss_mb": empty_rss_mb, "restarted_rss_mb": empty_rss_mb, "restart_s": first_s},
+        figures={"rss_mb": rss_mb, "restarted_rss_mb": restarted_rss_mb, "restart_cpu_s": restart_cpu_s},
+        bounds={"rss_mb": empty_rss_mb, "restarted_rss_mb": empty_rss_mb, "restart_cpu_s": first_cpu_s},
         anchors={"rss_mb": 150, "restarted_rss_mb": 150},
         notes=(
             f"{RUNS} runs of {len(json.dumps(_job()))} bytes wait",
