@@ -232,6 +232,8 @@ class _Pass:
     def _windows(self, claim: Claim, able: Sequence[PoolState]) -> list[float]:
         """Within which times one has to end to use what is kept for others, if it is large enough."""
         size = claim.spec.size
+        if not size:
+            return []
         key = (size, *(state.pool.name for state in able))
         known = self._open_windows.get(key)
         if known is None:

@@ -32,6 +32,7 @@ from moorings.core.inputs import (
     PoolAnswers,
     ReleaseClaim,
     ResumeDevice,
+    SetProject,
 )
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.kept import Kept
@@ -41,12 +42,14 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
 from moorings.core.plans import Grant, Plan
 from moorings.core.policy import Policy
+from moorings.core.projects import Project
 from moorings.core.queue import plan
 from moorings.core.serving import pools_for
 from moorings.core.told import decided_data
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from moorings.core.turn import Turn
 from tests.sampling import examples
+from tests.unit.core.worlds import World
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 4, 8), (("memory", 9),))
 POD2 = Pool(PoolName("pod2"), "ipu", "simulated", PowerOfTwo(1, 4, 4))
@@ -488,3 +491,18 @@ def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> No
         ("queue.reserved", "devices 2-3 of pod are free and kept for it; 6 of memory asked, 3 of 9 left"),
         ("pool.resource_short", "waits for 2 devices in pod: 6 of memory asked, 3 of 9 left"),
     ]
+
+
+def test_many_who_wait_for_memory_alone_end_no_turn() -> None:
+    """Those of one project that ask for the same stand in lines of their own where a limit counts each user."""
+    pool = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8), (("memory", 9),))
+    world = World(pool)
+    world.step(SetProject(Project(name="default", user_devices_max=8), None))
+    world.ready(8, owner="local/a", time_limit_s=900.0, resources={"memory": 5})
+    world.step(replace(world.asks(8), owner="user/bob", subject="bob"))
+    for user in ("bob", "cyd", "dan", "eve"):
+        world.step(replace(world.asks(0, resources={"memory": 8}), owner=f"user/{user}", subject=user))
+    assert len(list(world.fleet.waiting())) == 5
+    assert {one.code for claim in world.fleet.waiting() for one in explain(world.fleet, claim, world.now).reasons} == {
+        "queue.reserved", "pool.full", "pool.resource_short",
+    }  # fmt: skip
