@@ -8,6 +8,8 @@ TURN = "tests/unit/core/test_turn.py::"
 HOLDS = "tests/unit/core/test_holds.py::"
 PRIORITIES = "tests/unit/core/test_priorities.py::"
 BACKLOG = "tests/unit/core/test_backlog.py::"
+AGEING = "tests/unit/core/test_ageing.py::"
+REPLAY = "tests/unit/controller/test_replay.py::"
 LOOP = "tests/unit/controller/test_loop.py::"
 HARDWARE = "tests/unit/controller/test_hardware.py::"
 TURNED_BACK = "tests/unit/app/test_turned_back.py::"
@@ -163,6 +165,74 @@ ATTACKED = (
         cut="given.priority > claim.spec.priority",
         put="False",
         tests=(f"{PRIORITIES}test_what_waits_with_an_old_priority_keeps_it_and_may_only_be_lowered",),
+    ),
+    Guard(
+        law="7",
+        what="who has waited for long counts as of the highest priority",
+        file="core/queue.py",
+        at="_Pass._rank",
+        cut="max(priority, counts_as)",
+        put="priority",
+        tests=(
+            f"{AGEING}test_a_stream_of_higher_priorities_does_not_pass_for_ever",
+            f"{AGEING}test_everybody_starts_within_ageing_and_the_time_of_those_before",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="nobody counts as more than who could be served",
+        file="core/ageing.py",
+        at="_highest",
+        cut="kind not in found and may_be_served(claim, able)",
+        put="kind not in found",
+        tests=(f"{AGEING}test_a_high_priority_that_cannot_be_served_raises_nobody",),
+    ),
+    Guard(
+        law="7",
+        what="one who got devices for having waited for long keeps them from higher priorities",
+        file="core/plans.py",
+        at="Tenant.lasting",
+        cut="ageing_s is None or self.waited_s < ageing_s",
+        put="True",
+        tests=(f"{AGEING}test_within_a_guarantee_who_has_aged_evicts_nobody_and_is_not_evicted",),
+    ),
+    Guard(
+        law="7",
+        what="one who yielded to a higher priority does not take it back for its age",
+        file="core/queue.py",
+        at="_Pass._rank",
+        cut="within and not claim.has_yielded",
+        put="within",
+        tests=(
+            f"{AGEING}test_who_ran_at_once_still_yields_to_a_higher_priority_of_its_project_and_does_not_take_it_back",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="what another scheduler is told of who is next reckons with ageing",
+        file="core/offers.py",
+        at="next_up",
+        cut="by is not None and arrival <= by",
+        put="False",
+        tests=(f"{AGEING}test_other_schedulers_are_told_of_the_same_one_as_next",),
+    ),
+    Guard(
+        law="8",
+        what="who waits behind a lower priority is told why",
+        file="core/explain.py",
+        at="_behind_aged",
+        cut="first.arrival <= by and first.spec.priority < claim.spec.priority",
+        put="False",
+        tests=(f"{AGEING}test_who_waits_behind_it_is_told_so",),
+    ),
+    Guard(
+        law="9",
+        what="a log of before there was ageing is decided without it",
+        file="core/policy.py",
+        at="Policy",
+        cut="field(default=None, metadata=LATER)",
+        put="field(default=AGEING_S, metadata=LATER)",
+        tests=(f"{REPLAY}test_a_log_of_a_release_before_is_decided_again_to_the_byte",),
     ),
     Guard(
         law="10",

@@ -297,9 +297,9 @@ ORDER = (
     Guard(
         law="7",
         what="no device is offered to two schedulers",
-        file="core/queue.py",
-        at="_Pass.offers",
-        cut="number or name in self._estates",
+        file="core/offers.py",
+        at="offers_of",
+        cut="number or name in guarded",
         put="False",
         tests=(f"{ANNOUNCED}test_no_device_is_offered_twice_and_what_is_offered_fits",),
     ),
@@ -466,8 +466,8 @@ ORDER = (
         what="a turn visits what it has changed in the queue's order",
         file="core/lines.py",
         at="View.__init__",
-        cut="sorted(added, key=lambda claim: claim.order)",
-        put="list(added)",
+        cut="sorted(((self._place(claim), claim) for claim in added), key=lambda pair: pair[0])",
+        put="[(self._place(claim), claim) for claim in added]",
         tests=(f"{TURN}test_of_those_who_come_in_one_turn_the_highest_priority_is_first",),
     ),
     Guard(

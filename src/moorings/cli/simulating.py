@@ -16,6 +16,7 @@ from moorings.cli.plots import timeline
 from moorings.cli.shares import parse_shares
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
+from moorings.core.policy import USUAL as USUAL_POLICY
 from moorings.core.policy import Policy, parse_policy
 from moorings.core.pools import parse_pools
 from moorings.core.projects import Project, Projects, Share, check_project
@@ -99,7 +100,7 @@ def read_policy(path: Path | None) -> Policy:
     Raises:
         MooringsError: ``policy.invalid``.
     """
-    return Policy() if path is None else parse_policy(read_file(path, "policy.invalid"), source=str(path))
+    return USUAL_POLICY if path is None else parse_policy(read_file(path, "policy.invalid"), source=str(path))
 
 
 def read_projects(path: Path | None, pools: Sequence[Pool]) -> Projects:

@@ -129,7 +129,7 @@ class ProjectCases:
         if found.starts_at is not None:
             return found
         # A project's rules may keep it waiting for ever, whoever leaves: that comes first.
-        reasons = explain(self._loop.fleet, claim, self._clock.now()).reasons
+        reasons = explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
         ruled = next((reason for reason in reasons if reason.code in _RULES), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 

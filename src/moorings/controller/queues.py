@@ -156,11 +156,13 @@ class Queues:
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
         jobs = [
-            QueuedJobView(job, claim.id in free, explain(fleet, claim, now).reasons[0])
+            QueuedJobView(job, claim.id in free, explain(fleet, claim, now, self._loop.policy).reasons[0])
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
         own = {job.owner for job in told.jobs} - free  # who has his block wants no other
-        first: dict[str, str] = {name: claim.owner for name, claim in next_up(fleet).items() if claim.owner in own}
+        first: dict[str, str] = {
+            name: claim.owner for name, claim in next_up(fleet, self._loop.policy, now).items() if claim.owner in own
+        }
         offer, held, others = self._offer(told), held_by(fleet, told), others_wait(fleet, told)
         return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
 

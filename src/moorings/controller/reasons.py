@@ -41,4 +41,4 @@ class Reasons:
         """Its place in the queue, and why it waits; None: it does not."""
         if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
             return None
-        return explain(self._loop.fleet, claim, self._clock.now())
+        return explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy)

@@ -285,7 +285,7 @@ class Controller:
         if not claim.ended and claim.id not in self._loop.fleet.claims:
             claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
-            wait = explain(self._loop.fleet, claim, self._clock.now())
+            wait = explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
             if when_for is None:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
             starts = await self.projects.when(when_for, claim)

@@ -240,6 +240,11 @@ class Claim:
         return "" if self.owner.startswith(OTHERS_OWNERS) else self.subject
 
     @property
+    def has_yielded(self) -> bool:
+        """Whether it gave devices back for others: what only broke under it does not count."""
+        return self.attempt > self.broken
+
+    @property
     def ended(self) -> bool:
         """Whether nothing can happen to it any more."""
         return self.state in ENDED

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from moorings.core.ageing import aged_by
 from moorings.core.cells import Estate, estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec
+from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
 from moorings.core.limits import Limits
 from moorings.core.placement import NEVER
 from moorings.core.plans import Tenant, tenants_among
+from moorings.core.policy import Policy
 from moorings.core.projects import Project
-from moorings.core.quantities import amount_text
+from moorings.core.quantities import age_text, amount_text
 from moorings.core.reasons import Reason
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block, Catalogue
 
 BLOCKERS_SHOWN = 8
+_NO_AGEING = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,15 @@ class Wait:
     reasons: tuple[Reason, ...]
 
 
-def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
-    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw."""
+def explain(fleet: Fleet, claim: Claim, now: Instant, policy: Policy = _NO_AGEING) -> Wait:
+    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw.
+
+    Args:
+        fleet: as the turn left it.
+        claim: which.
+        now: the time.
+        policy: the one in force.
+    """
     position = bisect_left(fleet.queue, claim.order) + 1
     mine = next((r for r in fleet.reservations if r.claim == claim.id), None)
     try:
@@ -40,20 +52,45 @@ def explain(fleet: Fleet, claim: Claim, now: Instant) -> Wait:
     except MooringsError as refusal:
         return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
     reasons = [_why(fleet, claim, state) for state in able]
-    barred = limit_against(fleet, claim) if mine is None else _barred(fleet, claim)
+    by = aged_by(policy, now)
+    barred = limit_against(fleet, claim, by) if mine is None else _barred(fleet, claim, by)
     if barred is not None:
         reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
+    elif mine is None and by is not None:
+        reasons[:0] = _behind_aged(fleet, claim, [state.pool.name for state in able], by, policy.ageing_s or 0.0)
     if mine is not None:
         reasons.insert(0, _kept(fleet, mine, now))
     return Wait(position, tuple(reasons))
 
 
-def limit_against(fleet: Fleet, claim: Claim) -> Reason | None:
-    """The limit of a project that keeps a claim from what is free; None: there is none."""
-    return _barred(fleet, claim) or _beside(fleet, claim)
+def _behind_aged(
+    fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Instant, ageing_s: float
+) -> Iterator[Reason]:
+    """That a claim of lower priority comes first, because it came by then and still waits."""
+    for kept in fleet.reservations:
+        first = fleet.claims.get(kept.claim) or _announced(fleet, kept.claim)
+        if kept.pool not in able or first is None or kept.claim == claim.id:
+            continue
+        if first.arrival <= by and first.spec.priority < claim.spec.priority:
+            told = f"{_called(fleet, first.id)} comes first, whatever the priority: it has waited for"
+            hint = "the policy's 'ageing' says for how long a higher priority goes first"
+            yield Reason("queue.aged", f"{told} {age_text(ageing_s)} or longer", (first.id,), hint=hint)
+            return
 
 
-def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
+def _announced(fleet: Fleet, ident: ClaimId) -> Claim | None:
+    return next((one for told in fleet.announced.values() for one in told.claims() if one.id == ident), None)
+
+
+def limit_against(fleet: Fleet, claim: Claim, by: Instant | None = None) -> Reason | None:
+    """The limit of a project that keeps a claim from what is free; None: there is none.
+
+    ``by``: no priority passes those that came by then.
+    """
+    return _barred(fleet, claim, by) or _beside(fleet, claim)
+
+
+def _barred(fleet: Fleet, claim: Claim, by: Instant | None) -> Reason | None:
     """The limit of a project that stands against a claim."""
     projects, size = fleet.projects, claim.spec.size
     if not projects or not size:
@@ -74,7 +111,7 @@ def _barred(fleet: Fleet, claim: Claim) -> Reason | None:
             (project.devices_max, held, "", f"project {project.name}"),
             (user_most, mine, claim.user, f"{claim.subject} in project {project.name}"),
         ):
-            first = _first_under(fleet, claim, project, most, taken, subject)
+            first = _first_under(fleet, claim, project, most, taken, subject, by)
             if first is not None:
                 left = f"what is left of the {most} devices of {whose}"
                 told = f"{left} is kept for {_called(fleet, first)}, which comes first"
@@ -110,12 +147,15 @@ def _beside(fleet: Fleet, claim: Claim) -> Reason | None:
 
 
 def _first_under(
-    fleet: Fleet, claim: Claim, project: Project, most: int | None, held: int, subject: str
+    fleet: Fleet, claim: Claim, project: Project, most: int | None, held: int, subject: str, by: Instant | None
 ) -> ClaimId | None:
     """Who waits for room under a limit of a project (or of a subject in it), and is served before a claim."""
     if most is None:
         return None
-    for order in fleet.queue[: bisect_left(fleet.queue, claim.order)]:
+    place = bisect_left(fleet.queue, claim.order)
+    passed = fleet.queue[place + 1 :] if by is not None and claim.arrival > by else ()
+    aged = (order for order in passed if by is not None and order[1] <= by)
+    for order in chain(fleet.queue[:place], aged):
         other = fleet.claims[order[2]]
         mine = not subject or other.user == subject
         if mine and held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):

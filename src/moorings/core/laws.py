@@ -108,6 +108,9 @@ def _queue(fleet: Fleet) -> Iterator[Finding]:
         backlog.add(claim.subject, claim.spec.project, ONE)
     if backlog != fleet.backlog:
         yield Finding(7, f"the pending claims are {backlog}, and {fleet.backlog} was counted")
+    for key, line in fleet.lines.items():
+        if list(line.arrivals or ()) != sorted((0, arrival, ident) for _, arrival, ident in lines.get(key, ())):
+            yield Finding(7, "a line is not by arrival what it is by priority")
 
 
 def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Finding]:

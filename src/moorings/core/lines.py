@@ -3,6 +3,10 @@
 Who asks for the same devices in the name of the same project and subject stands in one line: where the first gets
 nothing, those behind it get nothing either, unless they end sooner. So a line can also be asked for the next of its
 claims that ends within some time (backfill), which it finds by the shortest limit of each of its chunks.
+
+A line is kept twice: in the queue's order, and by arrival alone, for those that have waited so long that priority
+counts no more (ageing). Lines told apart by priority were refused: a user could make as many as there are priorities,
+and a limit of a project bars a line, so an old log would be decided otherwise.
 """
 
 from __future__ import annotations
@@ -51,11 +55,16 @@ def limit_of(claim: Claim) -> float:
 
 
 class Line:
-    """The orders of a line's claims and their time limits, first to last."""
+    """The orders of a line's claims and their time limits, first to last.
 
-    __slots__ = ("_chunks", "_count", "_firsts", "_shortest")
+    Attributes:
+        arrivals: the same claims by arrival, whatever their priority; None: it is itself that of another line.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_chunks", "_count", "_firsts", "_shortest", "arrivals")
+
+    def __init__(self, *, by_arrival: bool = True) -> None:
+        self.arrivals = Line(by_arrival=False) if by_arrival else None
         self._chunks: list[list[tuple[Order, float]]] = []
         self._firsts: list[Order] = []  # of each chunk
         self._shortest: list[float] = []
@@ -71,8 +80,14 @@ class Line:
         """Who comes first."""
         return self._firsts[0] if self._firsts else None
 
+    def last(self) -> Order | None:
+        """Who comes last: nobody in it has a lower priority."""
+        return self._chunks[-1][-1][0] if self._chunks else None
+
     def add(self, order: Order, limit_s: float) -> None:
         """Put a claim in."""
+        if self.arrivals is not None:
+            self.arrivals.add(_by_arrival(order), limit_s)
         self._count += 1
         if not self._chunks:
             self._chunks.append([(order, limit_s)])
@@ -92,6 +107,8 @@ class Line:
 
     def remove(self, order: Order) -> None:
         """Take a claim out; it is in."""
+        if self.arrivals is not None:
+            self.arrivals.remove(_by_arrival(order))
         at = self._chunk_of(order)
         chunk = self._chunks[at]
         place = bisect_left(chunk, (order, -1.0))
@@ -129,6 +146,11 @@ class Line:
         return max(at - 1, 0)
 
 
+def _by_arrival(order: Order) -> Order:
+    _, arrival, ident = order
+    return (0, arrival, ident)
+
+
 def _shortest(chunk: list[tuple[Order, float]]) -> float:
     return min(limit for _, limit in chunk)
 
@@ -144,11 +166,18 @@ class Waiting(Protocol):
         """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
         ...
 
+    def aged(self, by: Instant, below: int) -> Waiting | None:
+        """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
+        ...
+
 
 class View:
-    """A line of the fleet without those that a turn has changed, and with those that it has put in."""
+    """A line of the fleet without those that a turn has changed, and with those that it has put in.
 
-    __slots__ = ("_added", "_claims", "_gone", "_line")
+    ``by``: only those of its claims that came by then, in the order of their arrival.
+    """
+
+    __slots__ = ("_added", "_by", "_claims", "_gone", "_line")
 
     def __init__(
         self,
@@ -156,11 +185,13 @@ class View:
         claims: Mapping[ClaimId, Claim],
         gone: Mapping[ClaimId, object],
         added: Iterable[Claim] = (),
+        by: Instant | None = None,
     ) -> None:
         self._line = line
         self._claims = claims
         self._gone = gone
-        self._added = sorted(added, key=lambda claim: claim.order)
+        self._by = by
+        self._added = sorted(((self._place(claim), claim) for claim in added), key=lambda pair: pair[0])
 
     def first(self) -> Claim | None:
         """Who comes first."""
@@ -168,13 +199,30 @@ class View:
 
     def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
         """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
+        after = after if self._by is None else _by_arrival(after)
         order = self._line.next(after, limit_s) if self._line is not None else None
         while order is not None and order[2] in self._gone:
             assert self._line is not None
             order = self._line.next(order, limit_s)
-        for claim in self._added:
-            if order is not None and claim.order > order:
+        found = self._claims[order[2]] if order is not None else None
+        for place, claim in self._added:
+            if order is not None and place > order:
                 break
-            if claim.order > after and limit_of(claim) <= limit_s:
-                return claim
-        return self._claims[order[2]] if order is not None else None
+            if place > after and limit_of(claim) <= limit_s:
+                found = claim
+                break
+        return found if found is None or self._by is None or found.arrival <= self._by else None
+
+    def aged(self, by: Instant, below: int) -> View | None:
+        """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
+        added = [claim for _, claim in self._added]
+        line = self._line
+        by_arrival = line.arrivals if line is not None else None
+        oldest = by_arrival.first() if by_arrival is not None else None
+        last = line.last() if line is not None else None
+        is_old = (oldest is not None and oldest[1] <= by) or any(claim.arrival <= by for claim in added)
+        is_low = (last is not None and -last[0] < below) or any(claim.spec.priority < below for claim in added)
+        return View(by_arrival, self._claims, self._gone, added, by) if is_old and is_low else None
+
+    def _place(self, claim: Claim) -> Order:
+        return claim.order if self._by is None else _by_arrival(claim.order)

@@ -1,27 +1,92 @@
-"""What other schedulers are told beside their offers: who is next, what their claims hold, and who else waits."""
+"""What other schedulers are told: what they may start, who is next, what their claims hold, and who else waits."""
 
 from __future__ import annotations
 
-from moorings.core.announced import Announced
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from moorings.core.ageing import aged_by
+from moorings.core.announced import Announced, Offer
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.fleet import Fleet, PoolState
-from moorings.core.placement import OUT_OF_SERVICE
+from moorings.core.fleet import Fleet, PoolState, Reservation
+from moorings.core.instants import Instant
+from moorings.core.lines import Order
+from moorings.core.placement import OUT_OF_SERVICE, trial
+from moorings.core.policy import Policy
 from moorings.core.serving import why_never
+from moorings.core.topology import Block
 
 _HOLDS = frozenset({ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING})
 
 
-def next_up(fleet: Fleet) -> dict[PoolName, Claim]:
+def offers_of(
+    announced: Iterable[Announced],
+    pools: Mapping[PoolName, PoolState],
+    lent: Sequence[Reservation],
+    guarded: Collection[PoolName],
+) -> Iterator[Offer]:
+    """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
+
+    No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses. Where
+    shares are guaranteed nothing is left to anybody: who starts what nobody announced could not be asked to yield.
+
+    Args:
+        announced: the queues.
+        pools: as the plan leaves them.
+        lent: free blocks of announced jobs.
+        guarded: the pools in which shares are guaranteed.
+    """
+    for number, told in enumerate(announced):
+        for name, state in pools.items():
+            if state.pool.kind != told.accelerator:
+                continue
+            own = [r.block for r in lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
+            with trial(state.free) as only:
+                if number or name in guarded:
+                    for block in _whole(state):
+                        only.take(block)
+                for block in own:
+                    only.release(block)
+                sizes = () if state.problem else state.pool.topology.sizes
+                counts = tuple((size, count) for size in sizes if (count := state.free.count(size)))
+            yield Offer(told.queue, name, counts)
+
+
+def _whole(state: PoolState) -> list[Block]:
+    """All that is free in a pool, as blocks that can be taken."""
+    n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
+    starts = range(0, n_devices, step)
+    return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
+
+
+def next_up(fleet: Fleet, policy: Policy, now: Instant) -> dict[PoolName, Claim]:
     """Who gets what becomes free next in each pool, if it is large enough: nobody who could use it waits before them.
 
     Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
     is not. Who waits for devices of which some are out of service, whatever the block, could use nothing.
+
+    Args:
+        fleet: as the last turn left it.
+        policy: the one in force: who has waited for long comes before higher priorities.
+        now: the time.
     """
     waiting = [fleet.claims[next(iter(line))[2]] for line in fleet.lines.values()]  # those behind ask for the same
     waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
+    by, counts_as = aged_by(policy, now), dict[str, int]()
+    if by is not None:
+        oldest = (line.arrivals.first() for line in fleet.lines.values() if line.arrivals is not None)
+        waiting += [fleet.claims[order[2]] for order in oldest if order is not None and order[1] <= by]
     first: dict[PoolName, Claim] = {}
-    for claim in sorted(waiting, key=lambda one: one.order):
+    for claim in sorted(waiting, key=lambda one: one.order) if by is not None else ():
+        if claim.spec.kind not in counts_as and any(_could_use(claim.spec, state) for state in fleet.pools.values()):
+            counts_as[claim.spec.kind] = claim.spec.priority
+
+    def place(claim: Claim) -> Order:
+        priority, arrival, ident = claim.order
+        is_aged = by is not None and arrival <= by
+        return min(priority, -counts_as.get(claim.spec.kind, -priority)) if is_aged else priority, arrival, ident
+
+    for claim in sorted(waiting, key=place):
         for name, state in fleet.pools.items():
             if name not in first and _could_use(claim.spec, state):
                 first[name] = claim

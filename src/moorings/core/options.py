@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from moorings.core.ageing import aged_by
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.explain import is_guaranteed_to_others, limit_against, tenants_of
@@ -35,10 +36,10 @@ def options(fleet: Fleet, policy: Policy, now: Instant, claim: Claim) -> tuple[O
         able = [state for state in pools_for(claim.spec, fleet.pools) if not state.problem]
     except MooringsError:
         return ()
-    return (*_smaller(fleet, claim, able), *_moved(fleet, policy, now, claim, able))
+    return (*_smaller(fleet, claim, able, aged_by(policy, now)), *_moved(fleet, policy, now, claim, able))
 
 
-def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState]) -> Iterator[Option]:
+def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState], by: Instant | None) -> Iterator[Option]:
     """With fewer devices, outside of what is kept for those before it."""
     best = 0
     for state in able:
@@ -48,16 +49,16 @@ def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState]) -> Iterator[Opti
                     for part in state.free.free_within(kept.block):
                         only.take(part)
             sizes = sorted((size for size in state.pool.topology.sizes if best < size < claim.spec.size), reverse=True)
-            found = (size for size in sizes if state.free.find(size) and _may_have(fleet, claim, state, size))
+            found = (size for size in sizes if state.free.find(size) and _may_have(fleet, claim, state, size, by))
             best = max(best, next(found, 0))
     if best:
         yield Option("smaller", f"it would start now with {best} device{'s' if best != 1 else ''}")
 
 
-def _may_have(fleet: Fleet, claim: Claim, state: PoolState, size: int) -> bool:
+def _may_have(fleet: Fleet, claim: Claim, state: PoolState, size: int, by: Instant | None) -> bool:
     """Whether neither limits nor guarantees of others keep it from so many devices."""
     smaller = replace(claim, spec=replace(claim.spec, size=size))
-    return limit_against(fleet, smaller) is None and not is_guaranteed_to_others(fleet, smaller, state)
+    return limit_against(fleet, smaller, by) is None and not is_guaranteed_to_others(fleet, smaller, state)
 
 
 def _moved(fleet: Fleet, policy: Policy, now: Instant, claim: Claim, able: list[PoolState]) -> Iterator[Option]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moorings.core.access import LOCAL_OWNER
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import Claim, ClaimId, ClaimState, Spot
+from moorings.core.claims import PRIORITY_MAX, Claim, ClaimId, ClaimState, Spot
 from moorings.core.devices import PoolName
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
@@ -92,6 +92,7 @@ class Tenant:
         leaving: is asked already, or has ended.
         since: when its claim got the block ready; None: it has not.
         saved: when its job last saved its state; None: never.
+        waited_s: how long its claim had waited when it got the block; 0: it had yielded before.
     """
 
     claim: ClaimId
@@ -106,11 +107,19 @@ class Tenant:
     leaving: bool = False
     since: Instant | None = None
     saved: Instant | None = None
+    waited_s: float = 0.0
 
     @property
     def is_firm(self) -> bool:
         """Whether its block counts as taken for every guarantee: it cannot be asked, or is within its own."""
         return self.cell is not None or not (self.preemptible or self.leaving)
+
+    def lasting(self, ageing_s: float | None) -> Tenant:
+        """As those see it that look for a lower priority than theirs: who waited that long for its block keeps it.
+
+        Else a higher priority would pass it after all.
+        """
+        return self if ageing_s is None or self.waited_s < ageing_s else replace(self, priority=PRIORITY_MAX)
 
     def lost(self, now: Instant) -> float:
         """Device-seconds of work since its last checkpoint, which are lost if it stops now."""
@@ -139,7 +148,13 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,
+        waited_s=waited_s(claim, claim.granted_at),
     )
+
+
+def waited_s(claim: Claim, granted_at: Instant | None) -> float:
+    """How long a claim had waited when it was granted, in seconds; 0: it has yielded, or was not granted."""
+    return 0.0 if granted_at is None or claim.has_yielded else (granted_at - claim.arrival) / SECOND
 
 
 def tenants_among(partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]) -> list[Tenant]:

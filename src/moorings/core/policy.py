@@ -17,6 +17,7 @@ In a file (``policy.toml``), of which every line may be missing; these are the d
     agent_priority_max = 1000000    # the same of the agents of other schedulers, which have limits of their own
     waiting_max = 10000      # so many claims, and so many runs, a user has waiting at most; 0: any number
     waiting_bytes_max = "64M"    # so large the jobs of these are, together, at most; 0: any size
+    ageing = "7d"            # who has waited so long is passed by no higher priority: 1 minute to 3660 days, or "off"
 
 Lengths of time are texts (``30s``, ``5m``, ``2h``, ``1d``, ``1:30:00``) or numbers of seconds.
 """
@@ -41,6 +42,9 @@ MIN_RUN_S_MAX: Final = 7 * DAY_S
 YIELD_S_MIN, YIELD_S_MAX = 1.0, DAY_S
 MOVE_S_MAX: Final = DAY_S
 MOVES_PER_HOUR_MAX: Final = 100_000
+AGEING_S: Final = 7 * DAY_S
+AGEING_S_MIN, AGEING_S_MAX = 60.0, 3660 * DAY_S
+AGEING_OFF: Final = "off"
 
 
 class Defragment(StrEnum):
@@ -72,6 +76,8 @@ class Policy:
         agent_priority_max: the same of agents of other schedulers.
         waiting_max: so many claims, and so many runs, one user has waiting at most; 0: any number.
         waiting_bytes_max: so many bytes the jobs of these runs have together, at most; 0: any number.
+        ageing_s: who has waited so long counts as of the highest priority that waits for its kind; None: nobody does,
+            and so it was before there was ageing.
     """
 
     reserve: bool = True
@@ -89,11 +95,13 @@ class Policy:
     agent_priority_max: int = field(default=PRIORITY_MAX, metadata=LATER)
     waiting_max: int = field(default=0, metadata=LATER)
     waiting_bytes_max: int = field(default=0, metadata=LATER)
+    ageing_s: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
-        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s", "ageing_s"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
 
     @property
     def bound_s(self) -> float:
@@ -101,8 +109,8 @@ class Policy:
         return self.min_run_s + self.yield_s
 
 
-USUAL: Final = Policy(waiting_max=10_000, waiting_bytes_max=64 << 20)
-"""The policy of a controller without a policy file; the fields' own defaults mean no quota, as logs of before do."""
+USUAL: Final = Policy(waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
+"""What holds where nobody chose. Not the fields' defaults: these are what logs meant before a field came."""
 
 
 def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
@@ -129,6 +137,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         agent_priority_max=table.integer("agent_priority_max", usual.agent_priority_max),
         waiting_max=table.integer("waiting_max", usual.waiting_max),
         waiting_bytes_max=_size_bytes(table, "waiting_bytes_max", usual.waiting_bytes_max),
+        ageing_s=_ageing_s(table, usual.ageing_s),
     )
     table.finish()
     if not 0 <= policy.moves_per_hour <= MOVES_PER_HOUR_MAX:
@@ -152,6 +161,14 @@ def _size_bytes(table: Table, key: str, usual: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         table.complain(key, f"{key} must be a size", hint='write "64M" or a number of bytes')
     return value
+
+
+def _ageing_s(table: Table, usual_s: float | None) -> float | None:
+    if not table.has("ageing"):
+        return usual_s
+    if table.either("ageing") == AGEING_OFF:
+        return None
+    return _duration_s(table, "ageing", AGEING_S, AGEING_S_MIN, AGEING_S_MAX)
 
 
 def _duration_s(table: Table, key: str, usual_s: float, least_s: float, most_s: float) -> float:

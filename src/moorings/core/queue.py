@@ -7,6 +7,7 @@ it, a simulation runs it. Claims within a guarantee come first; then priority, f
 - The first of the others that does not fit gets a reservation: the block that can be emptied soonest is chosen for it.
   Nobody later may enter it, but those that end before it is needed (law 7).
 - Where enough devices are free, but no block of them, claims may be moved.
+- Who has waited for long counts as of the highest priority that waits for its kind (law 7, ``core.ageing``).
 
 A turn must cost what it decides, not what waits: claims that ask for the same stand in one line, and a line is left as
 soon as the rest of it can get nothing. Refused: a walk over the whole queue. It decides the same (the tests compare the
@@ -15,13 +16,15 @@ two), but took milliseconds a turn with 10,000 waiting, and seconds where every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from typing import Final
 
-from moorings.core.announced import Announced, Offer
+from moorings.core.ageing import First, aged_lines
+from moorings.core.announced import Offer
 from moorings.core.cells import Estate, OpenCells, Place, estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
 from moorings.core.devices import PoolName
@@ -32,7 +35,8 @@ from moorings.core.instants import SECOND, Instant, after
 from moorings.core.kept import Kept
 from moorings.core.limits import Limits, Owed
 from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial, trial
+from moorings.core.offers import offers_of
+from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
 from moorings.core.reclaims import Known, Overdraft, Wanted, cheapest
@@ -42,6 +46,8 @@ from moorings.core.topology import AnySubset, Block, PowerOfTwo
 
 _NOTHING: Final = Block(())
 _Rank = tuple[int, int, float, Instant, ClaimId]
+# Who is next in a line, and how it ranks; last, the priority that it counts as, if it has waited for long.
+_Head = tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState], int | None]
 
 
 class _Got(Enum):
@@ -78,7 +84,7 @@ class _Pass:
         self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
         self._filled: set[tuple[PoolName, str, int]] = set()  # who found no free place within its guarantee
         self._asked: set[ClaimId] = set()
-        self._done: set[ClaimId] = set()
+        self._done: dict[ClaimId, _Got] = {}  # what was visited: who has waited for long stands in two lines
         self._moves_left = scene.moves_left
         self._able = scene.able
         self._pays = bool(scene.projects)
@@ -97,7 +103,7 @@ class _Pass:
         projects, limits = self.scene.projects, self._limits
         by_pool: dict[PoolName, list[Tenant]] = {}
         moving = {claim.id for claim in self.scene.kept}
-        for tenant in self.scene.tenants():
+        for tenant in (one.lasting(self.policy.ageing_s) for one in self.scene.tenants()):
             by_pool.setdefault(tenant.pool, []).append(tenant)
             limits.hold(tenant.project, tenant.subject, len(tenant.block))
             if tenant.leaving and tenant.claim not in moving:
@@ -155,12 +161,26 @@ class _Pass:
         """Those of its own project with a priority below this may be asked to make room for it."""
         return claim.spec.priority if self.policy.preempt else None
 
-    def _rank(self, claim: Claim) -> _Rank:
+    def _rank(self, claim: Claim, counts_as: int | None = None) -> _Rank:
+        """Where it stands; ``counts_as``: the priority that it counts as, for it has waited for long.
+
+        Not within a guarantee, if it has yielded: it would take back what it yielded to a higher priority.
+        """
         within = self._pays and any(self.is_within(claim, state) for state in self._pools(claim.spec))
+        priority = claim.spec.priority
+        if counts_as is not None:
+            within, priority = within and not claim.has_yielded, max(priority, counts_as)
         share = 0.0
         if self._pays and self.policy.fair_share and claim.state is not ClaimState.ANNOUNCED:
             share = self.scene.shares.get(claim.spec.project, 0.0)
-        return (0 if within else 1, -claim.spec.priority, share, claim.arrival, claim.id)
+        return (0 if within else 1, -priority, share, claim.arrival, claim.id)
+
+    def _may_be_served(self, claim: Claim, able: Iterable[PoolState]) -> bool:
+        """Whether it may be some day, as things stand: no limit is against it, and a block could be emptied for it."""
+        usable, size = [state.pool.name for state in able if not state.problem], claim.spec.size
+        found = (self.ends[name].read().soonest(size) if size else None for name in usable)
+        empties = bool(usable) if not size else any(one is not None and one[1] < OUT_OF_SERVICE for one in found)
+        return empties and not self._limits.bars(claim)
 
     # -- the pass ----------------------------------------------------------------------------------------------------
 
@@ -171,28 +191,24 @@ class _Pass:
         nothing gets nothing.
         """
         self._settle_moves()
-        heads: list[tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState]]] = []
-        for number, (key, line) in enumerate(self.scene.lines):
-            claim = line.first()
-            if claim is not None:
-                heads.append((self._rank(claim), number, claim, key, line, self._pools(claim.spec)))
+        heads = self._heads()
         heapify(heads)
         none_left: set[Devices] = set()  # whatever else is asked for with them
         in_vain: set[object] = set()  # who got nothing: others of the project that ask for the same get nothing either
         while heads:
-            rank, number, claim, key, line, able = heads[0]
-            if not rank[0] and (now_rank := self._rank(claim)) != rank:
-                heapreplace(
-                    heads, (now_rank, number, claim, key, line, able)
-                )  # its project's cells have gone meanwhile
+            rank, number, claim, key, line, able, counts_as = heads[0]
+            if not rank[0] and (now_rank := self._rank(claim, counts_as)) != rank:
+                # Its project's cells have gone meanwhile.
+                heapreplace(heads, (now_rank, number, claim, key, line, able, counts_as))
                 continue
             (devices, (project, _, preemptible), resources), following = key, None
             if devices not in none_left:
                 like = (devices, project, preemptible, resources) if rank[0] else None
                 got = self._look(claim, able, first=not rank[0], in_vain=like in in_vain)
                 if got is _Got.LATER:
-                    heapreplace(heads, ((1, *rank[1:]), number, claim, key, line, able))
+                    heapreplace(heads, ((1, *rank[1:]), number, claim, key, line, able, counts_as))
                     continue
+                self._done[claim.id] = got
                 if got is _Got.SERVED:
                     following = line.next(claim.order)
                 elif got is _Got.NOTHING:
@@ -201,9 +217,17 @@ class _Pass:
                     if resources and following is None and not self._may_be_had(claim.spec):
                         none_left.add(devices)
             if following is not None:
-                heapreplace(heads, (self._rank(following), number, following, key, line, able))
+                heapreplace(heads, (self._rank(following, counts_as), number, following, key, line, able, counts_as))
             else:
                 heappop(heads)
+
+    def _heads(self) -> list[_Head]:
+        """Who is first in each line; then those who have waited for long, once more."""
+        lines = ((claim, key, line) for key, line in self.scene.lines if (claim := line.first()) is not None)
+        first: list[First] = [(claim, key, line, self._pools(claim.spec)) for claim, key, line in lines]
+        aged = aged_lines(first, self.policy, self.now, self._may_be_served)
+        every = chain(((*one, None) for one in first), aged)
+        return [(self._rank(one[0], one[4]), number, *one) for number, one in enumerate(every)]
 
     def _look(self, claim: Claim, able: Sequence[PoolState], *, first: bool, in_vain: bool) -> _Got:
         """``_visit``, in short where that is enough.
@@ -214,8 +238,9 @@ class _Pass:
             first: it is within a guarantee.
             in_vain: another of its project, who asked for the same, got nothing: nor does it, but by ending sooner.
         """
-        if claim.id in self._done:
-            return _Got.SERVED
+        done = self._done.get(claim.id)
+        if done is not None:
+            return done
         if in_vain and limit_of(claim) > max(self._windows(claim, able), default=0.0):
             return self._visit_barred(claim, able, first=False) or _Got.NOTHING
         return self._visit(claim, able, first=first)
@@ -255,7 +280,7 @@ class _Pass:
                 continue
             if claim.state is ClaimState.PENDING and state.free.is_free(spot.block) and not state.problem:
                 self._accept(claim, state, spot.block)
-                self._done.add(claim.id)
+                self._done[claim.id] = _Got.SERVED
             elif not any(index in state.out for index in spot.block):
                 self._keep(claim, state, spot.block, Instant(0))
 
@@ -635,38 +660,14 @@ class _Pass:
             return block, until, None
         return _NOTHING, freed[0], freed[1] - size
 
-    def offers(self, announced: Iterable[Announced]) -> Iterator[Offer]:
-        """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
-
-        No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses. Where
-        shares are guaranteed nothing is left to anybody: who starts what nobody announced could not be asked to yield.
-        """
-        for number, told in enumerate(announced):
-            for name, state in self.pools.items():
-                if state.pool.kind != told.accelerator:
-                    continue
-                own = [r.block for r in self.lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
-                with trial(state.free) as only:
-                    if number or name in self._estates:
-                        for block in whole(state):
-                            only.take(block)
-                    for block in own:
-                        only.release(block)
-                    sizes = () if state.problem else state.pool.topology.sizes
-                    counts = tuple((size, count) for size in sizes if (count := state.free.count(size)))
-                yield Offer(told.queue, name, counts)
+    def offers(self) -> tuple[Offer, ...]:
+        """What the schedulers of other queues may start."""
+        return tuple(offers_of(self.scene.announced, self.pools, self.lent, self._estates))
 
     def undo(self) -> None:
         """Put back what was written down for now."""
         for ends in self.ends.values():
             ends.undo()
-
-
-def whole(state: PoolState) -> list[Block]:
-    """All that is free in a pool, as blocks that can be taken."""
-    n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
-    starts = range(0, n_devices, step)
-    return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
 
 
 def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
@@ -685,7 +686,7 @@ def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
         return Plan(
             tuple(one.grants),
             reservations,
-            tuple(one.offers(scene.announced)) if scene.announced else (),
+            one.offers(),
             tuple(one.reclaims),
             tuple(one.adopted),
             tuple(one.suggested),

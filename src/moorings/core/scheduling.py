@@ -322,7 +322,7 @@ class Scheduling(Demands):
         claim, _ = self.changes.claims.pop(ident)
         self._names[claim.name] = None
         self.events = [event for event in self.events if event.claim != ident]
-        reason = explain(self.fleet, claim, self.now).reasons[0]
+        reason = explain(self.fleet, claim, self.now, self.policy).reasons[0]
         if reason.code == "queue.next_turn":  # it was so before this turn's grants
             reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
         detail = reason.message.replace("waits for", "no room for", 1)

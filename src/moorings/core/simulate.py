@@ -17,9 +17,9 @@ from moorings.core.devices import PoolName
 from moorings.core.ends import FREE, ends_of
 from moorings.core.fleet import PoolState, add_amounts
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import ENDLESS, Line, LineKey, Order, limit_of, line_of
+from moorings.core.lines import ENDLESS, Line, LineKey, Order, View, Waiting, limit_of, line_of
 from moorings.core.placement import NEVER, free_map_of
-from moorings.core.plans import Reclaim, Scene, Tenant
+from moorings.core.plans import Reclaim, Scene, Tenant, waited_s
 from moorings.core.policy import Defragment, Policy
 from moorings.core.projects import Projects, Usage, decayed, with_use
 from moorings.core.queue import plan
@@ -140,6 +140,10 @@ class _Queued:
         """The first behind ``after`` whose time limit is at most that."""
         order = self.line.next(after, limit_s)
         return self.claims[order[2]] if order is not None else None
+
+    def aged(self, by: Instant, below: int) -> Waiting | None:
+        """Those that came by then, if anybody here has a priority below that."""
+        return View(self.line, self.claims, {}).aged(by, below)
 
 
 class Simulation:
@@ -363,7 +367,7 @@ class Simulation:
         job = course.job
         tenant = Tenant(
             ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
-            since=now, saved=NEVER,
+            since=now, saved=NEVER, waited_s=waited_s(claim, now),
         )  # fmt: skip
         self._running[ident] = _Running(tenant, ends, now, left)
         self._fixed += not job.resumable
@@ -414,7 +418,8 @@ class Simulation:
                 self._left[reclaim.claim] = running.ends - self.now + pays
                 course.yields += 1
                 self.yields += 1
-                self._queue(self._claims[reclaim.claim])
+                claim = self._claims[reclaim.claim]
+                self._queue(replace(claim, attempt=claim.attempt + 1))
                 continue
             state = self.pools[reclaim.to.pool]
             state.free.take(reclaim.to.block)

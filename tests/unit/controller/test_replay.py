@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -47,6 +48,8 @@ from moorings.ports.store import Row, Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId
 from moorings.workloads.turn import CreateRun, Runs
+from tests.cases import cases
+from tests.unit.controller.recording import POOLS, RELEASED, recorded
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
 SECOND = 1_000_000
@@ -300,3 +303,17 @@ def test_a_turn_that_cannot_be_read_is_told(text: str) -> None:
         parse_decided(text)
     assert caught.value.code == "log.unreadable"
     assert caught.value.hint
+
+
+@cases("path", sorted(RELEASED.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_log_of_a_release_before_is_decided_again_to_the_byte(path: Path) -> None:
+    """What came later (ageing, say) means nothing in it, though claims of low priority waited for weeks."""
+    rows = recorded(path)
+    replay = Replay(POOLS)
+    assert list(replay.take(rows)) == []
+    assert replay.turns > 100
+    waited = {row.event.claim: row.event.at for row in rows if row.event.name == "claim.created"}
+    week = 7 * 86_400 * SECOND
+    assert any(row.event.at - waited[row.event.claim] > week for row in rows if row.event.name == "claim.granted"), (
+        "else ageing would have decided nothing in it"
+    )

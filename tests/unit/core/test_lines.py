@@ -34,6 +34,9 @@ def same(line: Line, known: dict[Order, float], asked: Order) -> None:
     assert len(line) == len(known)
     assert bool(line) is bool(known)
     assert line.first() == min(known, default=None)
+    assert line.last() == max(known, default=None)
+    assert line.arrivals is not None
+    assert [(at, ident) for _, at, ident in line.arrivals] == sorted((at, ident) for _, at, ident in known)
     for limit_s in LIMITS:
         for after in (FIRST, asked, *known):
             assert line.next(after, limit_s) == next_of(known, after, limit_s)
@@ -133,6 +136,46 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
         while (following := view.next(found[-1].order if found else FIRST, limit_s)) is not None:
             found.append(following)
         assert found == [one for one in known if limit_of(one) <= limit_s]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(limits, st.integers(-1, 1), st.sampled_from(["stays", "gone", "changed", "new"])), max_size=25),
+    st.integers(-1, 26),
+    st.integers(-1, 2),
+)
+def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
+    given: list[tuple[float, int, str]], number_by: int, below: int
+) -> None:
+    line, held, gone, added, known = Line(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
+    for number, (limit_s, priority, fate) in enumerate(given):
+        one = claim(number, limit_s, priority)
+        if fate != "new":
+            held[one.id] = one
+            line.add(one.order, limit_of(one))
+        if fate == "changed":
+            one = replace(one, spec=replace(one.spec, priority=1 - priority))
+        if fate != "stays":
+            gone[one.id] = None
+        if fate in ("changed", "new"):
+            added.append(one)
+        if fate != "gone":
+            known.append(one)
+    by = Instant(100 + number_by)
+    aged = View(line, held, gone, added).aged(by, below)
+    expected = [one for one in known if one.arrival <= by]
+    if not expected or all(one.spec.priority >= below for one in known):
+        assert aged is None or aged.first() == next(iter(expected), None), "what is gone may still be seen there"
+        if not gone:
+            assert aged is None
+        return
+    assert aged is not None
+    assert aged.first() == expected[0]
+    for limit_s in LIMITS:
+        found: list[Claim] = []
+        while (following := aged.next(found[-1].order if found else FIRST, limit_s)) is not None:
+            found.append(following)
+        assert found == [one for one in expected if limit_of(one) <= limit_s]
 
 
 def test_what_a_person_claims_by_hand_has_no_end() -> None:

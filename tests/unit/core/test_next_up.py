@@ -24,7 +24,7 @@ WIDE = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(3, 8, 8))
 
 def first(world: World) -> dict[PoolName, str]:
     """The owners of those who are first."""
-    return {name: claim.owner for name, claim in next_up(world.fleet).items()}
+    return {name: claim.owner for name, claim in next_up(world.fleet, world.policy, world.now).items()}
 
 
 def full(*pools: Pool, policy: Policy = Policy()) -> World:  # noqa: B008
@@ -181,7 +181,7 @@ def test_what_is_freed_for_who_is_first_is_his(
     for index in drained:
         world.step(DrainDevice(POD.name, index, "broken"))
     world.step()
-    for name, claim in next_up(world.fleet).items():
+    for name, claim in next_up(world.fleet, world.policy, world.now).items():
         if is_offered(world, claim):
             continue  # what more could it want?
         state = world.fleet.pools[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -24,13 +25,15 @@ def complaint(text: str) -> MooringsError:
 
 def test_an_empty_file_is_the_default():
     assert parse_policy("") == USUAL
+    assert replace(USUAL, ageing_s=None, waiting_max=0, waiting_bytes_max=0) == Policy(), "what logs meant before these"
+    assert revive(Policy, {"reserve": True}).ageing_s is None
 
 
 def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 15
+    assert len(example.strip().splitlines()) == 16
     assert parse_policy(example) == USUAL
 
 
@@ -51,6 +54,7 @@ def test_everything_can_be_said():
         agent_priority_max = 7
         waiting_max = 8
         waiting_bytes_max = 9
+        ageing = "12h"
     """
     assert parse_policy(text) == Policy(
         reserve=False,
@@ -68,6 +72,7 @@ def test_everything_can_be_said():
         agent_priority_max=7,
         waiting_max=8,
         waiting_bytes_max=9,
+        ageing_s=43_200.0,
     )
 
 
@@ -101,6 +106,11 @@ def test_everything_can_be_said():
         ('preempt = "yes"', "preempt must be true or false"),
         ("defragment = true", "defragment must be a string"),
         ('defragment = "ON"', "defragment 'ON' is not known"),
+        ("ageing = 59", "ageing is out of range"),
+        ("ageing = 0", "ageing is out of range"),
+        ('ageing = "3661d"', "ageing is out of range"),
+        ("ageing = false", "ageing must be a length of time"),
+        ('ageing = "never"', "'never' is not a duration"),
         ("half_life_s = 60", "'half_life_s' is not known here"),
         ("[queue]", "'queue' is not known here"),
         ("reserve =", "Invalid value"),
@@ -127,6 +137,9 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
         "waiting_max = 0",
         'waiting_bytes_max = "1T"',
         "agent_priority_max = -1000000",
+        "ageing = 60",
+        'ageing = "3660d"',
+        'ageing = "off"',
     ],
 )
 def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
@@ -142,9 +155,10 @@ def test_equal_policies_are_the_same_bytes():
     whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
     told = json.dumps(plain(whole), sort_keys=True)
-    text = "half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3\nwaiting_max = 0\nwaiting_bytes_max = 0"
-    assert told == json.dumps(plain(parse_policy(text)), sort_keys=True)
+    text = "half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3\n"
+    text += 'ageing = "off"\nwaiting_max = 0\nwaiting_bytes_max = 0'
     assert "waiting" not in told, "as in logs of before"
+    assert told == json.dumps(plain(parse_policy(text)), sort_keys=True)
     assert revive(Policy, json.loads(told)) == whole
 
 

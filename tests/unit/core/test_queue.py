@@ -44,7 +44,7 @@ from moorings.core.plans import Grant, Plan
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.queue import plan
-from moorings.core.serving import pools_for
+from moorings.core.serving import pools_for, why_never
 from moorings.core.told import decided_data
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from moorings.core.turn import Turn
@@ -190,7 +190,7 @@ specs = st.builds(
     gcds=st.sampled_from([1, 2]),
     pool=st.sampled_from([None, None, None, None, PoolName("pod"), PoolName("gone")]),
     resources=amounts,
-    priority=st.integers(0, 1),
+    priority=st.integers(-1, 1),
     time_limit_s=st.sampled_from([None, 20.0, 60.0]),
     lease_s=st.sampled_from([None, None, 5.0]),
     queue=st.sampled_from([QueueMode.WAIT, QueueMode.WAIT, QueueMode.NEVER]),
@@ -199,7 +199,7 @@ specs = st.builds(
     kind=st.sampled_from(["ipu", "gpu"]),
     size=st.just(0),
     resources=st.fixed_dictionaries({"memory": st.sampled_from([1, 4, 8])}),
-    priority=st.integers(0, 1),
+    priority=st.integers(-1, 1),
 )
 
 
@@ -331,11 +331,32 @@ def held(turn: Turn, state: PoolState) -> Iterator[Hold]:
     yield from (Hold(block, NEVER) for block in state.foreign.values())
 
 
-def in_order(turn: Turn) -> Iterator[Claim]:
-    """The queue as a turn has it, of all its claims."""
+def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]:
+    """The queue as a turn has it, of all its claims: who has waited for long counts as of the highest priority."""
     known = turn.fleet.claims | {ident: claim for ident, (claim, _) in turn.changes.claims.items()}
-    pending = (claim for claim in known.values() if claim.state is ClaimState.PENDING)
-    yield from sorted(pending, key=lambda claim: claim.order)
+    pending = [claim for claim in known.values() if claim.state is ClaimState.PENDING]
+    highest: dict[str, int] = {}
+    for claim in pending:
+        if any(may_empty(turn, claim.spec, state) for state in pools.values()):
+            highest[claim.spec.kind] = max(claim.spec.priority, highest.get(claim.spec.kind, claim.spec.priority))
+    ageing_s = turn.policy.ageing_s
+
+    def place(claim: Claim) -> Order:
+        has_aged = ageing_s is not None and claim.arrival <= after(turn.now, -ageing_s)
+        own = claim.spec.priority
+        return -max(own, highest.get(claim.spec.kind, own)) if has_aged else -own, claim.arrival, claim.id
+
+    yield from sorted(pending, key=place)
+
+
+def may_empty(turn: Turn, spec: ClaimSpec, state: PoolState) -> bool:
+    """Whether a pool could serve it some day, as things stand."""
+    if state.problem or spec.kind != state.pool.kind or why_never(spec, state) is not None:
+        return False
+    if spec.pool not in (None, state.pool.name):
+        return False
+    found = soonest(state.pool.topology, spec.size, held(turn, state)) if spec.size else (FREE, 0, Block(()))
+    return found is not None and found[0] < OUT_OF_SERVICE
 
 
 def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
@@ -350,11 +371,11 @@ def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
 
 
 @settings(max_examples=examples(400))
-@given(fleets(), turns, st.sampled_from([True, True, False]))
+@given(fleets(), turns, st.sampled_from([True, True, False]), st.sampled_from([None, 0.0, 499.999985, 510.0]))
 def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
-    fleet: Fleet, given: list[tuple[int, list[Happening]]], reserve: bool
+    fleet: Fleet, given: list[tuple[int, list[Happening]]], reserve: bool, ageing_s: float | None
 ) -> None:
-    policy = Policy(reserve=reserve, making_s=0.0)
+    policy = Policy(reserve=reserve, making_s=0.0, ageing_s=ageing_s)
     now, n_given = NOW, 0
     for passed_s, happened in given:
         now = Instant(now + passed_s * SECOND)
@@ -366,7 +387,7 @@ def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
             turn.lapse(Instant(0))
             scene = turn.scene()
             assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
-            expected = walk(scene.pools, partial(held, turn), in_order(turn), policy, now)
+            expected = walk(scene.pools, partial(held, turn), in_order(turn, scene.pools), policy, now)
             decided = plan(scene, policy, now)
             assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
             assert decided == expected

@@ -32,6 +32,7 @@ _WAITS = {
     "pool.unreachable": "the IPUs' controller does not answer",
     "queue.reserved": "a block of {} IPUs is kept for it",
     "queue.kept_for_other": "what is free is kept for one that came first",
+    "queue.aged": "one that has waited for long comes first, whatever the priority",
     "queue.next_turn": "it fits and is granted in the next turn",
     "claim.broken": "its block of {} IPUs broke; it gets another one",
     "claim.requeued": "its {} IPUs were lent and had to go back; it waits in its old place",

@@ -1,0 +1,169 @@
+"""A log that a release wrote, kept for ever in ``released``: later ones decide it again, to the byte (law 9).
+
+The story is drawn once, with the code of that release: claims of all priorities that wait for weeks, limits and
+guarantees of projects, jobs of another scheduler, jobs that yield, blocks that break, controllers that start anew.
+Refused: taking the old code from git, for the reasons that ``tests.unit.store.recording`` gives. Before decisions
+change, freeze a log::
+
+    python -m tests.unit.controller.recording > tests/unit/controller/released/NAME.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorings.controller.record import AnyInput, Occasion, Remembered
+from moorings.controller.turns import Demanded, decide
+from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.devices import PoolName
+from moorings.core.events import Event
+from moorings.core.fleet import Fleet
+from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.inputs import (
+    CreateClaim,
+    DriverAnswered,
+    QueueTold,
+    ReleaseClaim,
+    SetPriority,
+    SetProject,
+    YieldClaim,
+)
+from moorings.core.instants import SECOND, Instant, after
+from moorings.core.partitions import PartitionState
+from moorings.core.policy import Policy
+from moorings.core.projects import Project, Share
+from moorings.core.records import plain, revive
+from moorings.core.topology import Pool, PowerOfTwo
+from moorings.ports.store import Row, Seq
+from moorings.workloads.turn import Runs
+
+RELEASED = Path(__file__).parent / "released"
+POOLS = (
+    Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 8, 16)),
+    Pool(PoolName("small"), "ipu", "simulated", PowerOfTwo(1, 4, 4)),
+)
+PROJECTS = (
+    Project(name="lab", shares=(Share(PoolName("pod"), ((4, 2),)),)),
+    Project(name="full", devices_max=6, user_devices_max=4),
+    Project(name="light", weight=4.0),
+)
+TURNS, SEED = 80, 21
+HOUR_S = 3_600.0
+
+
+class Story:
+    """A fleet, and the events of its turns."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._chance = random.Random(SEED)
+        self._fleet = Fleet(POOLS)
+        self._runs = Runs()
+        self._now = Instant(1_700_000_000 * SECOND)
+        self._loaded: Remembered | None = Remembered.of(self._fleet)
+        self._made = 0
+
+    def tell(self) -> None:
+        """All of it."""
+        self._turn(*(SetProject(project, None) for project in PROJECTS))
+        for _ in range(TURNS):
+            self._now = after(self._now, self._chance.choice((1.0, 90.0, HOUR_S, 30 * HOUR_S)))
+            what = self._chance.random()
+            if what < 0.04:
+                self._reload()
+            self._turn(*self._happenings(what))
+            self._turn(*self._answers(), *self._yields())
+
+    def _turn(self, *given: AnyInput) -> None:
+        self._now = after(self._now, 1.0)
+        occasion = Occasion(self._now, self._now, Policy(min_run_s=30.0), self._loaded)
+        outcome = decide(self._fleet, self._runs, [Demanded(one) for one in given], occasion)
+        self._fleet.apply(outcome.fleet)
+        self._runs.apply(outcome.runs)
+        self.events += outcome.changes.events
+        if outcome.changes:
+            self._loaded = None
+
+    def _reload(self) -> None:
+        before = self._fleet
+        self._fleet = Fleet.load(
+            POOLS,
+            before.claims.values(),
+            before.partitions.values(),
+            [device for state in before.pools.values() for device in state.out.values()],
+            before.projects.by_name.values(),
+            before.usage.values(),
+        )
+        self._loaded = Remembered.of(self._fleet)
+
+    def _happenings(self, what: float) -> Iterator[AnyInput]:
+        waiting = list(self._fleet.waiting())
+        holders = self._in(ClaimState.READY)
+        if what < 0.5:
+            yield from (self._asks() for _ in range(self._chance.randint(1, 4)))
+        elif what < 0.75 and holders:
+            yield ReleaseClaim(self._chance.choice(holders).id, "done")
+        elif what < 0.85 and waiting:
+            yield SetPriority(self._chance.choice(waiting).id, self._chance.choice((-3, 0, 7)))
+        elif what < 0.95:
+            spec = ClaimSpec(kind="ipu", size=4)
+            since = after(self._now, -300 * HOUR_S)
+            jobs = tuple(AnnouncedJob(f"slurm/one/{at}/n", spec, Instant(since + at)) for at in range(2))
+            yield QueueTold(Announced("slurm/one", "ipu", jobs, after(self._now, HOUR_S)))
+
+    def _asks(self) -> CreateClaim:
+        self._made += 1
+        draw = self._chance.choice
+        user = draw(("ann", "bob"))
+        spec = ClaimSpec(
+            kind="ipu",
+            size=draw((1, 2, 4, 8, 16)),
+            gcds=draw((1, 1)),
+            project=draw(("lab", "full", "light", "default")),
+            priority=draw((-5, 0, 0, 3, 100)),
+            time_limit_s=draw((None, 60.0, HOUR_S, 100 * HOUR_S)),
+            preemptible=draw((True, False)),
+        )
+        if spec.size == 16:
+            spec = ClaimSpec(**{name: getattr(spec, name) for name in ("kind", "size", "project", "priority")}, gcds=2)
+        ident = ClaimId(f"claim-{self._made}")
+        return CreateClaim(id=ident, name=f"c{self._made}", owner=f"local/{ident}", subject=user, spec=spec)
+
+    def _answers(self) -> Iterator[AnyInput]:
+        for partition in sorted(self._fleet.partitions.values(), key=lambda one: one.id):
+            if partition.state is PartitionState.ACTIVE:
+                continue
+            makes = partition.state is PartitionState.PROVISIONING
+            broken = makes and self._chance.random() < 0.05
+            verdict = Verdict.REJECTED if broken else Verdict.OK
+            answer = Answer(verdict, Seen.ACTIVE if makes and not broken else Seen.ABSENT, "as ordered")
+            yield DriverAnswered(PartitionId(partition.id), partition.version, "create" if makes else "remove", answer)
+
+    def _yields(self) -> Iterator[AnyInput]:
+        return (YieldClaim(claim.id, "saved") for claim in self._in(ClaimState.RECLAIMING))
+
+    def _in(self, state: ClaimState) -> list[Claim]:
+        return sorted((one for one in self._fleet.claims.values() if one.state is state), key=lambda one: one.id)
+
+
+def recorded(path: Path) -> list[Row]:
+    """The rows of a log that was frozen."""
+    events = (revive(Event, json.loads(line)) for line in path.read_text().splitlines())
+    return [Row(Seq(number), event) for number, event in enumerate(events, 1)]
+
+
+def main() -> None:
+    """Print the log that this code writes."""
+    story = Story()
+    story.tell()
+    for event in story.events:
+        sys.stdout.write(json.dumps(plain(event), sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
