@@ -271,8 +271,9 @@ class Guarantees:
     def decided(self, fleet: Fleet, outcome: Outcome) -> None:
         """A turn of the leading controller was decided on what the ledger holds."""
         self._takes_in_time(outcome)
-        if not self._ledger.projects:
+        if not self._ledger.projects:  # everything may be taken for good: what is promised next need not fit beside it
             self._since.clear()
+            self._seen = {name: _Seen() for name in self._pools}
             return
         held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
         known = sorted(
@@ -303,7 +304,7 @@ class Guarantees:
     ) -> None:
         """What fitted at the turn before fits now, unless hardware or admins have changed what there is."""
         marks: tuple[object, ...] = (
-            {name: one.version for name, one in self._ledger.projects.items()},
+            dict(self._ledger.projects),  # one that is made anew under its old name begins at version 1 again
             _out(state),
             {claim.id for claim, _ in tenants if claim.state is ClaimState.LOST},
             {claim.id for claim in self._ledger.claims.values() if claim.kept is not None},
