@@ -252,6 +252,8 @@ class Line:
 
         ``*_lost``: it never arrives; ``*_late``: it arrives when nobody waits any more; ``*_twice``: it arrives twice;
         ``*_answer_lost`` and ``answer_lost``: it is done, and nobody hears of it; ``*_never``: nobody ever answers.
+
+        Who has not heard gives up only when it is done: no engine calls a run ABSENT that may yet be started.
         """
         await self.life.moves()
         stage = self.stage
@@ -263,19 +265,27 @@ class Line:
             raise asyncio.CancelledError
         answer: asyncio.Future[T] = stage.loop.create_future()
         answered = fault is not None and fault.endswith(("answer_lost", "answer_never"))
+        done: asyncio.Future[None] = stage.loop.create_future()
         if fault is None or answered or fault == "crash_after_act":
-            stage.send(self._deliver(do, self._lasts_s(), answer, fault))
+            stage.send(self._deliver(do, self._lasts_s(), answer, fault, done))
         elif fault.endswith("_twice"):
             stage.send(self._deliver(do, self._lasts_s(), answer, fault))
             stage.send(self._deliver(do, stage.odds.chance.uniform(0, TWICE_S_MAX), None, fault))
         elif fault.endswith("_late"):
             stage.send(self._deliver(do, stage.odds.chance.uniform(0, LATE_S_MAX), None, fault))
         if fault is not None and fault.endswith(("_lost", "_late")):
+            if answered:
+                await done
             stage.loop.call_later(stage.odds.chance.uniform(0, GIVEN_UP_S), _settle, answer, lost)
         return await self.life.waits(answer)
 
     async def _deliver(
-        self, do: Callable[[], Awaitable[T]], after_s: float, answer: asyncio.Future[T] | None, fault: str | None
+        self,
+        do: Callable[[], Awaitable[T]],
+        after_s: float,
+        answer: asyncio.Future[T] | None,
+        fault: str | None,
+        done: asyncio.Future[None] | None = None,
     ) -> None:
         dead = self.life.dead
         await asyncio.sleep(after_s)
@@ -286,6 +296,8 @@ class Line:
             said = await do()
         except MooringsError as error:
             said = error
+        if done is not None and not done.done():
+            done.set_result(None)
         if fault == "crash_after_act" and not self.life.dead:
             self.life.kill()
         if answer is None or (fault is not None and fault.endswith(("answer_lost", "answer_never"))):
