@@ -381,6 +381,15 @@ ORDER = (
     ),
     Guard(
         law="8",
+        what="who fits under a limit is told for whom what is left of it is kept, also for one that came later",
+        file="core/explain.py",
+        at="explain",
+        cut='barred is None and any(reason.code == "queue.next_turn" for reason in reasons)',
+        put="False",
+        tests=("tests/unit/core/test_law6.py::test_who_fits_under_a_limit_is_told_who_came_later_and_is_first_there",),
+    ),
+    Guard(
+        law="8",
         what="where limits are known it is said until when",
         file="core/explain.py",
         at="_kept",

@@ -54,6 +54,8 @@ def explain(fleet: Fleet, claim: Claim, now: Instant, policy: Policy = _NO_AGEIN
     reasons = [_why(fleet, claim, state) for state in able]
     by = aged_by(policy, now)
     barred = limit_against(fleet, claim, by) if mine is None else _barred(fleet, claim, by)
+    if barred is None and any(reason.code == "queue.next_turn" for reason in reasons):
+        barred = _barred(fleet, claim, by, whoever=True)
     if barred is not None:
         reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
     elif mine is None and by is not None:
@@ -90,8 +92,16 @@ def limit_against(fleet: Fleet, claim: Claim, by: Instant | None = None) -> Reas
     return _barred(fleet, claim, by) or _beside(fleet, claim)
 
 
-def _barred(fleet: Fleet, claim: Claim, by: Instant | None) -> Reason | None:
-    """The limit of a project that stands against a claim."""
+def _barred(fleet: Fleet, claim: Claim, by: Instant | None, *, whoever: bool = False) -> Reason | None:
+    """The limit of a project that stands against a claim.
+
+    Args:
+        fleet: as its last turn left it.
+        claim: that waits.
+        by: no priority passes those that came by then.
+        whoever: it fits, and that turn did not serve it: what is left is kept for one that came later, and is served
+            before it, since its project used less.
+    """
     projects, size = fleet.projects, claim.spec.size
     if not projects or not size:
         return None
@@ -111,7 +121,7 @@ def _barred(fleet: Fleet, claim: Claim, by: Instant | None) -> Reason | None:
             (project.devices_max, held, "", f"project {project.name}"),
             (user_most, mine, claim.user, f"{claim.subject} in project {project.name}"),
         ):
-            first = _first_under(fleet, claim, project, most, taken, subject, by)
+            first = _first_under(fleet, claim, project, most, taken, subject, by, whoever=whoever)
             if first is not None:
                 left = f"what is left of the {most} devices of {whose}"
                 told = f"{left} is kept for {_called(fleet, first)}, which comes first"
@@ -147,20 +157,39 @@ def _beside(fleet: Fleet, claim: Claim) -> Reason | None:
 
 
 def _first_under(
-    fleet: Fleet, claim: Claim, project: Project, most: int | None, held: int, subject: str, by: Instant | None
+    fleet: Fleet,
+    claim: Claim,
+    project: Project,
+    most: int | None,
+    held: int,
+    subject: str,
+    by: Instant | None,
+    *,
+    whoever: bool,
 ) -> ClaimId | None:
     """Who waits for room under a limit of a project (or of a subject in it), and is served before a claim."""
     if most is None:
         return None
+    for other in _all_waiting(fleet) if whoever else _before(fleet, claim, by):
+        mine = not subject or other.user == subject
+        lacks = held + other.spec.size > most >= other.spec.size
+        if mine and lacks and project.name in fleet.projects.lineage(other.spec.project):
+            return other.id
+    return None
+
+
+def _before(fleet: Fleet, claim: Claim, by: Instant | None) -> Iterator[Claim]:
+    """Those that came before a claim, or have a higher priority, or are passed by none."""
     place = bisect_left(fleet.queue, claim.order)
     passed = fleet.queue[place + 1 :] if by is not None and claim.arrival > by else ()
     aged = (order for order in passed if by is not None and order[1] <= by)
-    for order in chain(fleet.queue[:place], aged):
-        other = fleet.claims[order[2]]
-        mine = not subject or other.user == subject
-        if mine and held + other.spec.size > most and project.name in fleet.projects.lineage(other.spec.project):
-            return other.id
-    return None
+    return (fleet.claims[order[2]] for order in chain(fleet.queue[:place], aged))
+
+
+def _all_waiting(fleet: Fleet) -> Iterator[Claim]:
+    yield from fleet.waiting()
+    for told in fleet.announced.values():
+        yield from told.claims()
 
 
 def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Tenant]) -> Reason:

@@ -178,6 +178,21 @@ def test_what_cannot_be_asked_back_is_not_lent() -> None:
     assert site.create(8, project="a").state is ClaimState.GRANTED
 
 
+def test_a_promise_may_be_made_over_what_is_lent_for_good_and_from_then_on_nothing_more_is() -> None:
+    """It is kept as soon as what was lent before comes back; who holds it is asked nothing."""
+    site = Site(CROSS)
+    before = site.ready(8, kind="gpu", project="default")
+    site.guarantee(CROSS, a=((1, 9),))
+    later = site.create(1, kind="gpu", project="default")
+    within = site.create(4, kind="gpu", project="a")
+    site.pass_s(BOUND_S)
+    states = [site.claim(one.id).state for one in (before, later, within)]
+    assert states == [ClaimState.READY, ClaimState.PENDING, ClaimState.READY]
+    site.end(before)
+    site.pass_s(BOUND_S)
+    assert site.create(5, kind="gpu", project="a").state is ClaimState.GRANTED
+
+
 def test_nothing_is_kept_for_who_may_not_have_it_when_it_is_empty() -> None:
     site = Site(POD)
     site.guarantee(POD, a=((8, 1),), b=())
@@ -284,6 +299,23 @@ def test_a_limit_is_kept_and_what_is_left_of_it_is_kept_for_the_first() -> None:
     [refused] = site.step(site.asks(16, project="a", gcds=2))
     assert isinstance(refused, MooringsError)
     assert refused.code == "project.limit"
+
+
+def test_who_fits_under_a_limit_is_told_who_came_later_and_is_first_there() -> None:
+    """Its project used less: what is left under the limit of both is kept for it, and no next turn serves the other."""
+    site = Site(POD)
+    for name, most in (("lab", 8), ("lab/a", None), ("lab/b", None)):
+        site.step(SetProject(Project(name=name, devices_max=most), None))
+    site.ready(4, project="lab/a")
+    site.pass_s(10)
+    holds = site.ready(4, project="lab/b", preemptible=True)
+    earlier, first = site.create(2, project="lab/a", preemptible=True), site.create(8, project="lab/b")
+    site.end(holds)
+    site.pass_s(3)
+    assert {site.claim(one.id).state for one in (earlier, first)} == {ClaimState.PENDING}
+    [reason, *others] = explain(site.fleet, site.claim(earlier.id), site.now).reasons
+    assert (reason.code, reason.blockers) == ("project.limit", (first.id,))
+    assert "queue.next_turn" not in {one.code for one in others}
 
 
 def test_of_equals_the_project_that_used_less_is_first() -> None:
