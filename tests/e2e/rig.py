@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.app.high_water import HighWaterMark
 from moorings.app.wiring import Assembly, assemble
 from moorings.controller.replay import Difference, Replay
 from moorings.controller.service import Controller
@@ -21,6 +20,7 @@ from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
+from moorings.store.high_water import HighWaterMark
 from moorings.workloads.jobs import Accelerators, JobSpec
 from tests.databases import open_new
 from tests.waiting import patient

@@ -13,7 +13,7 @@ REPLAY = "tests/unit/controller/test_replay.py::"
 LOOP = "tests/unit/controller/test_loop.py::"
 HARDWARE = "tests/unit/controller/test_hardware.py::"
 TURNED_BACK = "tests/unit/app/test_turned_back.py::"
-WATER = "tests/unit/app/test_high_water.py::"
+WATER = "tests/unit/store/test_high_water.py::"
 SQLITE = "tests/contract/test_store_sqlite.py::"
 STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 OUTPUT = "tests/unit/local/test_output.py::"
@@ -34,26 +34,64 @@ ATTACKED = (
     Guard(
         law="3",
         what="a database that went back is made ready before anybody leads from it",
-        file="app/turned_back.py",
-        at="_take_up",
-        cut="not known.is_reached_by(at) or _unready(folder)",
-        put="False",
+        file="controller/turned_back.py",
+        at="make_ready_if_it_went_back",
+        cut="known.is_reached_by(at) and not unready",
+        put="True",
         tests=(f"{TURNED_BACK}test_one_that_went_back_is_made_ready_and_nothing_is_removed",),
+    ),
+    Guard(
+        law=FENCING,
+        what="of a database that went back no leader gets the epoch of one that led before",
+        file="controller/turned_back.py",
+        at="lead",
+        cut="note(at)",
+        put="",
+        tests=(f"{TURNED_BACK}test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_back",),
+    ),
+    Guard(
+        law=FENCING,
+        what="nobody leads from a database that went back after it was looked at",
+        file="controller/turned_back.py",
+        at="lead",
+        cut="epoch <= known.epoch or not known.is_reached_by(at)",
+        put="False",
+        tests=(f"{TURNED_BACK}test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from",),
+    ),
+    Guard(
+        law="3",
+        what="a run that was started is not taken for one that waits, also where its claim was granted",
+        file="controller/turned_back.py",
+        at="make_ready",
+        cut="run.state is RunState.WAITING and run.claim is not None",
+        put="run.state is RunState.WAITING and run.claim in {one.id for one in saved.claims if one.state in WAITING}",
+        tests=(
+            f"{TURNED_BACK}test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits",
+        ),
+    ),
+    Guard(
+        law="1",
+        what="a copy that is put back twice gives other ids, also where it was made ready before",
+        file="controller/turned_back.py",
+        at="_apart",
+        cut="age_s if age_s > claim.attempt else claim.attempt + ATTEMPT_GAP + epoch % ATTEMPT_GAP",
+        put="max(claim.attempt + ATTEMPT_GAP, age_s)",
+        tests=(f"{TURNED_BACK}test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_ready_before",),
     ),
     Guard(
         law="3",
         what="who died while a database was made ready does it again",
-        file="app/turned_back.py",
-        at="_take_up",
-        cut="not known.is_reached_by(at) or _unready(folder)",
-        put="not known.is_reached_by(at)",
+        file="controller/turned_back.py",
+        at="make_ready_if_it_went_back",
+        cut="known.is_reached_by(at) and not unready",
+        put="known.is_reached_by(at)",
         tests=(f"{TURNED_BACK}test_what_died_while_it_made_it_ready_does_it_again",),
     ),
     Guard(
         law="3",
         what="a folder that is new to a database removes nothing that its records do not know",
         file="app/turned_back.py",
-        at="_take_up",
+        at="take_up",
         cut="not ours and why_spared(folder) is None",
         put="False",
         tests=(f"{TURNED_BACK}test_a_folder_without_a_mark_spares_what_it_does_not_know",),
@@ -106,7 +144,7 @@ ATTACKED = (
     Guard(
         law="3",
         what="the high-water mark only rises",
-        file="app/high_water.py",
+        file="store/high_water.py",
         at="HighWaterMark._write",
         cut="_higher(before, at) or at",
         put="at",

@@ -52,7 +52,6 @@ from moorings.app.backup_saving import (
 )
 from moorings.app.clock import SystemClock
 from moorings.app.folders import RESTORED, RESTORING, RUNS, DataFolder, SharedFolder, write_private
-from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
@@ -63,6 +62,7 @@ from moorings.local.rundir import sync_folder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.leadership import Alone, Leadership
 from moorings.ports.store import Epoch, HighWater, Seq
+from moorings.store.high_water import FILE as HIGH_WATER
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of

@@ -22,11 +22,11 @@ from pathlib import Path
 from moorings import __version__
 from moorings.app import backup_orders
 from moorings.app.folders import RESTORING
-from moorings.app.high_water import FILE as HIGH_WATER
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
 from moorings.local.rundir import RunFolder, sync_folder
+from moorings.store.high_water import FILE as HIGH_WATER
 from moorings.workloads.runs import RunId
 
 FORMAT = 1

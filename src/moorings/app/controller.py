@@ -27,7 +27,6 @@ from moorings.app.backup_saving import check_database, check_whole
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.app.folders import DataFolder, SharedFolder
-from moorings.app.high_water import HighWaterMark
 from moorings.app.logs import configure
 from moorings.app.replica import Replica
 from moorings.app.settings import Settings, read_settings
@@ -36,6 +35,7 @@ from moorings.app.upkeep import Kept, digest_of, upkeep
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
 from moorings.controller.keys import Keys
 from moorings.core.errors import MooringsError
+from moorings.store.high_water import HighWaterMark
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
-from moorings.app.high_water import HighWaterMark
 from moorings.app.wiring import Assembly
 from moorings.controller.loop import ENDS
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
 from moorings.ports.store import HighWater, Store
+from moorings.store.high_water import HighWaterMark
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -1,53 +1,33 @@
-"""What a database that was turned back must know of the world before a controller leads from it.
+"""What a database that was turned back must know of the world, and where it is written down that it was.
 
-Its records are those of an earlier moment, and the world went on: who waited then was served, what was reset then
-computes. A controller that took the records at their word would make partitions under ids that exist, reset what a job
-uses, start what has run, and tell new events under numbers that were told. So whoever turns a database back, from our
-file or with the database's own tools, calls ``make_ready`` on it before the first controller starts. Where nobody said
-a word (a standby that lagged was promoted), a controller finds out by itself before it leads (``take_up``), by the
-high-water mark.
-
-It is a leader like any other: it raises the epoch, so whoever led before is fenced off, and its changes are one commit.
-SQL of its own was refused: it would be a second writer of the records, for two kinds of database.
+Whoever turns a database back, from our file or with the database's own tools, calls ``make_ready`` on it before the
+first controller starts (``controller.turned_back`` says why). Where nobody said a word (a standby that lagged was
+promoted), a controller finds out by itself before it leads (``take_up``), by the high-water mark.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from moorings.app.folders import RESTORED, RUNS, write_private
-from moorings.app.high_water import HighWaterMark
-from moorings.core import claims
-from moorings.core.claims import WAITING, Claim, ClaimEvent, ClaimId
+from moorings.controller import turned_back as readying
+from moorings.controller.turned_back import Started, World
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import SECOND, Instant
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reasons import Reason
+from moorings.core.instants import Instant
 from moorings.local.fence import EPOCH_FILE, read_epoch
 from moorings.local.records import UnreadableError
-from moorings.local.rundir import Survey, sync_folder
+from moorings.local.rundir import sync_folder
 from moorings.local.usage import find_started
-from moorings.ports.store import Changes, Epoch, HighWater, Save, Saved, Seq, Store, turned_back
-from moorings.workloads import runs
-from moorings.workloads.runs import Run, RunEvent, RunId, RunState
+from moorings.ports.store import HighWater, Store
+from moorings.store.high_water import HighWaterMark
+from moorings.workloads.runs import RunId
 
 log = logging.getLogger("moorings.controller")
 
-HOLDER = "moor restore"
-SEQ_GAP = 1000  # above the last event that is known to have been told
-BLIND_GAP = 1_000_000  # where nobody knows any more how far numbers had come
-BLIND_RATE = (
-    100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
-)
-ATTEMPT_GAP = 1000
 INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
-_BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
-_WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
 def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, now: Instant) -> None:
@@ -76,8 +56,8 @@ def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, 
             if not ours and why_spared(folder) is None:
                 log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
                 spare(folder, _NEW)
-        elif not known.is_reached_by(at) or _unready(folder):
-            _make_it_ready(store, folder, runs, known, at, now)
+        else:
+            _make_ready_if_it_went_back(store, folder, runs or folder / RUNS, mark, known, now)
         if runs is not None:
             _know_again(store.installation(), runs)
     except OSError as error:
@@ -119,21 +99,23 @@ def _know_again(installation: str, runs: Path) -> None:
         whose.write_text(installation + "\n", encoding="ascii")
 
 
-def _make_it_ready(
-    store: Store, folder: Path, runs: Path | None, known: HighWater, at: HighWater, now: Instant
+def _make_ready_if_it_went_back(
+    store: Store, folder: Path, runs: Path, mark: HighWaterMark, known: HighWater, now: Instant
 ) -> None:
-    error = turned_back(known, at)
-    log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
-    spare(folder, error.detail, ready=False)
+    def note(why: str, ready: bool) -> None:
+        try:
+            spare(folder, why, ready=ready)
+        except OSError as error:
+            raise MooringsError("config.invalid", f"the folder {folder} cannot be used: {error}") from error
+
     try:
-        make_ready(store, runs or folder / RUNS, None, now, above=known)
+        readying.make_ready_if_it_went_back(store, known, _world(runs), now, note, mark.keep, unready=_unready(folder))
     except (OSError, UnreadableError) as failed:
         raise MooringsError(
             "config.invalid",
             f"what runs in {runs} cannot be told, and the database was turned back: {failed}",
             hint="mend the folder: nothing is decided before the records know what runs",
         ) from failed
-    spare(folder, error.detail)
 
 
 def rise_blindly(store: Store, runs: Path, now: Instant) -> None:
@@ -142,7 +124,7 @@ def rise_blindly(store: Store, runs: Path, now: Instant) -> None:
     Raises:
         OSError: it cannot be read how far leaders had come.
     """
-    _rise(store, runs, None, now)
+    readying.rise(store, read_epoch(runs), None, now)
 
 
 def spare(folder: Path, why: str, *, ready: bool = True) -> None:
@@ -186,105 +168,20 @@ def _note(folder: Path) -> dict[str, object]:
 def make_ready(
     store: Store, folder: Path, last: HighWater | None, now: Instant, above: HighWater | None = None
 ) -> list[RunId]:
-    """Make a database that was turned back fit to be led from; the waiting runs that turned out to have started.
-
-    Done twice it does no harm.
-
-    Args:
-        store: that database; nobody leads from it.
-        folder: where this installation's runs are, if they are on this machine.
-        last: how far the replaced database had come; None: nobody knows, and numbers go on far above.
-        now: the time.
-        above: the least that the replaced database had come to, where ``last`` is not known.
+    """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
 
     Raises:
         MooringsError: ``store.*``; nothing but numbers was changed.
         OSError, UnreadableError: the folder of a run cannot be read.
     """
-    saved = store.load()
-    waiting = {claim.id for claim in saved.claims if claim.state in WAITING}
-    started = {
-        run.id: found
-        for run in saved.runs
-        if run.state is RunState.WAITING and run.claim in waiting
-        for found in [find_started(folder, run.id)]
-        if found is not None and found.extent.attempt >= run.attempt  # an earlier attempt has yielded
-    }
-    if above is not None:
-        store.rise(above)
-    _rise(store, folder, last, now)
-    epoch = store.lead(HOLDER, now)
-    store.commit(epoch, _changes(saved, started, now))
-    return sorted(started)
+    return readying.make_ready(store, _world(folder), last, now, above)
 
 
-def _rise(store: Store, folder: Path, last: HighWater | None, now: Instant) -> None:
-    """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader."""
-    fenced = read_epoch(folder)
-    if last is not None:
-        store.rise(HighWater(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
-        return
-    age_s, at = _age_s(now), store.high_water()
-    epoch = at.epoch + BLIND_GAP + age_s
-    store.rise(HighWater(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
+def _world(runs: Path) -> World:
+    def started(run: RunId) -> Started | None:
+        found = find_started(runs, run)
+        if found is None:
+            return None
+        return Started(found.extent.attempt, found.status.started_at if found.status is not None else None)
 
-
-def _age_s(now: Instant) -> int:
-    return max(now - _BEGIN, 0) // SECOND
-
-
-def _changes(saved: Saved, started: dict[RunId, Survey], now: Instant) -> Changes:
-    changes = Changes()
-    served: set[ClaimId] = set()
-    for run in saved.runs:
-        if run.id in started:
-            running = _running(run, started[run.id], now)
-            changes.runs.append((running, Save(run.version)))
-            changes.events.append(Event(name="run.started", at=now, run=run.id, claim=run.claim))
-            if run.claim is not None:
-                served.add(run.claim)
-    for claim in saved.claims:
-        changed = _cancelled(claim, now) if claim.id in served else _apart(claim, now)
-        changes.claims.append((changed, Save(claim.version)))
-        if changed.ended:
-            data = canonical({"why": _WHY})
-            changes.events.append(Event(name="claim.cancelled", at=now, claim=claim.id, data=data))
-    for partition in saved.partitions:
-        if partition.state is PartitionState.RESETTING:
-            changes.partitions.append((_not_resetting(partition, now), Save(partition.version)))
-            changes.events.append(
-                Event(
-                    name="partition.active",
-                    at=now,
-                    claim=partition.claim,
-                    partition=partition.id,
-                    pool=partition.pool,
-                )
-            )
-    return changes
-
-
-def _running(run: Run, found: Survey, now: Instant) -> Run:
-    """The run as one that runs: if it has ended since, the first look at its folder says how."""
-    since = found.status.started_at if found.status is not None else None
-    berthed = runs.step(replace(run, attempt=found.extent.attempt), RunEvent.BERTH, now)
-    return runs.started(runs.step(berthed, RunEvent.STARTED, now), since or now)
-
-
-def _cancelled(claim: Claim, now: Instant) -> Claim:
-    """Its run has what it asked for: a second partition for it would be in nobody's use."""
-    return claims.step(claim, ClaimEvent.RELEASE, now, Reason("claim.released", _WHY))
-
-
-def _apart(claim: Claim, now: Instant) -> Claim:
-    """The claim, its next partition unlike all that were made for it since: ids and marks hold the attempt.
-
-    By the clock, for the same backup may be restored twice.
-    """
-    attempt = max(claim.attempt + ATTEMPT_GAP, _age_s(now))
-    return replace(claim, attempt=attempt, version=claim.version + 1)
-
-
-def _not_resetting(partition: Partition, now: Instant) -> Partition:
-    """The reset was done, or never will be: by now a job may compute where it would wipe. Listings tell what is so."""
-    return replace(partition, state=PartitionState.ACTIVE, since=now, version=partition.version + 1, reason="")
+    return World(started, lambda: read_epoch(runs))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from moorings.app.clock import RandomIds
 from moorings.app.folders import RESTORED
-from moorings.app.high_water import HighWaterMark
 from moorings.app.settings import Settings
 from moorings.app.turned_back import take_up
 from moorings.controller.hardware import Hardware
@@ -19,6 +18,7 @@ from moorings.controller.keys import Keys
 from moorings.controller.loop import Loop
 from moorings.controller.running import Running
 from moorings.controller.service import Controller
+from moorings.controller.turned_back import lead
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.policy import USUAL, Policy, parse_policy
@@ -40,6 +40,7 @@ from moorings.ports.store import Store
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
+from moorings.store.high_water import HighWaterMark
 from moorings.store.sqlite import open_sqlite
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
@@ -250,7 +251,7 @@ async def assemble(
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
         await asyncio.to_thread(take_up, store, data, runs if local_runs else None, mark, clock.now())
-        epoch = await asyncio.to_thread(store.lead, holder, clock.now(), url)
+        epoch = await asyncio.to_thread(lead, store, mark.known(), mark.keep, holder, clock.now(), url)
         loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)
         installation = store.installation()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from moorings.app.folders import RESTORED
-from moorings.app.high_water import HighWaterMark
-from moorings.app.turned_back import BLIND_GAP, SEQ_GAP, make_ready, spare, take_up, why_spared
+from moorings.app.turned_back import make_ready, spare, take_up, why_spared
+from moorings.controller import turned_back as readying
+from moorings.controller.turned_back import BEGIN, BLIND_GAP, SEQ_GAP, lead
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant, after
@@ -19,6 +20,7 @@ from moorings.local.fence import EPOCH_FILE, Fence
 from moorings.local.records import Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.ports.store import Changes, Epoch, HighWater, Seq
+from moorings.store.high_water import HighWaterMark
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, a_claim, a_partition, a_run, jobs_of
@@ -26,6 +28,7 @@ from moorings.workloads.runs import Phase, RunState
 from tests.databases import open_new
 
 NOW = Instant(1_795_250_000 * SECOND)
+NOTHING_STARTED = readying.World(lambda _: None, lambda: Epoch(0))
 LAST = HighWater(Seq(700), Epoch(9))
 
 
@@ -104,6 +107,39 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
     assert (started.state, started.started_at) == (RunState.RUNNING, after(NOW, -60))
     assert still.state is RunState.WAITING
     assert [claim.id for claim in store.load().claims] == [waiting[1][0].id], "it needs no second partition"
+
+
+def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits(
+    store: SqlStore, runs: Path
+) -> None:
+    """Law 3: a cancel of a run that waits gives its partition back at once, and this one computes on it."""
+    claim = a_claim(0, state=ClaimState.GRANTED, partition=a_partition(0).id)
+    run = a_run(0, state=RunState.WAITING, started_at=None)
+    changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)])
+    store.commit(store.lead("x", NOW), changes)
+    leave_status(runs, run.id)
+    assert make_ready(store, runs, LAST, NOW) == [run.id]
+    saved = store.load()
+    assert [one.state for one in saved.runs] == [RunState.STARTING]
+    assert [one.state for one in saved.claims] == [ClaimState.GRANTED]
+
+
+def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_ready_before(
+    tmp_path: Path, runs: Path
+) -> None:
+    """And where the clock has been set back since: its claims have an attempt that is ahead of it."""
+    made_ready = a_claim(0, attempt=(NOW - BEGIN) // SECOND)
+    seen = [made_ready.attempt]
+    for number, age_s in enumerate((20, 40, -600, -600)):
+        (tmp_path / str(number)).mkdir()
+        store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
+        store.commit(store.lead("x", NOW), Changes(claims=[(made_ready, NEW)]))
+        known = HighWater(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
+        readying.make_ready(store, NOTHING_STARTED, None, after(NOW, age_s), above=known)
+        seen.append(store.load().claims[0].attempt)
+        store.close()
+    assert len({*seen}) == 5
+    assert min(seen) == made_ready.attempt
 
 
 def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(store: SqlStore, runs: Path) -> None:
@@ -191,13 +227,38 @@ def test_what_died_while_it_made_it_ready_does_it_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("moorings.app.turned_back._changes", dies)
+        patched.setattr("moorings.controller.turned_back._changes", dies)
         with pytest.raises(KeyboardInterrupt):
             take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.high_water().seq > 50
     assert store.load().claims[0].attempt == 0
     take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.load().claims[0].attempt >= 1000
+
+
+def test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_back(
+    store: SqlStore, tmp_path: Path, runs: Path
+) -> None:
+    """The first ordered nothing, so nothing else was noted; it may sleep, and nobody would refuse what it saves."""
+    go_on(store)
+    mark = marked(store, tmp_path)
+    mark.keep(store.high_water())
+    epoch = lead(store, mark.known(), mark.keep, "x", NOW)
+    before = HighWater(Seq(store.high_water().seq), Epoch(epoch - 1))
+    assert not (mark.known() or before).is_reached_by(before)
+
+
+def test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from(
+    store: SqlStore, tmp_path: Path, runs: Path
+) -> None:
+    go_on(store)
+    mark = marked(store, tmp_path)
+    for events, epochs in ((2, 0), (0, 1)):
+        at = store.high_water()
+        with pytest.raises(MooringsError) as caught:
+            lead(store, HighWater(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
+        assert caught.value.code == "store.turned_back"
+    assert mark.known() is None
 
 
 def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, runs: Path) -> None:

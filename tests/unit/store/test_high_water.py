@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.high_water import FILE, HighWaterMark
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Epoch, HighWater, Seq
+from moorings.store.high_water import FILE, HighWaterMark
 
 
 def at(seq: int, epoch: int = 1) -> HighWater:
