@@ -29,13 +29,14 @@ STEPS = 3_000
 class Guard:
     """What is taken out, and which laws may break then.
 
-    ``first`` is the seed of the first episode.
+    ``first`` is the seed of the first episode; ``only``: the kinds of faults that may strike, none: as each seed draws.
     """
 
     name: str
     laws: tuple[int, ...]
     cuts: tuple[Change, ...]
     first: int = 1
+    only: tuple[str, ...] = ()
 
 
 GUARDS = (
@@ -65,6 +66,41 @@ GUARDS = (
         "memory is read again after a save whose answer was lost",
         (0, 1, 2, 5, 9),
         (Change("controller/loop.py", "Loop.serve", "self._stale = True", ""),),
+    ),
+    Guard(
+        "a database that went back is made ready before anybody leads from it",
+        (1, 2, 3, 4, 9),
+        (
+            Change(
+                "controller/turned_back.py",
+                "make_ready_if_it_went_back",
+                "known.is_reached_by(at) and not unready",
+                "True",
+            ),
+        ),
+        only=("store_back",),
+    ),
+    Guard(
+        "what the records of a database that went back do not know is left alone until an admin decides",
+        (3,),
+        (
+            Change(
+                "controller/hardware.py",
+                "Hardware._spare",
+                "self._in_use is None or not await self._in_use(stray.name)",
+                "True",
+            ),
+        ),
+        only=("store_back",),
+    ),
+    Guard(
+        "nothing is saved in a database that has come less far than its leader knows",
+        (1, 2, 3, 4, 9),
+        (
+            Change("store/sql.py", "", 'installation.c.seq >= bindparam("after")', 'bindparam("after") >= 0'),
+            Change("controller/loop.py", "Loop.load", "saved.seq < self.seq", "False"),
+        ),
+        only=("store_back",),
     ),
     Guard(
         "one bad listing ends nothing",
@@ -206,7 +242,10 @@ def test_a_missing_guard_is_found(guard: Guard, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "moorings.testing.simulation")
     with without(guard, tmp_path) as source:
         told = subprocess.run(
-            (*command, "--total", str(TOTAL), "--steps", str(STEPS), "--jobs", "1", "--first", str(guard.first)),
+            (
+                *(*command, "--total", str(TOTAL), "--steps", str(STEPS), "--jobs", "1", "--first", str(guard.first)),
+                *(word for kind in guard.only for word in ("--only", kind)),
+            ),
             env={**os.environ, "PYTHONPATH": str(source)},
             cwd=tmp_path,
             capture_output=True,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from moorings.controller.turns import Outcome
-from moorings.core.claims import Claim
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
+from moorings.core.events import Event
 from moorings.core.fleet import FleetChanges
+from moorings.core.instants import Instant, after
 from moorings.core.projects import Project, Share
+from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Pool
+from moorings.ports.store import Changes, Save
 from moorings.testing.simulation.guarantees import Guarantees
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
-from tests.unit.core.worlds import World
+from tests.unit.core.worlds import POD, World
 
 HGX = Pool(PoolName("hgx"), "gpu", "simulated", AnySubset(6, 6))
 
@@ -21,12 +29,12 @@ class Court(World):
     """A fleet whose turns the judge of guarantees looks at."""
 
     def __init__(self) -> None:
-        super().__init__(HGX)
+        super().__init__(HGX, POD)
         loop = VirtualLoop()
         self.story = Story(loop.time)
         self.ledger = Ledger(self.story)
         clock = SteadyClock(loop)
-        self.judge = Guarantees(self.story, self.ledger, [HGX], self.policy, clock, clock)
+        self.judge = Guarantees(self.story, self.ledger, [HGX, POD], self.policy, clock, clock)
         loop.close()
 
     def promise(self, name: str, devices: int | None) -> None:
@@ -40,6 +48,13 @@ class Court(World):
         self.ledger.claims = dict(self.fleet.claims)
         self.ledger.partitions = dict(self.fleet.partitions)
         self.judge.decided(self.fleet, Outcome(changes=None, fleet=FleetChanges()))  # type: ignore[arg-type]
+
+    def asks_back(self, claim: Claim, by: Claim) -> None:
+        """A commit by which one is asked to yield to another."""
+        asked = replace(claim, state=ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "", (by.id,)))
+        event = Event(name="claim.reclaiming", at=after(self.now, 3_600), claim=claim.id)
+        self.ledger.claims |= {one.id: one for one in (asked, by)}
+        self.judge.committed(Changes(claims=[(asked, Save(1))], events=[event]))
 
     def takes(self, size: int) -> Claim:
         """Somebody who cannot be asked to yield gets so many, for no project stands against it in this fleet."""
@@ -74,3 +89,17 @@ def test_what_is_lent_while_nothing_is_promised_breaks_no_later_promise() -> Non
     assert court.story.broken is None
     court.takes(1)
     assert court.story.broken is None
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_who_yields_for_what_is_guaranteed_elsewhere_is_under_a_limit_of_both(limit: int | None) -> None:
+    """Without one nothing comes of it; with one what is held in any pool stands in the way."""
+    court = Court()
+    court.promise("ops", 5)
+    court.ledger.projects["ops"] = replace(court.ledger.projects["ops"], devices_max=limit)
+    spec = ClaimSpec(kind="ipu", size=2, project="ops", preemptible=True)
+    claim = replace(court.create(2), spec=spec, state=ClaimState.READY, pool=POD.name)
+    claim = replace(claim, ready_at=Instant(0))
+    wanted = replace(claim, id=ClaimId("c2"), spec=replace(spec, kind="gpu", size=5), state=ClaimState.PENDING)
+    court.asks_back(claim, wanted)
+    assert (court.story.broken is None) == (limit is not None)

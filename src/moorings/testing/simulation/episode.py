@@ -41,11 +41,15 @@ from moorings.testing.simulation.sharing import drawn_sharing
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.story import Broken, Story
 from moorings.testing.simulation.trouble import Trouble
+from moorings.testing.simulation.turning import Past
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
 from moorings.testing.simulation.witness import Witness, left_over
 from moorings.testing.simulation.world import World
+from moorings.workloads.runs import Ending
 
 INSTALLATION = "simulatedsea"
+DATABASE = "moorings.db"
+FINISH_S = (5.0, 60.0)  # until an admin says that what no record knows may go
 STEPS = 5_000  # of an episode, unless it is told otherwise
 RESTART_S_MAX = 3.0
 CLIENTS_MAX = 14
@@ -185,6 +189,10 @@ class Episode:
         witness.rows = lambda: ledger.compare(self._store.load())
         self._enough = asyncio.Event()
         self.story.look = self._look
+        past: Past | None = None
+        if odds.goes_back:
+            past = Past(self.story, ledger, folder / DATABASE, cluster, INSTALLATION, self._after_a_while)
+        witness.spares = lambda: past is not None and past.spares
         self._stage = Stage(
             loop=loop,
             odds=odds,
@@ -201,6 +209,7 @@ class Episode:
             installation=INSTALLATION,
             sharing=sharing,
             given_back=guarantees.given_back,
+            past=past,
         )
         self._numbers = itertools.count(1)
         self._leader: World | None = None
@@ -249,7 +258,9 @@ class Episode:
     def _ended(self, world: World, why: str) -> None:
         self.story.tell(world.life.name, f"ended: {why}")
         self.story.reach(f"ended {why if '.' in why else why.split(':')[0]}")
-        if why not in ("killed", "store.unavailable", "store.fenced"):
+        if why not in ("killed", "store.unavailable", "store.fenced") and not (
+            why == "store.turned_back" and self._odds.goes_back
+        ):
             self.story.breaks(0, f"{world.life.name} ended: {why}")
         if world in self._rivals:
             self._rivals.remove(world)
@@ -276,6 +287,18 @@ class Episode:
             self.story.fault("stall", f"{self._leader.life.name} for {lasts_s:.1f} s")
             self._leader.life.stop()
             self._stage.loop.call_later(lasts_s, self._leader.life.go_on)
+
+    def turn_back(self, *, down: bool) -> None:
+        """Turn the database back to where it was remembered; ``down``: the leader dies at that moment."""
+        assert self._stage.past is not None
+        if down and self._leader is not None:
+            self._leader.life.kill()
+        gone = self._stage.past.come_back()
+        self._witness.guarantees.forget()
+        self.story.fault("store_back", f"by {gone} events{', while nobody leads' if down else ''}")
+
+    def _after_a_while(self, do: Callable[[], None]) -> None:
+        self._stage.loop.call_later(self._odds.chance.uniform(*FINISH_S), do)
 
     def rival(self, stopped_s: float, lasts_s: float) -> None:
         """Let another one lead while the old one lives on, stopped for a while at first."""
@@ -388,6 +411,9 @@ class Episode:
     async def _release_all(self) -> None:
         ledger = self._stage.ledger
         deadline_s = self._stage.loop.time() + DRAIN_S
+        for cluster in (self._stage.cluster, self._stage.scheduler):
+            for run in [run for run in cluster.live if run not in ledger.runs]:
+                cluster.end(run, Ending.EXITED, 0, "no record knows it: its person has ended it")
         while (ledger.claims or ledger.runs or ledger.partitions) and self._stage.loop.time() < deadline_s:
             for run in sorted(ledger.runs):
                 await self._ask(f"cancel {run}", _cancelling(run))
@@ -425,13 +451,15 @@ class Episode:
         ends: Counter[str] = Counter()
         made: set[str] = set()
         last = Seq(0)
+        leaps = self._stage.ledger.leaps
         while rows := self._store.events(last, EVENTS_A_READ):
-            for difference in replay.take(rows):
+            told = [row for row in rows if not leaps or row.seq < min(leaps)]  # what it was told then is in no log
+            for difference in replay.take(told):
                 self.story.breaks(
                     9, f"replayed, the turn that ended with event {difference.seq} is another: {difference}"
                 )
             for row in rows:
-                if row.seq != last + 1:
+                if not self._stage.ledger.follows(row.seq, last):
                     self.story.breaks(9, f"event {row.seq} follows {last}")
                 last = row.seq
                 event = row.event
@@ -463,7 +491,7 @@ def _deleting(project: str) -> UseCase[object]:
 
 
 def _new_store(folder: Path) -> SqlStore:
-    return open_sqlite(folder / "moorings.db", installation=INSTALLATION)
+    return open_sqlite(folder / DATABASE, installation=INSTALLATION)
 
 
 def _settings(odds: Odds) -> SimulatedSettings:

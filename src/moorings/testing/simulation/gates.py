@@ -178,6 +178,8 @@ class StoreGate:
     def rise(self, at: HighWater) -> None:
         self._arrive("rise")
         self._store.rise(at)
+        risen = self._store.high_water()
+        self._stage.ledger.rose(risen.seq, risen.epoch)
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
         raise AssertionError("nobody makes access keys here")

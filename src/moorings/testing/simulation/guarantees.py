@@ -32,7 +32,14 @@ from moorings.workloads.runs import RunId
 SLACK_S = 15.0  # for hardware that is slow, and a controller that is not at once
 HARMLESS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
 FAULT_S = 20.0  # so long what a fault has done may hold things up
-FAULTS_S = {"answer_never": 90.0, "stall": 60.0, "store_away": 60.0, "engine_away": 60.0, "zombie_paused": 60.0}
+FAULTS_S = {
+    "answer_never": 90.0,
+    "stall": 60.0,
+    "store_away": 60.0,
+    "engine_away": 60.0,
+    "zombie_paused": 60.0,
+    "store_back": 180.0,
+}
 VENDOR_FAULT_S = 120.0
 _LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
 
@@ -111,6 +118,11 @@ class Guarantees:
         for name in named or self._pools:
             self._calm_from[name] = max(self._calm_from[name], until)
 
+    def forget(self) -> None:
+        """The database went back: what was seen of it is no measure of what is there now."""
+        self._seen = {name: _Seen() for name in self._pools}
+        self._since.clear()
+
     # -- what is saved -----------------------------------------------------------------------------------------------
 
     def committed(self, changes: Changes) -> None:
@@ -141,7 +153,7 @@ class Guarantees:
         )
         if by is None or claim.pool is None or anew:
             return
-        if not any(self._own_cells(self._pools[claim.pool]).get(name) for name in self._lineage(by.spec.project)):
+        if not self._is_guaranteed_where(claim, by, claim.pool):
             self._story.breaks(6, f"claim {claim.id} was asked to yield to {by.id}, which is guaranteed nothing there")
         astray = claim.id in self._seen[claim.pool].astray
         if (
@@ -150,6 +162,13 @@ class Guarantees:
             and not (self._policy.preempt and by.spec.priority > claim.spec.priority)
         ):
             self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
+
+    def _is_guaranteed_where(self, claim: Claim, by: Claim, pool: PoolName) -> bool:
+        """Whether one that has another yield is guaranteed something in its pool: in any, if a limit is above both."""
+        lineage = self._lineage(by.spec.project)
+        limited = {one.name for one in self._limits(by)}.intersection(self._lineage(claim.spec.project))
+        cells = [self._own_cells(self._pools[name]) for name in (self._pools if limited else (pool,))]
+        return any(own.get(name) for own in cells for name in lineage)
 
     def _gave(self, event: Event, claim: Claim) -> None:
         known = (*self._ledger.runs.values(), *self._ledger.ended_runs.values())
@@ -272,8 +291,7 @@ class Guarantees:
         """A turn of the leading controller was decided on what the ledger holds."""
         self._takes_in_time(outcome)
         if not self._ledger.projects:  # everything may be taken for good: what is promised next need not fit beside it
-            self._since.clear()
-            self._seen = {name: _Seen() for name in self._pools}
+            self.forget()
             return
         held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
         known = sorted(

@@ -6,17 +6,45 @@ controller's memory nor the store can be wrong unnoticed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 from moorings.core.claims import Claim, ClaimId, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.partitions import Partition
+from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, Usage
 from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq
 from moorings.testing.simulation.story import Story
 from moorings.workloads.runs import Run, RunId
 
 
+@dataclass(slots=True)
+class Picture:
+    """What the database held at a moment."""
+
+    epoch: Epoch
+    seq: Seq
+    claims: dict[ClaimId, Claim]
+    partitions: dict[PartitionId, Partition]
+    devices: dict[tuple[PoolName, int], Device]
+    runs: dict[RunId, Run]
+    projects: dict[str, Project]
+    usage: dict[str, Usage]
+    ended_claims: dict[ClaimId, Claim]
+    ended_runs: dict[RunId, Run]
+    keys: dict[tuple[str, str], KeyUse]
+    partitions_ever: set[PartitionId]
+
+
 class Ledger:
-    """Every record that has not ended, and what must never change of those that have."""
+    """Every record that has not ended, and what must never change of those that have.
+
+    Attributes:
+        leaps: numbers of events that need not follow on the one before: the database went back, and was made ready.
+        before: what it held when it last went back; None: it never did.
+        unknown: partitions that were held when it went back, and that its records do not know since.
+        ordered: partitions whose making was ordered of the hardware.
+        acted: the epoch of the last leader that saved something.
+    """
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -32,11 +60,19 @@ class Ledger:
         self.ended_runs: dict[RunId, Run] = {}
         self.keys: dict[tuple[str, str], KeyUse] = {}
         self.partitions_ever: set[PartitionId] = set()
+        self.leaps: set[int] = set()
+        self.before: Picture | None = None
+        self.unknown: dict[PartitionId, Partition] = {}
+        self.ordered: set[PartitionId] = set()
+        self.acted = Epoch(0)
+        self._again = False
+        self._forgotten: dict[str, int] = {}  # of claims and runs, by id: the newest version that is gone
 
     def led(self, epoch: Epoch) -> None:
         """A controller began to lead."""
         if epoch <= self.epoch:
             self._story.breaks(1, f"epoch {epoch} follows epoch {self.epoch}")
+        self._again = epoch <= self.acted
         self.epoch = epoch
 
     def take(self, epoch: Epoch, changes: Changes, seq: Seq) -> None:
@@ -46,6 +82,9 @@ class Ledger:
         if changes.events and seq < self.seq + len(changes.events):
             self._story.breaks(9, f"{len(changes.events)} events after {self.seq} end with number {seq}")
         self.seq = seq
+        if changes and self._again:
+            self._story.breaks(1, f"a leader of epoch {epoch} saves something, and one of {self.acted} has before it")
+        self.acted = max(self.acted, epoch) if changes else self.acted
         for ident, _ in changes.removed:
             if self.partitions.pop(ident, None) is None:
                 self._story.breaks(2, f"partition {ident} was removed and was not there")
@@ -54,9 +93,7 @@ class Ledger:
         for partition, save in changes.partitions:
             self._partition(partition, save.expected)
         for device in changes.devices:
-            self.devices.pop((device.pool, device.index), None)
-            if device.state is not DeviceState.IN_SERVICE:
-                self.devices[device.pool, device.index] = device
+            self._device(device)
         for run, save in changes.runs:
             self._run(run, save.expected)
         self._pays(changes)
@@ -65,6 +102,11 @@ class Ledger:
                 self._story.breaks(5, f"key {use.key} of {use.subject} was used twice")
             self.keys[use.subject, use.key] = use
         self._reach(changes)
+
+    def _device(self, device: Device) -> None:
+        self.devices.pop((device.pool, device.index), None)
+        if device.state is not DeviceState.IN_SERVICE:
+            self.devices[device.pool, device.index] = device
 
     def _claim(self, claim: Claim, expected: int | None) -> None:
         before = self.claims.get(claim.id)
@@ -126,6 +168,63 @@ class Ledger:
             self._story.reach(f"device {device.state}")
         for event in changes.events:
             self._story.reach(f"event {event.name}")
+
+    # -- a database that goes back -----------------------------------------------------------------------------------
+
+    def picture(self) -> Picture:
+        """What the database holds now."""
+        return Picture(
+            epoch=self.epoch,
+            seq=self.seq,
+            claims=dict(self.claims),
+            partitions=dict(self.partitions),
+            devices=dict(self.devices),
+            runs=dict(self.runs),
+            projects=dict(self.projects),
+            usage=dict(self.usage),
+            ended_claims=dict(self.ended_claims),
+            ended_runs=dict(self.ended_runs),
+            keys=dict(self.keys),
+            partitions_ever=set(self.partitions_ever),
+        )
+
+    def turn_back(self, to: Picture) -> None:
+        """The database holds what it held then; who made what is gone since may still speak of it."""
+        self.before = before = self.picture()
+        for claim in (*before.claims.values(), *before.ended_claims.values()):
+            self._forgotten[claim.id] = claim.version
+        for run in (*before.runs.values(), *before.ended_runs.values()):
+            self._forgotten[run.id] = run.version
+        for one in fields(Picture):
+            value = getattr(to, one.name)
+            setattr(self, one.name, value.copy() if isinstance(value, dict | set) else value)
+        self.unknown |= {
+            ident: partition
+            for ident, partition in before.partitions.items()
+            if ident not in self.partitions and partition.state is not PartitionState.REMOVING
+        }
+        self.partitions_ever |= self.ordered
+
+    def finished(self) -> None:
+        """An admin has said that what no record knows may go."""
+        self.unknown.clear()
+
+    def rose(self, seq: Seq, epoch: Epoch) -> None:
+        """Numbers go on from there."""
+        self.seq, self.epoch = seq, epoch
+        self.leaps.add(seq + 1)
+
+    def follows(self, seq: int, last: int) -> bool:
+        """Whether an event may be the next one."""
+        return seq == last + 1 or (seq in self.leaps and seq > last)
+
+    def was(self, ident: str, version: int) -> bool:
+        """Whether that version of a claim or a run was saved before the database went back."""
+        return version <= self._forgotten.get(ident, 0)
+
+    def known_to(self, epoch: Epoch) -> Ledger | Picture:
+        """What the records told a leader who gave an order: one from before does not know that they went back."""
+        return self.before if self.before is not None and epoch <= self.before.epoch else self
 
     def compare(self, saved: Saved) -> None:
         """The database's own rows, read at this moment, say the same."""

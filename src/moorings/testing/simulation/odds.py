@@ -57,6 +57,7 @@ HAPPENINGS_S = {
     "engine_away": 60.0,
     "node_lost": 20.0,
     "record_damaged": 20.0,
+    "store_back": 40.0,  # the database is what it was some time ago; in episodes of their own
     **{f"vendor_{kind}": 40.0 for kind in FaultKind},
 }
 KINDS = (*CALLS, *HAPPENINGS_S)
@@ -64,6 +65,7 @@ SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
 QUIET_OF = 0.3  # of all episodes: so few that what must happen in time can be seen to
 QUIET_MAX = 0.1
 RUSH_EVERY, RUSH_AT = 7, 4  # seeds: a rush is a quiet episode, too
+BACK_EVERY, BACK_AT = 9, 5  # seeds whose database goes back
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Odds:
         kinds: what may strike in this episode.
         calm: nothing strikes any more.
         rush: whether all want at once what they are guaranteed.
+        goes_back: whether the database does.
     """
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
@@ -93,8 +96,11 @@ class Odds:
         self.rush = seed % RUSH_EVERY == RUSH_AT  # drawn by nobody: so other seeds tell the same whatever a rush is
         quiet = self.chance.random() < QUIET_OF or self.rush
         share = self.chance.uniform(0, QUIET_MAX) if quiet else self.chance.uniform(SHARE_MIN, SHARE_MAX)
-        drawn = [kind for kind in KINDS if self.chance.random() < share]
+        drawn = {kind for kind in KINDS if kind != "store_back" and self.chance.random() < share}
+        if seed % BACK_EVERY == BACK_AT:  # drawn by nobody, likewise
+            drawn.add("store_back")
         self.kinds = frozenset(drawn if only is None else only)
+        self.goes_back = "store_back" in self.kinds
         self.calm = False
         self._intensity = self.chance.choice((0.5, 1.0, 2.0))
         self._store = Latency(self.chance.choice((0.0005, 0.003, 0.02)), 0.5)

@@ -56,11 +56,19 @@ LIMITS_S = (None, None, 5.0, 30.0, 600.0)
 PREEMPTIBLE_OF = 0.75  # of claims and runs, where there are projects
 DEAF_OF, LATE_OF = 0.1, 0.15  # of holders that are asked to yield by hand
 LATE_S_MAX = 6.0  # so much too late a holder yields, at most, if it does
+AWAY = ("store.unavailable", "store.fenced", "store.turned_back", "store.conflict", "controller.unreachable")
 ALLOWED = frozenset(  # answers that may come to a demand that was well formed
     (
         *("claim.name_taken", "claim.no_room", "claim.no_lease", "claim.not_ready", "claim.held_by_run"),
         *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
-        *("controller.unreachable", "driver.unavailable", "owner.denied", "auth.denied", "partition.not_active"),
+        *(
+            "controller.unreachable",
+            "store.turned_back",
+            "driver.unavailable",
+            "owner.denied",
+            "auth.denied",
+            "partition.not_active",
+        ),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
         *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
         *("claim.ended", "claim.other_shape", "claim.not_asked", "project.unknown", "project.not_member"),
@@ -139,10 +147,16 @@ class Crowd:
 
     def keyed(self, subject: str, key: str, body: str, ident: str) -> None:
         """A keyed demand was answered with this claim or run (law 5)."""
+        ledger = self.stage.ledger
+        use = ledger.keys.get((subject, key))
+        if use is None and ledger.was(ident, 1):
+            return  # the database went back: the key was used, and is new again
+        known = self.told.get((subject, key))
+        if known is not None and known.ident != ident and ledger.was(known.ident, 1):
+            del self.told[subject, key]
         before = self.told.setdefault((subject, key), Told(body, ident))
         if before != Told(body, ident):
             self.stage.story.breaks(5, f"key {key} of {subject} gave {before}, and then {ident} for {body}")
-        use = self.stage.ledger.keys.get((subject, key))
         if use is None or ident not in (use.claim, use.run):
             self.stage.story.breaks(5, f"key {key} of {subject} gave {ident}; saved is {use}")
 
@@ -150,7 +164,7 @@ class Crowd:
         """A claim was shown: nobody sees what is not saved (the database is the arbiter)."""
         ledger = self.stage.ledger
         saved = ledger.claims.get(claim.id) or ledger.ended_claims.get(claim.id)
-        if saved is None or saved.version < claim.version:
+        if (saved is None or saved.version < claim.version) and not ledger.was(claim.id, claim.version):
             self.stage.story.breaks(2, f"shown was {claim}, saved is {saved}")
         return claim
 
@@ -275,7 +289,7 @@ class Client:
             except LostError:
                 await asyncio.sleep(self._chance.uniform(0, 2))
             except MooringsError as error:
-                if error.code not in ("store.unavailable", "store.fenced", "controller.unreachable", "store.conflict"):
+                if error.code not in AWAY:
                     raise
                 await asyncio.sleep(self._chance.uniform(0, 2))
             if self._stage.odds.strikes("other_body") is not None:
@@ -352,7 +366,7 @@ class Client:
         try:
             await self._crowd.ask(self._who, f"meddle with {ident}", lambda c: c.release_claim(self._caller, ident))
         except MooringsError as error:
-            if error.code in ("owner.denied", "claim.unknown", "store.unavailable"):
+            if error.code in ("owner.denied", "claim.unknown", "store.unavailable", "store.turned_back"):
                 return
             raise
         self._stage.story.breaks(10, f"{self._who} released {ident} of {claim.subject}")
@@ -518,7 +532,7 @@ class Client:
     def _shown(self, run: Run) -> None:
         ledger = self._stage.ledger
         saved = ledger.runs.get(run.id) or ledger.ended_runs.get(run.id)
-        if saved is None or saved.version < run.version:
+        if (saved is None or saved.version < run.version) and not ledger.was(run.id, run.version):
             self._stage.story.breaks(3, f"shown was {run}, saved is {saved}")
 
     async def _cancel(self) -> None:
@@ -573,7 +587,8 @@ class Client:
         elif what == 2:
             after = Seq(max(0, self._stage.ledger.seq - 20))
             rows = await self._crowd.ask(self._who, "list events", lambda c: c.list_events(after, 20))
-            if [row.seq for row in rows] != list(range(after + 1, after + 1 + len(rows))):
+            numbers = [after, *(row.seq for row in rows)]
+            if not all(map(self._stage.ledger.follows, numbers[1:], numbers)):
                 self._stage.story.breaks(9, f"events after {after} are {[row.seq for row in rows]}")
         elif what == 3:
             await self._crowd.ask(self._who, "list devices", _list_devices)

@@ -28,6 +28,7 @@ TO_REACH: tuple[str, ...] = (
     *(f"device {state}" for state in DeviceState),
     *(f"run {state}" for state in RunState),
     *(f"event {name}" for name in EVENTS if name not in _NOT_HERE),
+    *("database made ready", "log partition.stray_spared", "restore finished"),
 )
 
 

@@ -19,6 +19,7 @@ from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import Sharing
 from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.turning import Past
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
 
 
@@ -35,6 +36,7 @@ class Stage:
         engine_away: whether the engines answer nobody now.
         sharing: its policy, and whether it has projects.
         given_back: claims whose holders have begun to say that they yield.
+        past: what stands beside a database that goes back; None: it never does here.
     """
 
     loop: VirtualLoop
@@ -52,6 +54,7 @@ class Stage:
     installation: str
     sharing: Sharing
     given_back: set[ClaimId]
+    past: Past | None
     store_away: bool = False
     engine_away: bool = False
     outside: contextvars.Context = field(default_factory=contextvars.copy_context)

@@ -22,6 +22,8 @@ from moorings.workloads.runs import Ending
 OUTAGE_S_MAX = 20.0
 STALL_S_MAX = 30.0
 RIVAL_S_MAX = 25.0
+BACK_S_MAX = 15.0  # so far the database goes back, at most
+BACK_DOWN_OF = 0.5  # of these: while nobody leads
 DOUBT_S = 120.0  # so long after it may be recorded that partitions were shown in ERROR, or were gone for a while
 JUMP_S = (45.0, 3_600.0, 86_400.0)
 
@@ -35,6 +37,10 @@ class Fleetwide(Protocol):
 
     def stall(self, lasts_s: float) -> None:
         """Stop the leader for a while."""
+        ...
+
+    def turn_back(self, *, down: bool) -> None:
+        """Turn the database back to where it was remembered; ``down``: the leader dies at that moment."""
         ...
 
     def rival(self, stopped_s: float, lasts_s: float) -> None:
@@ -61,6 +67,7 @@ class Trouble:
             "clock_forward": lambda: self._set_clock(1),
             "clock_backward": lambda: self._set_clock(-1),
             "store_away": self._store_away,
+            "store_back": self._store_back_in_time,
             "engine_away": self._engine_away,
             "node_lost": lambda: self._end_one(Ending.LOST, "its node was lost"),
             "record_damaged": lambda: self._end_one(Ending.LOST, "its record is damaged"),
@@ -101,6 +108,16 @@ class Trouble:
 
     def _store_back(self) -> None:
         self._stage.store_away = False
+
+    def _store_back_in_time(self) -> None:
+        assert self._stage.past is not None
+        self._stage.past.remember()
+        down, after_s = self._chance.random() < BACK_DOWN_OF, self._chance.uniform(0.1, BACK_S_MAX)
+        self._stage.loop.call_later(after_s, self._turn_back, down)
+
+    def _turn_back(self, down: bool) -> None:
+        if not self._stage.odds.calm:
+            self._controllers.turn_back(down=down)
 
     def _engine_away(self) -> None:
         self._stage.story.fault("engine_away")

@@ -93,6 +93,7 @@ class Witness:
         self._turns = 0
         self.alive: Callable[[RunId], bool] = lambda _: False
         self.rows: Callable[[], None] = lambda: None
+        self.spares: Callable[[], bool] = lambda: False
 
     # -- hardware and processes ------------------------------------------------------------------------------------
 
@@ -128,10 +129,11 @@ class Witness:
 
     def starts(self, order: StartOrder) -> None:
         """A run's first process starts at this moment (law 4)."""
-        run = self._ledger.runs.get(order.run)
-        claim = self._ledger.claims.get(run.claim) if run is not None and run.claim is not None else None
+        records = self._ledger.known_to(order.epoch)
+        run = records.runs.get(order.run)
+        claim = records.claims.get(run.claim) if run is not None and run.claim is not None else None
         ident = claim.partition if claim is not None else None
-        partition = self._ledger.partitions.get(ident) if ident is not None else None
+        partition = records.partitions.get(ident) if ident is not None else None
         if run is None or run.state not in _MAY_START:
             told = run.state if run is not None else "not there any more"
             self._story.breaks(4, f"run {order.run} starts; in the records it is {told}")
@@ -162,7 +164,7 @@ class Witness:
 
     def queues(self, order: StartOrder) -> None:
         """A run gets into the queue of an engine's scheduler: one that asked for that and has not ended (law 3)."""
-        run = self._ledger.runs.get(order.run)
+        run = self._ledger.known_to(order.epoch).runs.get(order.run)
         if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:
             self._story.breaks(3, f"run {order.run} was submitted with {order.binding}; in the records it is {run}")
 
@@ -174,6 +176,7 @@ class Witness:
     def to_be_made(self, pool: Pool, order: PartitionOrder) -> None:
         """An order to make a partition reaches the hardware: its devices are no other live partition's (law 1)."""
         ident = order.mark.rsplit("/", 1)[-1]
+        self._ledger.ordered.add(PartitionId(ident))
         if PartitionId(ident) not in self._ledger.partitions:
             return  # a late one; what comes of it is removed as a stray
         marks = {mark_of(self._installation, p.id) for p in self._ledger.partitions.values()} - {order.mark}
@@ -182,7 +185,13 @@ class Witness:
                 self._story.breaks(1, f"{order.name} is to be made on {order.block}, which {held.name} holds")
 
     def to_be_removed(self, what: str, mark: str) -> None:
-        """An order to remove or reset a partition reaches the hardware: no process is on it (law 3)."""
+        """An order to remove or reset a partition reaches the hardware: no process is on it (law 3).
+
+        Nor does one that the records no longer know before an admin has said that it may go: its claim was live when
+        the database went back.
+        """
+        if self.spares() and PartitionId(mark.rsplit("/", 1)[-1]) in self._ledger.unknown:
+            self._story.breaks(3, f"{what} reached the hardware; it was held when the database went back")
         for run, watched in self._watched.items():
             if watched.mark == mark and self.alive(run):
                 self._story.breaks(3, f"{what} reached the hardware, and run {run} is alive on it")

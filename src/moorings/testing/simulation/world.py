@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from moorings.controller.hardware import Hardware
@@ -14,9 +15,10 @@ from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
 from moorings.controller.running import Running
 from moorings.controller.service import Controller
+from moorings.controller.turned_back import lead
 from moorings.controller.turns import Demanded, Outcome
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Epoch
+from moorings.ports.store import Epoch, HighWater
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
 from moorings.testing.simulation.life import Life, LifeClock
@@ -43,7 +45,8 @@ class WatchedLoop(Loop):
     @property
     def leads(self) -> bool:
         """Whether no later controller has begun to lead."""
-        return self._epoch == self._stage.ledger.epoch and not self._life.dead
+        ledger = self._stage.ledger  # who has come further than the database will notice that it went back
+        return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.dead
 
     def decide(self, demanded: Sequence[Demanded]) -> Outcome:
         outcome = super().decide(demanded)
@@ -88,9 +91,22 @@ class World:
         stage, life = self._stage, self.life
         store = StoreGate(stage, life, self._witness)
         clock = LifeClock(life, stage.wall)
-        epoch = await stage.loop.run_in_executor(None, store.lead, life.name, clock.now())
+        mark = stage.past.mark() if stage.past is not None else None
+        if stage.past is not None and mark is not None:
+            await stage.loop.run_in_executor(None, stage.past.take_up, store, mark, clock.now())
+            begin: Callable[[], Epoch] = partial(lead, store, mark.known(), mark.keep, life.name, clock.now())
+        else:
+            begin = partial(store.lead, life.name, clock.now())
+        epoch = await stage.loop.run_in_executor(None, begin)
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
-        hardware = Hardware(loop, gates_to_drivers(stage, life, self._witness), clock, stage.installation)
+        hardware = Hardware(
+            loop,
+            gates_to_drivers(stage, life, self._witness),
+            clock,
+            stage.installation,
+            in_use=self._is_in_use if stage.past is not None else None,
+            note=mark.note if mark is not None else None,
+        )
         engines = {name: EngineGate(stage, life, name) for name in (LOCAL, SCHEDULER)}
         running = Running(loop, engines, hardware, clock, stage.installation)
         controller = Controller(
@@ -105,10 +121,18 @@ class World:
         )
         await loop.load()
         self.loop, self.controller = loop, controller
-        async with asyncio.TaskGroup() as group:
-            group.create_task(loop.serve(), name="turns")
-            group.create_task(hardware.serve(), name="hardware")
-            group.create_task(running.serve(), name="running")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(loop.serve(), name="turns")
+                group.create_task(hardware.serve(), name="hardware")
+                group.create_task(running.serve(), name="running")
+        finally:
+            if mark is not None and not life.dead:
+                mark.keep(HighWater(loop.seq, loop.epoch))
+
+    async def _is_in_use(self, partition: str) -> bool:
+        assert self._stage.past is not None
+        return self._stage.past.is_in_use(partition)
 
     def _over(self, main: asyncio.Task[None]) -> None:
         """The process ended: killed, fenced, or because it could not begin."""

@@ -1,0 +1,125 @@
+"""The database goes back: it is what it was some time ago, under a live controller or while none lives.
+
+What stands beside it does not go back: how far it is known to have come (the real high-water mark, in a real file), and
+the note that partitions which its records do not know are left alone. The product finds out by itself; some time later
+the simulated admin says that it is enough (``moor restore --finish``).
+
+The rows are written back into the same file, as a promoted standby would show them: a file that is replaced is another
+fault, and ends a controller at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from moorings.controller.turned_back import Started, World, make_ready_if_it_went_back
+from moorings.core.instants import Instant
+from moorings.ports.store import Store
+from moorings.store.high_water import HighWaterMark
+from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.ledger import Ledger, Picture
+from moorings.testing.simulation.story import Story
+from moorings.workloads.runs import RunId
+
+
+class Past:
+    """What was, and what does not go back with the database.
+
+    Args:
+        story: it is told here.
+        ledger: goes back with the database.
+        database: its file.
+        cluster: knows what was started.
+        installation: whose database.
+        later: has something done after a drawn time, when whoever is asked has looked around.
+    """
+
+    def __init__(
+        self,
+        story: Story,
+        ledger: Ledger,
+        database: Path,
+        cluster: SimulatedCluster,
+        installation: str,
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._story = story
+        self._ledger = ledger
+        self._database = database
+        self._copy = database.with_name("before.db")
+        self._cluster = cluster
+        self._installation = installation
+        self._later = later
+        self._picture: Picture | None = None
+        self._why = ""
+        self._ready = True
+
+    @property
+    def spares(self) -> bool:
+        """Whether partitions that no record knows are left alone."""
+        return bool(self._why)
+
+    def is_in_use(self, partition: str) -> bool:
+        """Whether somebody may use a partition that no record knows, as a controller finds out."""
+        return self.spares or any(one.order.binding.partition == partition for one in self._cluster.live.values())
+
+    def mark(self) -> HighWaterMark:
+        """The high-water mark, as a new process reads it."""
+        return HighWaterMark(self._database.parent, self._installation)
+
+    # -- the fault ---------------------------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """The database may go back to this moment."""
+        self._copy.unlink(missing_ok=True)
+        _copy(self._database, self._copy)
+        self._picture = self._ledger.picture()
+
+    def come_back(self) -> int:
+        """The database is as it was when it was remembered; so many of its events are gone."""
+        assert self._picture is not None
+        gone = self._ledger.seq - self._picture.seq
+        _copy(self._copy, self._database)
+        self._ledger.turn_back(self._picture)
+        return gone
+
+    # -- the product, and its admin ----------------------------------------------------------------------------------
+
+    def take_up(self, store: Store, mark: HighWaterMark, now: Instant) -> None:
+        """What a controller does before it leads, as ``app`` has it done.
+
+        Raises:
+            MooringsError: ``store.*``.
+        """
+        known = mark.known()
+        if known is not None:
+            world = World(self._started, lambda: self._cluster.epoch)
+            make_ready_if_it_went_back(store, known, world, now, self._spare, mark.keep, unready=not self._ready)
+        mark.keep(store.high_water())
+
+    def _started(self, run: RunId) -> Started | None:
+        process = self._cluster.processes.get(run)
+        return Started(process.order.attempt, process.started_at) if process is not None else None
+
+    def _spare(self, why: str, ready: bool) -> None:
+        self._why, self._ready = why, ready
+        if ready:
+            self._story.reach("database made ready")
+            self._story.tell("RESTORED", why)
+            self._later(self._finish)
+
+    def _finish(self) -> None:
+        if self._ready and self.spares:
+            self._why = ""
+            self._ledger.finished()
+            self._story.reach("restore finished")
+            self._story.tell("RESTORED", "an admin says that what no record knows may go")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a database, into the file that is there: who has it open sees other rows from now on."""
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
