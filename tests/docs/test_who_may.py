@@ -32,6 +32,7 @@ MAY = {
     WHO["list_projects"][0]: set(CALLERS),
     WHO["defragment"][0]: {"admin"},
     WHO["prioritise_run"][0]: {"admin", "bob"},
+    WHO["rotate_key"][0]: {"admin"},  # another's
     WHO["create_claim"][0]: {"admin", "bob", "agent"},
     WHO["create_run"][0]: {"admin", "bob", "ann"},
     WHO["create_partition"][0]: {"admin", "bob", "ann"},
@@ -101,6 +102,7 @@ def body_of(operation: Operation) -> Any:
         "tell_queue": {"queue": "slurm/alpha"},
         "label_run": {"labels": {"a": "b"}},
         "prioritise_run": {"priority": -200},
+        "rotate_key": {},
         "create_key": {"subject": f"s{next(NUMBERS)}", "role": "viewer"},
     }.get(operation.serve.__name__)
 

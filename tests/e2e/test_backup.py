@@ -302,6 +302,19 @@ def test_a_key_revoked_since_the_backup_stays_revoked(controller: ControllerProc
     assert controller.ask("GET", "/v1/pools", key=key["secret"])[0] == 401
 
 
+def test_a_secret_replaced_since_the_backup_stays_replaced(controller: ControllerProcess, tmp_path: Path) -> None:
+    key = controller.ask("POST", "/v1/keys", {"subject": "eve"})[1]
+    other = controller.ask("POST", "/v1/keys", {"subject": "bob"})[1]
+    file = tmp_path / "b.tar.gz"
+    assert tool("save", controller.data, file)[0] == 0
+    rotated = controller.ask("POST", f"/v1/keys/{key['id']}/rotate", {"graceS": 0}, key=key["secret"])[1]
+    assert controller.stop() == 0
+    assert tool("restore", controller.data, file)[0] == 0
+    controller.start()
+    assert controller.ask("GET", "/v1/pools", key=key["secret"])[1].get("code") == "auth.expired"
+    assert [controller.ask("GET", "/v1/pools", key=one["secret"])[0] for one in (rotated, other)] == [200, 200]
+
+
 def test_a_backup_under_load_is_one_moment(controller: ControllerProcess, tmp_path: Path) -> None:
     halt = threading.Event()
 

@@ -8,6 +8,7 @@ from tests.guards.guard import Guard
 from tests.guards.ipujobs import IPUJOBS
 from tests.guards.jobs import JOBS
 from tests.guards.lending import LENDING
+from tests.guards.lifetimes import LIVES
 from tests.guards.order import ORDER
 from tests.guards.privacy import PRIVACY
 from tests.guards.queued import QUEUED
@@ -27,4 +28,5 @@ GUARDS: tuple[Guard, ...] = (
     *IPUJOBS,
     *APPLIANCE_JOBS,
     *ATTACKED,
+    *LIVES,
 )

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorings.api import openapi
-from moorings.api.calls import REQUEST_ID, Call, Closing, Service
+from moorings.api.calls import KEY_EXPIRES_HEADER, REQUEST_ID, Call, Closing, Service
 from moorings.api.events_stream import Stream
 from moorings.api.limits import DEFAULT_LIMITS, Desks, Limits, Seats
 from moorings.api.metrics import Metrics, Requests
@@ -27,6 +27,8 @@ from moorings.api.routes import OPERATIONS
 from moorings.api.routing import Endpoint, Router
 from moorings.api.server import address_of
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.wire.codec import time_text
 
 if TYPE_CHECKING:
     from moorings.controller.service import Controller
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("moorings.api")
 
 ROUTE = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
-USER = "moorings.user"  # and who asks, once that is known
+USER = "moorings.user"  # and who asks, once that is known,
+KEY_EXPIRES = "moorings.key_expires"  # and when their access key expires, if it does
 HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -83,7 +86,7 @@ class Application:
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *mark]
+                message["headers"] = [*message["headers"], *mark, *_key_expires(scope)]
                 self._answered(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
@@ -133,6 +136,11 @@ def make_application(
     )
     router = Router(OPERATIONS, lambda operation: _endpoint(service, operation))
     return Application(router, service.closing, limits, new_request_id, requests)
+
+
+def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
+    at: Instant | None = scope.get(KEY_EXPIRES)
+    return [] if at is None else [(KEY_EXPIRES_HEADER.lower().encode(), time_text(at).encode())]
 
 
 class _Seated:
@@ -194,6 +202,7 @@ def _endpoint(service: Service, operation: Operation) -> Endpoint:
                 return await _open_answer(call, address_of(request.scope.get("client")))
             await call.identify()
             request.scope[USER] = call.caller.subject
+            request.scope[KEY_EXPIRES] = call.caller.key_expires_at
             return await _seated_answer(call)
         except MooringsError as error:
             answer = problem(error, request_id)

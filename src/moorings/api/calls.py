@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST_ID = "moorings.request_id"  # where the application leaves it in the ASGI scope
+KEY_EXPIRES_HEADER = "Moorings-Key-Expires"  # on answers to a key that expires: when
 PATH_VALUE_CHARS_MAX = 200
 
 
@@ -224,10 +225,10 @@ class Call:
         """Find out who calls.
 
         Raises:
-            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.certificate_mismatch``.
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``.
         """
         secret = bearer(self.headers)
-        caller = await self.service.controller.authenticate(secret)
+        caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
         check_bound(caller, self.peer, handed_on=STANDBY in self.headers)
         self._caller = caller
         self.secret = secret
@@ -247,6 +248,7 @@ class Call:
             if self.operation.body is not None:
                 self._kept = Kept(self.service.bodies, key)
                 self._content = await read_body(self._receive, self.headers, self.service.limits, self._kept)
+                await self.identify()  # a body may come slowly, and the key may have been revoked meanwhile
             await desks.take(key)
             try:
                 return await self.operation.serve(self)

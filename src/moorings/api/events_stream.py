@@ -74,10 +74,10 @@ def build_event(row: Row, caller: Caller) -> bytes:
 
 
 async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> AsyncGenerator[bytes]:
-    """The events after ``after``, as they happen; until the server stops or the access key is revoked.
+    """The events after ``after``, as they happen; until the server stops, or the access key is revoked or expires.
 
     Raises:
-        MooringsError: the store failed, or ``auth.invalid``.
+        MooringsError: the store failed, or ``auth.*``.
     """
     time, beat_s = asyncio.get_running_loop().time, service.limits.heartbeat_s
     yield f": events after {after}\n\n".encode()
@@ -104,10 +104,10 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
 
 
 async def follow(service: Service, chunks: AsyncIterator[bytes], secret: str) -> AsyncGenerator[bytes]:
-    """``chunks``, until the server stops or the access key is revoked.
+    """``chunks``, until the server stops, or the access key is revoked or expires.
 
     Raises:
-        MooringsError: ``controller.unreachable`` or ``auth.invalid`` then: there may have been more.
+        MooringsError: ``controller.unreachable`` or ``auth.*`` then: there may have been more.
     """
     while (chunk := await service.closing.race(anext(chunks, None))) is not None:
         await service.controller.authenticate(secret)

@@ -102,6 +102,7 @@ class Operation:
         keyed: whether it takes an idempotency key.
         headers: further headers it reads, by name, with a sentence and a pattern each.
         open: whether it is served without an access key.
+        after_expiry: whether an access key that has expired is good enough for it.
     """
 
     method: str
@@ -113,6 +114,7 @@ class Operation:
     keyed: bool = False
     headers: Mapping[str, tuple[str, str]] | None = None
     open: bool = False
+    after_expiry: bool = False
 
     @property
     def pattern(self) -> str:

@@ -40,7 +40,7 @@ def problem(error: MooringsError, request_id: str, *, status: int | None = None,
     body = problem_body(error, request_id, status=status)
     response = Response(json.dumps(encode(body), ensure_ascii=False), body.status, media_type=MEDIA_TYPE)
     if body.status == 401:
-        invalid = ', error="invalid_token"' if error.code == "auth.invalid" else ""
+        invalid = ', error="invalid_token"' if error.code in ("auth.invalid", "auth.expired") else ""
         response.headers["WWW-Authenticate"] = f'Bearer realm="moorings"{invalid}'
     if body.status == 503 or error.retryable:
         response.headers["Retry-After"] = str(RETRY_AFTER_S)

@@ -437,7 +437,7 @@ def appliance_job_body(view: RunView) -> ApplianceJobBody:
 
 
 def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
-    """An access key; with its secret only in the answer that made it."""
+    """An access key; with its secret only in the answer that made it, the key or the secret."""
     return KeyBody(
         id=key.id,
         subject=key.subject,
@@ -445,6 +445,9 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
         owner_prefix=key.owner_prefix,
         created_at=time_text(key.created_at),
         revoked_at=_time(key.revoked_at),
+        expires_at=_time(key.expires_at),
+        rotated_at=_time(key.rotated_at),
+        old_secret_until=_time(key.old_until),
         secret=secret,
     )
 

@@ -71,7 +71,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
 _KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
 _FINAL = frozenset(
-    {"auth.missing", "auth.invalid", "auth.certificate_mismatch"}
+    {"auth.missing", "auth.invalid", "auth.expired", "auth.certificate_mismatch"}
 )  # asking the store again would not help
 
 
@@ -184,8 +184,8 @@ class Standby:
         """Whose part of the seats it takes.
 
         Raises:
-            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.certificate_mismatch``; ``store.unavailable`` for
-                as long as we have patience.
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``;
+                ``store.unavailable`` for as long as we have patience.
         """
         if self._authenticate is None:
             return address_of(scope.get("client"))

@@ -191,7 +191,7 @@ def _told(
             "since pass for strangers', and stay until they are removed with vipu"
         )
     if not prepared.joined:
-        told.append("access keys that were revoked since the backup are valid again: moor get keys")
+        told.append("access keys that were revoked or rotated since the backup are as they were then: moor get keys")
     return [*told, *_told_of_runs(runs, prepared.started), _SPARED]
 
 
@@ -349,7 +349,10 @@ def _look_at_old(old: Path) -> Standing | None:
 
 
 def _revoke_again(database: Path, old: Path) -> bool:
-    """Let access keys that were revoked since stay revoked; whether the replaced database could tell which."""
+    """Let access keys that were revoked or rotated since stay so; whether the replaced database could tell which.
+
+    A database of an older release tells of no rotations: it had none.
+    """
     try:
         with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as connection:
             connection.execute("ATTACH DATABASE ? AS old", (str(old),))
@@ -359,6 +362,13 @@ def _revoke_again(database: Path, old: Path) -> bool:
                 "main.access_keys.id) WHERE revoked_at IS NULL AND id IN "
                 "(SELECT id FROM old.access_keys WHERE revoked_at IS NOT NULL)"
             )
+            if any(column[1] == "rotated_at" for column in connection.execute("PRAGMA old.table_info(access_keys)")):
+                connection.execute(
+                    "UPDATE main.access_keys SET (digest, expires_at, rotated_at, old_digest, old_until) = "
+                    "(SELECT o.digest, o.expires_at, o.rotated_at, o.old_digest, o.old_until FROM old.access_keys o "
+                    "WHERE o.id = main.access_keys.id) WHERE id IN "
+                    "(SELECT id FROM old.access_keys WHERE rotated_at IS NOT NULL)"
+                )
             connection.execute("COMMIT")
     except sqlite3.Error:
         return False
@@ -464,7 +474,7 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
         f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
-        "access keys that were revoked since that moment are valid again: moor get keys",
+        "access keys that were revoked or rotated since that moment are as they were then: moor get keys",
         *_told_of_runs(settings.runs_folder, started),
         _SPARED,
     ]

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import uvloop
 
@@ -34,6 +35,7 @@ from moorings.app.tls import make_tls
 from moorings.app.upkeep import Kept, digest_of, upkeep
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
 from moorings.controller.keys import Keys
+from moorings.core.access import DAY_S
 from moorings.core.errors import MooringsError
 from moorings.store.high_water import HighWaterMark
 from moorings.wire.errors import Exit, kind_of
@@ -121,11 +123,13 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
                     output_bytes_max=settings.output_bytes_max,
+                    key_lifetime_s=settings.key_lifetime_days * DAY_S,
                     slurm=settings.slurm,
                     kubernetes=settings.kubernetes,
                 ),
                 limits=_limits(),
-                authenticate=keys.authenticate,
+                # Whether a key has expired is for the leader to say, which lets it renew leases all the same.
+                authenticate=partial(keys.authenticate, after_expiry=True),
                 tls=tls.client if tls is not None else None,
             )
             async with _standing(replica, stopping):

@@ -1,6 +1,7 @@
 """The first access key: whoever starts a controller on a fresh data folder is its admin.
 
-The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. A context that points to
+The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. It never expires: nobody
+would be left to make another. A context that points to
 some other controller is left alone.
 """
 
@@ -56,7 +57,7 @@ async def ensure_admin(keys: Keys, path: Path, context: str, url: str, certifica
 
 
 async def _make(keys: Keys, path: Path, context: str, url: str, certificate: Path | None) -> None:
-    _, secret = await asyncio.to_thread(keys.create, own_subject(), Role.ADMIN, None, "the first start")
+    _, secret = await asyncio.to_thread(keys.create, own_subject(), Role.ADMIN, None, "the first start", 0.0)
     _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_trust(certificate)}})
     log.info("credentials.written", extra={"file": str(path), "context": context})
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from moorings.app.folders import RUNS
+from moorings.core.access import LIFETIME_DAYS_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -29,7 +30,7 @@ _PATHS = (
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
 OUTPUT_BYTES_MAX = 10_000_000_000
-_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "output_bytes_max")
+_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "output_bytes_max", "key_lifetime_days")
 _BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
@@ -134,6 +135,11 @@ class Settings:
     """Bytes that an attempt of a run on this machine may write to its output; each task has the same part. What is more
     is cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for all.
     Default 10,000,000,000: 10 GB, more than anybody reads."""
+
+    key_lifetime_days: int = field(default=365, metadata={"flag": "--key-lifetime-days"})
+    """Days after which a new access key expires, unless another time is asked for (``moor create key --expires``); 0:
+    never. Keys of agents, the first admin's, and those that were made before there was this setting never expire by
+    themselves. Default 365: a key that nobody remembers ends some day, and a person renews hers once a year."""
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
     """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine
@@ -250,6 +256,8 @@ def _checked(name: str, value: str, origin: str) -> str:
         problem, hint = f"log format {value[:20]!r} is not known", f"use {' or '.join(LOG_FORMATS)}"
     elif name in _NUMBERS and not _NUMBER.fullmatch(value):
         problem, hint = f"{name} {value[:20]!r} is no whole number", "write a number; 0 switches it off"
+    elif name == "key_lifetime_days" and int(value) > LIFETIME_DAYS_MAX:
+        problem, hint = f"{name} {value[:20]!r} is too long", f"write {LIFETIME_DAYS_MAX} at most, or 0: never"
     elif name == "database" and value and not _DATABASE.fullmatch(value):
         # Not shown: there may be a password in it.
         problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
@@ -298,4 +306,5 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         log_file_bytes_max=int(text.get("log_file_bytes_max", "20000000")),
         keep_runs_days=int(text.get("keep_runs_days", "90")),
         output_bytes_max=int(text.get("output_bytes_max", str(OUTPUT_BYTES_MAX))),
+        key_lifetime_days=int(text.get("key_lifetime_days", "365")),
     )

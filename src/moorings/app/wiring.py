@@ -224,6 +224,7 @@ async def assemble(
     url: str = "",
     local_runs: bool = True,
     output_bytes_max: int = 0,
+    key_lifetime_s: float = 0.0,
     slurm: SlurmEngineSettings | None = None,
     kubernetes: KubernetesEngineSettings | None = None,
 ) -> Assembly:
@@ -242,6 +243,7 @@ async def assemble(
         url: where the others reach it.
         local_runs: whether jobs run as processes of this machine.
         output_bytes_max: how much the tasks of one of these may write to their logs, together; 0: no limit.
+        key_lifetime_s: of new access keys for which no time is asked; 0: they never expire.
         slurm: the cluster that jobs may be submitted to; None: there is none.
         kubernetes: the same of a Kubernetes.
 
@@ -270,7 +272,7 @@ async def assemble(
             folder = data / KUBERNETES_RUNS
             engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
         running = Running(loop, engines, hardware, clock, installation)
-        keys = Keys(store, clock, pepper)
+        keys = Keys(store, clock, pepper, key_lifetime_s)
         controller = Controller(
             loop=loop,
             store=store,

@@ -158,6 +158,19 @@ def _run_reason(run: RunBody) -> str:
     return run.detail or ("" if run.exit_code == 0 else reason_text(run.reason))
 
 
+def _key_expires(key: KeyBody, now: Instant) -> str:
+    """How long a key still works."""
+    if key.revoked_at is not None or _key_state(key, now) == "EXPIRED":
+        return NOTHING
+    return "never" if key.expires_at is None else age_text(seconds_between(now, parse_time(key.expires_at)))
+
+
+def _key_state(key: KeyBody, now: Instant) -> str:
+    if key.revoked_at is not None:
+        return "REVOKED"
+    return "EXPIRED" if key.expires_at is not None and parse_time(key.expires_at) <= now else "VALID"
+
+
 def field(name: str) -> Callable[[Any, Instant], object]:
     """The cell that is the field ``name`` itself."""
     return lambda item, _now: getattr(item, name)
@@ -357,7 +370,8 @@ KEYS: Kind[KeyBody] = Kind(
         Column("ROLE", field("role")),
         Column("OWNER_PREFIX", field("owner_prefix")),
         Column("AGE", since("created_at")),
-        Column("STATE", lambda item, _now: "REVOKED" if item.revoked_at else "VALID"),
+        Column("EXPIRES", lambda item, now: _key_expires(item, now)),
+        Column("STATE", lambda item, now: _key_state(item, now)),
     ),
     lambda item: item.id,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from moorings.core.access import DAY_S, check_lifetime
+from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_duration_s
 
 BARE_S = 1.0
@@ -16,6 +18,21 @@ def parse_seconds(text: str) -> float:
         MooringsError: ``duration.invalid``.
     """
     return parse_duration_s(text, bare_s=BARE_S)
+
+
+def parse_lifetime_s(text: str) -> float:
+    """Seconds for which an access key works; a bare number means days; 0 is ``never``: it works for ever.
+
+    Raises:
+        MooringsError: ``duration.invalid``, ``key.invalid``.
+    """
+    if text.strip().lower() == "never":
+        return 0.0
+    seconds = parse_duration_s(text, bare_s=DAY_S)
+    if not seconds:  # nobody means "for ever" by "at once"
+        raise MooringsError("duration.invalid", "a key cannot live for no time", hint="write 90d, or never")
+    check_lifetime(seconds)
+    return seconds
 
 
 class Limit:

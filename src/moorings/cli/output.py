@@ -35,7 +35,7 @@ _COLOUR_OF = {
     **dict.fromkeys(
         ("DRAINED", "QUARANTINED", "RESETTING", "RECLAIMING", "YIELDING", "RELEASING", "REMOVING"), "yellow"
     ),
-    **dict.fromkeys(("CANCELLED", "RELEASED", "ANNOUNCED", "REVOKED", "SKIP"), "grey"),
+    **dict.fromkeys(("CANCELLED", "RELEASED", "ANNOUNCED", "REVOKED", "EXPIRED", "SKIP"), "grey"),
 }
 
 

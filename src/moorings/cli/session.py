@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moorings.cli.console import Console
-from moorings.core.instants import Instant
+from moorings.core.instants import Instant, seconds_between
 
 if TYPE_CHECKING:
     from moorings.cli.configuration import Configuration
     from moorings.client.client import Client
     from moorings.client.transport import Endpoint
+
+KEY_WARN_S = 14 * 86_400.0  # as the doctor warns
 
 
 class Session:
@@ -35,8 +37,21 @@ class Session:
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Let go of connections; tell a person whose access key expires soon."""
+        client: Client | None = self.__dict__.get("client")
+        if client is not None and client.key_expires and self.console.err_is_tty:
+            self._tell_of_expiry(client.key_expires)
         self._closing.close()
+
+    def _tell_of_expiry(self, expires: str) -> None:
+        from moorings.core.errors import MooringsError
+        from moorings.core.quantities import age_text
+        from moorings.wire.codec import parse_time
+
+        with contextlib.suppress(MooringsError):  # whatever answers there need not be a controller
+            left_s = seconds_between(self.now(), parse_time(expires))
+            if 0 < left_s <= KEY_WARN_S:
+                self.console.note(f"note: your access key expires in {age_text(left_s)}: moor rotate key")
 
     @cached_property
     def console(self) -> Console:

@@ -47,6 +47,7 @@ from moorings.wire.shapes import (
     QueueBody,
     QueueRequest,
     QuotaBody,
+    RotateRequest,
     RunBody,
     RunRequest,
     VersionBody,
@@ -93,6 +94,11 @@ class Client:
     def losses(self) -> int:
         """How often a connection was lost or refused so far."""
         return self._transport.losses
+
+    @property
+    def key_expires(self) -> str:
+        """When the access key stops working, as the last answer told; empty: never, or nothing was told."""
+        return self._transport.key_expires
 
     @property
     def server(self) -> str:
@@ -308,6 +314,10 @@ class Client:
     def create_key(self, request: KeyRequest) -> KeyBody:
         """Make an access key; the answer alone holds its secret."""
         return self._transport.send(requests.create_key(request))
+
+    def rotate_key(self, ident: str, request: RotateRequest) -> KeyBody:
+        """Give an access key a new secret; the answer alone holds it."""
+        return self._transport.send(requests.rotate_key(ident, request))
 
     def delete_key(self, ident: str) -> None:
         """Revoke an access key."""

@@ -44,6 +44,7 @@ from moorings.wire.shapes import (
     QueueBody,
     QueueRequest,
     QuotaBody,
+    RotateRequest,
     RunBody,
     RunRequest,
     VersionBody,
@@ -505,6 +506,12 @@ def list_keys() -> Call[Listing[KeyBody]]:
 def create_key(request: KeyRequest) -> Call[KeyBody]:
     """``POST /v1/keys``; not repeated: the secret of a lost answer is lost with it."""
     return Call("POST", "/v1/keys", parse_body(KeyBody), build_body(request), repeatable=False)
+
+
+def rotate_key(ident: str, request: RotateRequest) -> Call[KeyBody]:
+    """``POST /v1/keys/{id}/rotate``; not repeated: the secret of a lost answer is lost with it."""
+    target = build_target("/v1/keys/{}/rotate", ident)
+    return Call("POST", target, parse_body(KeyBody), build_body(request), repeatable=False)
 
 
 def delete_key(ident: str) -> Call[None]:

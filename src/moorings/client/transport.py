@@ -116,6 +116,7 @@ class Transport:
         self.endpoint = endpoint
         self.patience = patience
         self.losses = 0
+        self.key_expires = ""  # when the access key stops working, as the last answer told; "": never, or not told
         self.sent = 0  # requests of which at least a part may have reached the server
         self._trace = trace
         self._kept: http.client.HTTPConnection | None = None
@@ -217,6 +218,7 @@ class Transport:
             self.sent += 1
             connection.request(call.method, call.target, body=call.body, headers={**self._headers(call), **extra})
             answer = connection.getresponse()
+            self.key_expires = answer.headers.get("Moorings-Key-Expires", "")
             if self._trace is not None:
                 self._trace(f"{call.method} {self.endpoint.server}{call.target}: {answer.status}")
             return answer

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from moorings.controller.loop import Loop
 from moorings.core import laws
+from moorings.core.access import DAY_S
 from moorings.core.cells import estate_of
 from moorings.core.claims import Claim
 from moorings.core.devices import DeviceState, PoolName
@@ -21,10 +22,11 @@ from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState
 from moorings.core.instants import Instant, seconds_between
 from moorings.core.partitions import Partition, PartitionState
+from moorings.core.quantities import age_text
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block
 from moorings.ports.clock import Clock
-from moorings.ports.store import Replication, Saved, Seq, Store
+from moorings.ports.store import AccessKey, Replication, Saved, Seq, Store
 from moorings.wire.checks import docs_of
 from moorings.wire.shapes import FindingBody
 from moorings.workloads.runs import Run, RunState
@@ -42,6 +44,8 @@ LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always pos
 SHOWN_MAX = 5
 SAFE_COMMITS = ("on", "remote_apply")  # with remote_write a standby whose machine fails, too, has lost what it was sent
 SEATS_NEAR = 0.8
+KEY_WARN_DAYS = 14
+KEY_WARN_S = KEY_WARN_DAYS * DAY_S
 
 
 def found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
@@ -196,6 +200,22 @@ def _why_never(fleet: Fleet, claim: Claim) -> str:
     return ""
 
 
+def check_keys(keys: Iterable[AccessKey], now: Instant) -> FindingBody:
+    """Whether access keys expire soon; such as have expired of late are told beside."""
+    expiring = sorted(
+        ((key.expires_at, key) for key in keys if key.revoked_at is None and key.expires_at is not None),
+        key=lambda one: one[0],
+    )
+    soon = [(at, key) for at, key in expiring if 0 < seconds_between(now, at) <= KEY_WARN_S]
+    gone = [key for at, key in expiring if -KEY_WARN_S <= seconds_between(now, at) <= 0]
+    since = f"; expired of late: {_listed([f'{key.id} ({key.subject})' for key in gone])}" if gone else ""
+    if not soon:
+        return found("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
+    told = [f"{key.id} ({key.role} {key.subject}) in {age_text(seconds_between(now, at))}" for at, key in soon]
+    fix = "'moor rotate key ID' gives one a new secret, and as much time again; what its holder has goes on either way"
+    return found("keys", WARN, f"{len(soon)} expire: {_listed(told)}{since}", fix)
+
+
 def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
     """Whether memory and database agree how far the event log has come."""
     if in_store < in_memory:
@@ -278,7 +298,9 @@ class Doctor:
         loop, now = self._loop, self._clock.now()
         fleet = loop.fleet
         strays, spared = self._strays()
-        asked = asyncio.gather(self._writable(), self._log(), self._replication(), self._memory(), self._runs(now))
+        asked = asyncio.gather(
+            self._writable(), self._log(), self._replication(), self._memory(), self._runs(now), self._keys(now)
+        )
         states = list(fleet.pools.values())
         told = [
             check_laws(fleet),
@@ -318,6 +340,10 @@ class Doctor:
     async def _replication(self) -> FindingBody:
         answer = await self._ask("replication", self._store.replication)
         return answer if isinstance(answer, FindingBody) else check_replication(answer)
+
+    async def _keys(self, now: Instant) -> FindingBody:
+        answer = await self._ask("keys", self._store.access_keys)
+        return answer if isinstance(answer, FindingBody) else check_keys(answer, now)
 
     async def _runs(self, now: Instant) -> FindingBody:
         """Since when runs start or stop stands in the event log."""

@@ -1,8 +1,12 @@
-"""Access keys: made once, shown once, stored as a digest.
+"""Access keys: made once, shown once, stored as a digest; they expire, and are given a new secret (rotated).
 
 ``moor_<id>_<secret>``: the id finds the record, the secret is 32 random bytes. The digest is HMAC-SHA256 under a pepper
 that is kept outside the database, so a stolen database opens nothing. A slow password hash would add nothing: the
 secret has 256 bits (and argon2 would cost 190 ms a request).
+
+A rotation keeps the key and replaces its secret; the old one works for a grace. Refused: a second key beside the first,
+of which whoever revokes "bert's key" would forget one, and of which one could become many. So a key has two secrets at
+most, each rotation ends the one before the last, and only the newest rotates.
 """
 
 from __future__ import annotations
@@ -12,11 +16,23 @@ import hashlib
 import hmac
 import logging
 import secrets
+from dataclasses import replace
 
-from moorings.core.access import Caller, Role, check_subject, prefix_for
+from moorings.core.access import (
+    GRACE_S,
+    Caller,
+    Role,
+    check_admin,
+    check_subject,
+    expiry_of,
+    grace_end,
+    prefix_for,
+    renewed_expiry,
+)
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
+from moorings.core.instants import Instant
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Store
 
@@ -28,48 +44,82 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class Keys:
-    """Makes, checks and revokes access keys."""
+    """Makes, checks, rotates and revokes access keys.
 
-    def __init__(self, store: Store, clock: Clock, pepper: bytes) -> None:
+    Args:
+        store: where they are kept.
+        clock: says which have expired.
+        pepper: what digests are made with.
+        lifetime_s: of a new key for which none is asked, in seconds; 0: it never expires.
+    """
+
+    def __init__(self, store: Store, clock: Clock, pepper: bytes, lifetime_s: float = 0.0) -> None:
         self._store = store
         self._clock = clock
         self._pepper = pepper
+        self._lifetime_s = lifetime_s
         self._proved: dict[bytes, Caller] = {}
-        self._revocations = 0
+        self._changes = 0  # keys revoked and rotated
+        self._unused: set[str] = set()  # ids of keys rotated by their holder, whose new secret nobody has shown yet
 
-    async def authenticate(self, secret: str) -> Caller:
+    async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
         """Who holds this key.
 
-        A key that was good is remembered by the hash of its text until any key is revoked, so a request costs no read.
+        A key that was good is remembered by the hash of its text until it is revoked or rotated, so a request costs no
+        read; whether it has expired is asked each time.
+
+        Args:
+            secret: what was shown.
+            after_expiry: take a key that has expired, too, but no secret that was replaced.
 
         Raises:
-            MooringsError: ``auth.invalid``, without saying what is wrong with it.
+            MooringsError: ``auth.invalid``, without saying what is wrong with it; ``auth.expired``, which only who
+                holds a right secret is told.
         """
         known = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         caller = self._proved.get(known)
-        if caller is None:
-            revocations = self._revocations
-            caller = await asyncio.to_thread(self._prove, secret)
-            if revocations != self._revocations:  # it may have been read before, and revoked since
-                return await self.authenticate(secret)
+        while caller is None:
+            changes = self._changes
+            proved = await asyncio.to_thread(self._prove, secret)
             if len(self._proved) >= CACHE_MAX:
                 self._proved.clear()
-            self._proved[known] = caller
+            self._proved[known] = proved  # first: a change that is not seen below then finds it here, and takes it out
+            if changes == self._changes:
+                caller = proved
+            else:  # it may have been read before, and revoked or rotated since
+                self._proved.pop(known, None)
+        if after_expiry and not caller.key_replaced:
+            return caller
+        _check_current(caller, self._clock.now())
         return caller
 
     def _prove(self, secret: str) -> Caller:
         parts = secret.split("_")
         key = self._store.access_key(parts[1]) if len(secret) <= SECRET_CHARS_MAX and len(parts) == 3 else None
         digest = self._digest(secret)
-        if key is None or key.revoked_at is not None or not hmac.compare_digest(digest, key.digest):
-            raise MooringsError("auth.invalid", "the access key is not valid", hint="ask an admin for a new one")
-        return Caller(key.subject, key.role, key.owner_prefix, key.id)
+        if key is not None and key.revoked_at is None:
+            caller = Caller(key.subject, key.role, key.owner_prefix, key.id, key.expires_at)
+            if hmac.compare_digest(digest, key.digest):
+                self._unused.discard(key.id)
+                return caller
+            if key.old_digest is not None and hmac.compare_digest(digest, key.old_digest):
+                return replace(caller, key_expires_at=key.old_until, key_replaced=True)
+        raise MooringsError("auth.invalid", "the access key is not valid", hint="ask an admin for a new one")
 
     def _digest(self, secret: str) -> str:
         return hmac.new(self._pepper, secret.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
-    def create(self, subject: str, role: Role, owner_prefix: str | None, by: str) -> tuple[AccessKey, str]:
+    def create(
+        self, subject: str, role: Role, owner_prefix: str | None, by: str, lifetime_s: float | None = None
+    ) -> tuple[AccessKey, str]:
         """A new key and its secret, which nobody can read again.
+
+        Args:
+            subject: whom it speaks for.
+            role: what it may do.
+            owner_prefix: of an agent: owners it may act for begin with it.
+            by: who makes it.
+            lifetime_s: seconds until it expires; 0: it never does; None: as is usual for its role.
 
         Raises:
             MooringsError: ``key.invalid``, ``owner.invalid``, ``store.unavailable``.
@@ -85,24 +135,116 @@ class Keys:
             raise MooringsError("key.invalid", f"the role {role} takes no owner prefix")
         else:
             prefix = prefix_for(role, subject)
-        ident = "".join(secrets.choice(_ALPHABET) for _ in range(10))
-        secret = f"moor_{ident}_{secrets.token_hex(32)}"
         now = self._clock.now()
-        key = AccessKey(ident, subject, role, prefix, self._digest(secret), now)
-        told = canonical({"key": ident, "subject": subject, "role": role, "by": by})
+        expires_at = expiry_of(role, lifetime_s, self._lifetime_s, now)
+        ident = "".join(secrets.choice(_ALPHABET) for _ in range(10))
+        secret = _new_secret(ident)
+        key = AccessKey(ident, subject, role, prefix, self._digest(secret), now, expires_at=expires_at)
+        told = canonical({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
         self._store.add_access_key(key, Event(name="key.created", at=now, data=told))
         log.info("key.created", extra={"key": ident, "subject": subject, "role": role.value, "by": by})
         return key, secret
 
+    def rotate(
+        self, ident: str, caller: Caller, shown: str, grace_s: float | None = None, lifetime_s: float | None = None
+    ) -> tuple[AccessKey, str]:
+        """A key with a new secret, which nobody can read again; it lives as long again as it was to live before.
+
+        A holder whose answer was lost may ask again with the old secret, for as long as nobody has shown the new one.
+
+        Args:
+            ident: of the key.
+            caller: an admin, or its holder,
+            shown: and the secret that proved it.
+            grace_s: seconds for which the old secret still works; None: a day.
+            lifetime_s: another lifetime, which only an admin may give; 0: it never expires.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``key.unknown``, ``key.invalid``, ``key.replaced``, ``store.unavailable``.
+        """
+        own = caller.key_id == ident
+        if not own or lifetime_s is not None:
+            check_admin(caller, "rotate others' access keys, or give them another lifetime")
+        key = self._store.access_key(ident)
+        if key is None or key.revoked_at is not None:
+            raise _unknown(ident)
+        again = own and self._asks_again(key, shown)
+        now, secret = self._clock.now(), _new_secret(ident)
+        usual = renewed_expiry(key.rotated_at or key.created_at, key.expires_at, now)
+        new = replace(
+            key,
+            digest=self._digest(secret),
+            expires_at=usual if lifetime_s is None else expiry_of(key.role, lifetime_s, 0.0, now),
+            rotated_at=now,
+            old_digest=key.old_digest if again else key.digest,
+            old_until=grace_end(
+                key.old_until if again else key.expires_at, GRACE_S if grace_s is None else grace_s, now
+            ),
+        )
+        told = canonical({"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.old_until})
+        if not self._store.rotate_access_key(new, key.digest, Event(name="key.rotated", at=now, data=told)):
+            raise _replaced(ident)
+        log.info("key.rotated", extra={"key": ident, "subject": key.subject, "by": caller.subject})
+        if own:
+            self._unused.add(ident)
+        self._forget(ident)
+        return new, secret
+
+    def _asks_again(self, key: AccessKey, shown: str) -> bool:
+        """Whether a holder shows the secret before the newest one, and may: its answer may have been lost.
+
+        Looked up now, not when the request began: meanwhile its secret may have been replaced.
+
+        Raises:
+            MooringsError: ``key.replaced``.
+        """
+        digest = self._digest(shown)
+        if hmac.compare_digest(digest, key.digest):
+            return False
+        if key.id in self._unused and key.old_digest is not None and hmac.compare_digest(digest, key.old_digest):
+            return True
+        raise _replaced(key.id)
+
     def revoke(self, ident: str, by: str) -> None:
-        """Make a key worth nothing, at once.
+        """Make a key worth nothing, at once, with all its secrets.
 
         Raises:
             MooringsError: ``key.unknown``.
         """
         event = Event(name="key.revoked", at=self._clock.now(), data=canonical({"key": ident, "by": by}))
         if not self._store.revoke_access_key(ident, event):
-            raise MooringsError("key.unknown", f"there is no valid access key {ident[:40]!r}")
+            raise _unknown(ident)
         log.info("key.revoked", extra={"key": ident, "by": by})
-        self._revocations += 1
-        self._proved.clear()
+        self._forget(ident)
+
+    def _forget(self, ident: str) -> None:
+        self._changes += 1
+        # Made anew, not changed: this is another thread than the one that looks things up in it.
+        self._proved = {known: caller for known, caller in list(self._proved.items()) if caller.key_id != ident}
+
+
+def _new_secret(ident: str) -> str:
+    return f"moor_{ident}_{secrets.token_hex(32)}"
+
+
+def _check_current(caller: Caller, now: Instant) -> None:
+    if caller.key_expires_at is None or now < caller.key_expires_at:
+        return
+    if caller.key_replaced:
+        detail, hint = "this access key's secret was replaced by a new one", "use the new one"
+    else:
+        detail, hint = "the access key has expired", "what you hold and run goes on"
+    hint = f"{hint}; an admin makes you another secret: 'moor rotate key {caller.key_id}'"
+    raise MooringsError("auth.expired", detail, hint=hint)
+
+
+def _unknown(ident: str) -> MooringsError:
+    return MooringsError("key.unknown", f"there is no valid access key {ident[:40]!r}")
+
+
+def _replaced(ident: str) -> MooringsError:
+    return MooringsError(
+        "key.replaced",
+        f"access key {ident} was given a new secret, and only that rotates it",
+        hint=f"use the new secret; if it is lost, ask an admin: 'moor rotate key {ident}'",
+    )

@@ -136,13 +136,13 @@ class Controller:
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
-    async def authenticate(self, secret: str) -> Caller:
-        """Who holds this access key.
+    async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
+        """Who holds this access key; with ``after_expiry`` also if it has expired.
 
         Raises:
-            MooringsError: ``auth.invalid``.
+            MooringsError: ``auth.invalid``, ``auth.expired``.
         """
-        return await self._keys.authenticate(secret)
+        return await self._keys.authenticate(secret, after_expiry=after_expiry)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
@@ -537,15 +537,25 @@ class Controller:
     # -- keys --------------------------------------------------------------------------------------------------------
 
     async def create_key(
-        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None
+        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
-        """A new access key, and its secret.
+        """A new access key, and its secret; without ``lifetime_s`` it lives as long as is usual, with 0 for ever.
 
         Raises:
             MooringsError: ``auth.denied``, ``key.invalid``.
         """
         check_admin(caller, "make access keys")
-        return await asyncio.to_thread(self._keys.create, subject, role, owner_prefix, caller.subject)
+        return await asyncio.to_thread(self._keys.create, subject, role, owner_prefix, caller.subject, lifetime_s)
+
+    async def rotate_key(
+        self, caller: Caller, secret: str, ident: str, grace_s: float | None = None, lifetime_s: float | None = None
+    ) -> tuple[AccessKey, str]:
+        """An access key with a new secret, and that; ``secret`` is what the caller showed.
+
+        Raises:
+            MooringsError: ``auth.denied``, ``key.unknown``, ``key.invalid``, ``key.replaced``.
+        """
+        return await asyncio.to_thread(self._keys.rotate, ident, caller, secret, grace_s, lifetime_s)
 
     async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
         """All access keys, oldest first.

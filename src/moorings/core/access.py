@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, after
 
 SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
 CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
@@ -13,6 +14,11 @@ CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller sho
 OTHERS_OWNERS = ("slurm/", "kubernetes/")  # of jobs of other schedulers, whose agents ask for them
 RUN_OWNERS = (LOCAL_OWNER, APPLIANCE_OWNER) = ("local/", "appliance/")
 SUBJECT_CHARS_MAX = 64
+DAY_S = 86_400.0
+LIFETIME_S_MIN = 60.0
+LIFETIME_DAYS_MAX = 3660
+GRACE_S = DAY_S  # in which the secret that a rotation replaced still works: time to bring the new one everywhere
+GRACE_S_MAX = 30 * DAY_S
 _SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")
 
 
@@ -33,12 +39,16 @@ class Caller:
         subject: who the key speaks for.
         owner_prefix: owners it may act for begin with it.
         key_id: public id of the key, for logs.
+        key_expires_at: when the secret that was shown stops working; None: never.
+        key_replaced: whether a rotation has replaced that secret.
     """
 
     subject: str
     role: Role
     owner_prefix: str
     key_id: str
+    key_expires_at: Instant | None = None
+    key_replaced: bool = False
 
 
 def check_subject(subject: str) -> None:
@@ -73,6 +83,58 @@ class Peer:
 def prefix_for(role: Role, subject: str) -> str:
     """The owner prefix of a role that does not choose its own."""
     return "" if role is Role.ADMIN else f"user/{subject}"
+
+
+def expiry_of(role: Role, asked_s: float | None, usual_s: float, now: Instant) -> Instant | None:
+    """When a new key expires; None: never.
+
+    Args:
+        role: of the key. An agent's expires only if that was asked for: no site's jobs should stop on some day.
+        asked_s: the lifetime that was asked for, in seconds; 0: for ever; None: the usual one.
+        usual_s: the usual lifetime, in seconds; 0: for ever.
+        now: when it is made.
+
+    Raises:
+        MooringsError: ``key.invalid``.
+    """
+    lifetime_s = asked_s if asked_s is not None else 0.0 if role is Role.AGENT else usual_s
+    check_lifetime(lifetime_s)
+    return after(now, lifetime_s) if lifetime_s else None
+
+
+def check_lifetime(lifetime_s: float) -> None:
+    """Nothing, if a key may live for so many seconds; 0: for ever.
+
+    Raises:
+        MooringsError: ``key.invalid``.
+    """
+    if lifetime_s and not LIFETIME_S_MIN <= lifetime_s <= LIFETIME_DAYS_MAX * DAY_S:
+        raise MooringsError(
+            "key.invalid",
+            f"a key cannot live for {lifetime_s:g} seconds",
+            hint=f"choose 1 minute to {LIFETIME_DAYS_MAX} days, or for ever",
+        )
+
+
+def renewed_expiry(begun: Instant, expires_at: Instant | None, now: Instant) -> Instant | None:
+    """When a key expires that gets a new secret now: it lives as long again as it was to when it began, no longer."""
+    return None if expires_at is None else Instant(now + expires_at - begun)
+
+
+def grace_end(expires_at: Instant | None, grace_s: float, now: Instant) -> Instant:
+    """Until when a secret works that is replaced now; never for longer than it would have.
+
+    Raises:
+        MooringsError: ``key.invalid``.
+    """
+    if not 0 <= grace_s <= GRACE_S_MAX:
+        raise MooringsError(
+            "key.invalid",
+            f"a replaced secret cannot work for {grace_s:g} seconds more",
+            hint=f"choose 0 to {GRACE_S_MAX / DAY_S:g} days",
+        )
+    end = after(now, grace_s)
+    return end if expires_at is None else min(end, expires_at)
 
 
 def check_bound(caller: Caller, peer: Peer | None, *, handed_on: bool = False) -> None:

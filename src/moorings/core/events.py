@@ -61,6 +61,7 @@ EVENTS: dict[str, str] = {
     "run.ended": "it ended; data tells how",
     "turn.decided": "the end of a turn; data holds its time, policy and inputs, what was granted and what reserved",
     "key.created": "an access key was made",
+    "key.rotated": "an access key got a new secret; data tells until when the old one works (microseconds since 1970)",
     "key.revoked": "an access key was revoked",
     "controller.led": "a controller began to lead",
 }

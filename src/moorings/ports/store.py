@@ -185,6 +185,10 @@ class AccessKey:
         subject: who it speaks for.
         owner_prefix: claims it may make and release belong to owners that begin with it.
         digest: HMAC-SHA256 of the secret under the installation's pepper, hex.
+        expires_at: from when on the secret is worth nothing; None: never.
+        rotated_at: when it got this secret, if that is not its first.
+        old_digest: of the secret before,
+        old_until: which works until then.
     """
 
     id: str
@@ -194,6 +198,10 @@ class AccessKey:
     digest: str
     created_at: Instant
     revoked_at: Instant | None = None
+    expires_at: Instant | None = None
+    rotated_at: Instant | None = None
+    old_digest: str | None = None
+    old_until: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +337,10 @@ class Store(Protocol):
 
     def access_keys(self) -> Sequence[AccessKey]:
         """All access keys, oldest first."""
+        ...
+
+    def rotate_access_key(self, key: AccessKey, replaced: str, event: Event) -> bool:
+        """Save a key with its new secret; False if it was revoked, or its secret's digest is no longer ``replaced``."""
         ...
 
     def revoke_access_key(self, ident: str, event: Event) -> bool:

@@ -482,11 +482,34 @@ def key_use_of(subject: str, key: str, digest: str, claim: str | None, run: str 
 
 def access_key_row(key: AccessKey) -> Row:
     """The row of ``access_keys``."""
-    return (key.id, key.subject, key.role.value, key.owner_prefix, key.digest, key.created_at, key.revoked_at)
+    head = (key.id, key.subject, key.role.value, key.owner_prefix, key.digest, key.created_at, key.revoked_at)
+    return (*head, key.expires_at, key.rotated_at, key.old_digest, key.old_until)
 
 
 def access_key_of(
-    ident: str, subject: str, role: str, owner_prefix: str, digest: str, created_at: int, revoked_at: int | None
+    ident: str,
+    subject: str,
+    role: str,
+    owner_prefix: str,
+    digest: str,
+    created_at: int,
+    revoked_at: int | None,
+    expires_at: int | None,
+    rotated_at: int | None,
+    old_digest: str | None,
+    old_until: int | None,
 ) -> AccessKey:
     """The access key of a row of ``access_keys``."""
-    return AccessKey(ident, subject, Role(role), owner_prefix, digest, Instant(created_at), _instant(revoked_at))
+    return AccessKey(
+        ident,
+        subject,
+        Role(role),
+        owner_prefix,
+        digest,
+        Instant(created_at),
+        _instant(revoked_at),
+        _instant(expires_at),
+        _instant(rotated_at),
+        old_digest,
+        _instant(old_until),
+    )

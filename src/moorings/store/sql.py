@@ -289,6 +289,17 @@ class SqlStore:
             found = connection.execute(select(access_keys).order_by(access_keys.c.created_at, access_keys.c.id))
             return [rows.access_key_of(*row) for row in found]
 
+    def rotate_access_key(self, key: AccessKey, replaced: str, event: Event) -> bool:
+        unchanged = and_(
+            access_keys.c.id == key.id, access_keys.c.digest == replaced, access_keys.c.revoked_at.is_(None)
+        )
+        with self._database.write() as connection:
+            new = dict(zip(access_keys.c.keys(), rows.access_key_row(key), strict=True))
+            if not connection.execute(update(access_keys).where(unchanged).values(new)).rowcount:
+                return False
+            self._saver.save(connection, Changes(events=[event]), _number(connection, 1))
+        return True
+
     def revoke_access_key(self, ident: str, event: Event) -> bool:
         valid = and_(access_keys.c.id == ident, access_keys.c.revoked_at.is_(None))
         with self._database.write() as connection:

@@ -233,4 +233,8 @@ access_keys = Table(
     Column("digest", Word, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment),
+    Column("expires_at", Moment),  # none: never
+    Column("rotated_at", Moment),
+    Column("old_digest", Word),
+    Column("old_until", Moment),
 )

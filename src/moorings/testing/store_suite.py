@@ -546,6 +546,21 @@ class StoreSuite(StoreProjects):
         assert store.access_keys() == [an_access_key()]
         assert store.last_seq() == 1
 
+    def test_an_access_key_gets_a_new_secret_once(self, store: Store) -> None:
+        old = an_access_key(expires_at=Instant(NOW + 9))
+        store.add_access_key(old, an_event("key.created"))
+        new = replace(old, digest="2", rotated_at=NOW, old_digest=old.digest, old_until=Instant(NOW + 5))
+        assert not store.rotate_access_key(new, "3", an_event("key.rotated"))
+        assert store.access_key("key0") == old
+        assert store.rotate_access_key(new, old.digest, an_event("key.rotated"))
+        assert not store.rotate_access_key(replace(new, digest="4"), old.digest, an_event("key.rotated"))
+        assert store.access_keys() == [new]
+        assert store.revoke_access_key("key0", an_event("key.revoked"))
+        assert not store.rotate_access_key(replace(new, digest="4"), "2", an_event("key.rotated"))
+        assert not store.rotate_access_key(an_access_key(9), "2", an_event("key.rotated"))
+        assert store.access_keys() == [replace(new, revoked_at=NOW)]
+        assert [row.event.name for row in store.events(Seq(0), 10)] == ["key.created", "key.rotated", "key.revoked"]
+
     def test_an_access_key_is_revoked_once(self, store: Store) -> None:
         store.add_access_key(an_access_key(), an_event("key.created"))
         later = Instant(NOW + 5)

@@ -30,6 +30,7 @@ CHECKS: dict[str, str] = {
     "memory": "memory and database hold the same records",
     "events": "memory and database agree how far the event log has come",
     "replication": "a standby that is promoted has every commit that was answered",
+    "keys": "no access key expires within 14 days",
     "queue": "every waiting claim can be served one day",
     "guarantees": "what projects are guaranteed fits into each pool, as far as it is in service",
     "reclaims": "who was asked to yield has done so in time",

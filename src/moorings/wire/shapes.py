@@ -195,6 +195,15 @@ class KeyRequest:
     subject: str
     role: str = "user"
     owner_prefix: str | None = None
+    lifetime_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateRequest:
+    """``POST /v1/keys/{id}/rotate``: how long the old secret still works; admins may give another lifetime."""
+
+    grace_s: float | None = None
+    lifetime_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +564,10 @@ class BindingBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBody:
-    """An access key; ``secret`` is there once, when it is made."""
+    """An access key; ``secret`` is there once, when it is made. ``oldSecretUntil``: until when the one before works.
+
+    Without ``expiresAt`` it never expires.
+    """
 
     id: str
     subject: str
@@ -563,6 +575,9 @@ class KeyBody:
     owner_prefix: str
     created_at: str
     revoked_at: str | None = None
+    expires_at: str | None = None
+    rotated_at: str | None = None
+    old_secret_until: str | None = None
     secret: str | None = None
 
 

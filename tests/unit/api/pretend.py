@@ -31,7 +31,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import MakeRoom
-from moorings.core.instants import Instant
+from moorings.core.instants import Instant, after
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, Projects, check_removal
@@ -58,6 +58,7 @@ class PretendController:
 
     def __init__(self) -> None:
         self.keys = dict(KEYS)
+        self.expired: set[str] = set()
         self.claims: dict[str, Claim] = {}
         self.used: dict[tuple[str, str], str] = {}
         self.runs = PretendRuns(self)
@@ -100,9 +101,11 @@ class PretendController:
 
     # -- identity ------------------------------------------------------------------------------------------------------
 
-    async def authenticate(self, secret: str) -> Caller:
+    async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
         if secret not in self.keys:
             raise MooringsError("auth.invalid", "the access key is not valid")
+        if secret in self.expired and not after_expiry:
+            raise MooringsError("auth.expired", "the access key has expired")
         return self.keys[secret]
 
     # -- claims --------------------------------------------------------------------------------------------------------
@@ -341,12 +344,21 @@ class PretendController:
     # -- keys and health -----------------------------------------------------------------------------------------------
 
     async def create_key(
-        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None
+        self, caller: Caller, subject: str, role: Role, owner_prefix: str | None, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
         check_admin(caller, "make access keys")
         secret = f"moor_{subject}_secret"
-        self.keys[secret] = Caller(subject, role, owner_prefix or f"user/{subject}", subject)
-        return AccessKey(subject, subject, role, owner_prefix or f"user/{subject}", "digest", START), secret
+        expires_at = None if lifetime_s is None else after(START, lifetime_s)
+        prefix = owner_prefix or f"user/{subject}"
+        self.keys[secret] = Caller(subject, role, prefix, subject, expires_at)
+        return AccessKey(subject, subject, role, prefix, "digest", START, expires_at=expires_at), secret
+
+    async def rotate_key(
+        self, caller: Caller, secret: str, ident: str, grace_s: float | None = None, lifetime_s: float | None = None
+    ) -> tuple[AccessKey, str]:
+        self.seen.append(("rotate", ident, secret, grace_s, lifetime_s))
+        key = AccessKey(ident, caller.subject, caller.role, caller.owner_prefix, "new", START, rotated_at=START)
+        return replace(key, old_digest="digest", old_until=after(START, grace_s or 0)), f"moor_{ident}_new"
 
     async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
         check_admin(caller, "list access keys")

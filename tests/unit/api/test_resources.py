@@ -6,12 +6,13 @@ import pytest
 from moorings.controller.projects import ProjectCases
 from moorings.controller.run_cases import RunCases
 from moorings.controller.service import Controller
+from moorings.core.instants import after
 from moorings.core.reasons import Reason
-from moorings.wire.codec import decode
+from moorings.wire.codec import decode, time_text
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec
 from tests.cases import cases
-from tests.unit.api.pretend import ADMIN, PretendController, PretendProjects, PretendRuns
+from tests.unit.api.pretend import ADMIN, START, USER, PretendController, PretendProjects, PretendRuns
 
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 JOB = {"name": "digits", "command": ["python3", "train.py"], "workdir": "/home/ann"}
@@ -158,6 +159,29 @@ async def test_the_secret_of_a_key_is_told_once(api: httpx2.AsyncClient) -> None
     assert (gone.status_code, gone.content) == (204, b"")
     assert (await api.delete("/v1/keys/bob", headers=AS_ADMIN)).json()["code"] == "key.unknown"
     assert (await api.get("/v1/keys")).json()["code"] == "auth.denied"
+
+
+async def test_a_key_has_the_lifetime_that_was_asked_for(api: httpx2.AsyncClient) -> None:
+    answer = await api.post("/v1/keys", json={"subject": "bob", "lifetimeS": 3600}, headers=AS_ADMIN)
+    key = decode(KeyBody, answer.json())
+    assert key.expires_at == time_text(after(START, 3600))
+    answer = await api.get("/v1/claims", headers={"Authorization": f"Bearer {key.secret}"})
+    assert answer.headers["moorings-key-expires"] == key.expires_at
+    assert "moorings-key-expires" not in (await api.get("/v1/claims")).headers
+
+
+async def test_a_rotation_tells_the_new_secret_and_how_long_the_old_one_works(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
+    answer = await api.post("/v1/keys/ann/rotate", json={"graceS": 60, "lifetimeS": 0})
+    assert answer.status_code == 200
+    key = decode(KeyBody, answer.json())
+    assert (key.secret, key.old_secret_until) == ("moor_ann_new", time_text(after(START, 60)))
+    assert "digest" not in answer.text
+    await api.post("/v1/keys/ann/rotate", json={})
+    assert controller.seen[-2:] == [("rotate", "ann", USER, 60.0, 0.0), ("rotate", "ann", USER, None, None)]
+    for wrong in ({"graceS": -1}, {"graceS": "1h"}, {"lifetimeS": 1e10}, {"grace": 1}):
+        assert (await api.post("/v1/keys/ann/rotate", json=wrong)).json()["code"] == "body.invalid"
 
 
 # -- the controller itself

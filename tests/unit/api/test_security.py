@@ -1,3 +1,5 @@
+from collections.abc import AsyncIterator
+
 import httpx2
 import pytest
 
@@ -5,7 +7,7 @@ from moorings.api.application import Application
 from moorings.api.routes import OPERATIONS
 from moorings.api.security import bearer
 from moorings.core.errors import MooringsError
-from tests.unit.api.pretend import USER
+from tests.unit.api.pretend import USER, PretendController
 
 GUARDED = [
     (operation.method, operation.path.replace("{id}", "x").replace("{pool}", "x"))
@@ -75,3 +77,36 @@ async def test_a_stranger_learns_nothing_of_the_body_or_query(stranger: httpx2.A
     assert answer.json()["code"] == "auth.missing"
     answer = await stranger.get("/v1/claims?limit=-1")
     assert answer.json()["code"] == "auth.missing"
+
+
+async def test_with_an_expired_key_leases_are_renewed_and_nothing_else(
+    api: httpx2.AsyncClient, controller: PretendController
+) -> None:
+    made = (await api.post("/v1/claims", json={"size": 1, "leaseS": 60})).json()
+    controller.expired.add(USER)
+    for method, path in GUARDED:
+        answer = await api.request(method, path.replace("/x/", f"/{made['id']}/"))
+        if path == "/v1/claims/x/renew":
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 401, path
+        assert answer.json()["code"] == "auth.expired"
+        assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize("code", ["auth.invalid", "auth.expired"])
+async def test_a_key_that_ends_while_the_body_comes_does_nothing(
+    api: httpx2.AsyncClient, controller: PretendController, code: str
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"size":'
+        if code == "auth.expired":
+            controller.expired.add(USER)
+        else:
+            controller.keys.clear()
+        yield b" 1}"
+
+    headers = {"Content-Type": "application/json"}
+    answer = await api.post("/v1/claims", content=body(), headers=headers)
+    assert (answer.status_code, answer.json().get("code")) == (401, code)
+    assert not controller.claims

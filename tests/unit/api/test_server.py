@@ -305,7 +305,7 @@ class StuckController(PretendController):
         super().__init__()
         self.asked = asyncio.Event()
 
-    async def authenticate(self, secret: str) -> Caller:
+    async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -210,6 +210,25 @@ KEYS = (
         owner_prefix="user/ann",
         created_at="2026-01-31T11:59:00Z",
         revoked_at="2026-01-31T11:59:30Z",
+        expires_at="2027-01-31T11:59:00Z",
+    ),
+    KeyBody(
+        id="q2wsx3edc4",
+        subject="bob",
+        role="viewer",
+        owner_prefix="user/bob",
+        created_at="2025-03-01T12:00:00Z",
+        rotated_at="2026-01-31T11:00:00Z",
+        expires_at="2026-12-31T12:00:00Z",
+        old_secret_until="2026-02-01T11:00:00Z",
+    ),
+    KeyBody(
+        id="zxcvb67mnq",
+        subject="slurm-alpha",
+        role="agent",
+        owner_prefix="slurm/alpha",
+        created_at="2025-01-30T12:00:00Z",
+        expires_at="2026-01-31T11:59:00Z",
     ),
 )
 EVENTS = (

@@ -282,6 +282,23 @@ def test_create_key_shows_the_secret_alone_on_stdout(server, moor):
     assert server.seen[0].json == {"subject": "ann", "role": "agent", "ownerPrefix": "slurm/c1"}
 
 
+@pytest.mark.parametrize(("words", "lifetime_s"), [("90d", 90 * 86_400.0), ("90", 90 * 86_400.0), ("never", 0.0)])
+def test_create_key_says_how_long_it_works(server, moor, words, lifetime_s):
+    server.on("POST", "/v1/keys", Reply({**encode(samples.KEYS[2]), "secret": "moor_x"}, 201))
+    code, _, err = moor("create", "key", "bob", "--expires", words)
+    assert (code, "works until 2026-12-31T12:00:00Z" in err) == (0, True)
+    assert server.seen[0].json == {"subject": "bob", "role": "user", "lifetimeS": lifetime_s}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [*((words, "duration.invalid") for words in ("0", "soon", "-1d", "")), ("3s", "1 minute"), ("3661d", "3660 days")],
+)
+def test_a_lifetime_that_is_none_is_refused_before_the_controller_is_asked(server, moor, words, told):
+    code, _, err = moor("create", "key", "bob", "--expires", words)
+    assert (code, told in err, server.seen) == (2, True, [])
+
+
 def test_delete_waits_until_nothing_is_left(server, moor):
     server.on("DELETE", "/v1/partitions/p64", body(samples.claim(state="RELEASING")))
     server.on(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from moorings.app.clock import SystemClock
 from moorings.controller import keys as module
 from moorings.controller.keys import SECRET_CHARS_MAX, Keys
-from moorings.core.access import Caller, Role
+from moorings.core.access import DAY_S, Caller, Role
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, after
 from moorings.ports.store import Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
@@ -47,11 +48,50 @@ def keys(store):
     return Keys(store, SystemClock(), b"pepper")
 
 
-async def refused(keys: Keys, secret: str) -> MooringsError:
+ROOT = Caller("root", Role.ADMIN, "", "rootskey")
+NOW = Instant(1_800_000_000_000_000)
+
+
+@dataclass
+class Hand:
+    """A clock that is moved by hand."""
+
+    at: Instant = NOW
+
+    def now(self) -> Instant:
+        return self.at
+
+    def move(self, seconds: float) -> None:
+        self.at = after(self.at, seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("keys wait for nothing")
+
+
+@pytest.fixture
+def hand():
+    return Hand()
+
+
+@pytest.fixture
+def mortal(store, hand):
+    """Keys that live for 90 days if nothing else is asked."""
+    return Keys(store, hand, b"pepper", 90 * DAY_S)
+
+
+async def refused(keys: Keys, secret: str, code: str = "auth.invalid") -> MooringsError:
     with pytest.raises(MooringsError) as caught:
         await keys.authenticate(secret)
-    assert caught.value.code == "auth.invalid"
+    assert caught.value.code == code
     return caught.value
+
+
+async def not_rotated(keys: Keys, code: str, *given: Any) -> None:
+    before = keys._store.access_keys()
+    with pytest.raises(MooringsError) as caught:
+        keys.rotate(*given)
+    assert caught.value.code == code
+    assert keys._store.access_keys() == before
 
 
 def not_made(keys: Keys, code: str, subject: str, role: Role, prefix: str | None) -> MooringsError:
@@ -191,7 +231,8 @@ def test_making_and_revoking_are_told_with_who_did_it(keys, store):
     keys.revoke(key.id, "root")
     events = [row.event for row in store.events(Seq(0), 100, names=["key.*"])]
     assert [event.name for event in events] == ["key.created", "key.revoked"]
-    assert json.loads(events[0].data) == {"key": key.id, "subject": "ann", "role": "user", "by": "root"}
+    told = {"key": key.id, "subject": "ann", "role": "user", "by": "root", "expires_at": None}
+    assert json.loads(events[0].data) == told
     assert json.loads(events[1].data) == {"key": key.id, "by": "root"}
     assert secret[-64:] not in events[0].data
 
@@ -224,6 +265,226 @@ async def test_a_key_revoked_while_it_is_being_proved_is_not_remembered(store):
     slow.gate.set()
     await asyncio.gather(proving, return_exceptions=True)  # it began before, so it may end either way
     await refused(keys, secret)
+
+
+# -- expiring ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_key_works_until_it_expires_and_not_then(mortal, hand, remembered):
+    key, secret = mortal.create("ann", Role.USER, None, "root")
+    assert key.expires_at == after(NOW, 90 * DAY_S)
+    hand.move(90 * DAY_S - 1)
+    if remembered:
+        assert (await mortal.authenticate(secret)).key_expires_at == key.expires_at
+    hand.move(1)
+    error = await refused(mortal, secret, "auth.expired")
+    assert f"moor rotate key {key.id}" in error.hint
+
+
+async def test_only_who_holds_the_secret_learns_that_it_has_expired(mortal, hand):
+    key, secret = mortal.create("ann", Role.USER, None, "root")
+    hand.move(91 * DAY_S)
+    for wrong in (
+        secret[:-1],
+        secret + "0",
+        f"moor_{key.id}_",
+        f"moor_{key.id}_{'0' * 64}",
+        f"moor_{key.id}_{key.digest}",
+    ):
+        assert str(await refused(mortal, wrong)) == "the access key is not valid"
+    mortal.revoke(key.id, "root")
+    await refused(mortal, secret)
+
+
+@pytest.mark.parametrize(
+    ("role", "asked_s", "lives_s"),
+    [
+        *((role, None, 90 * DAY_S) for role in (Role.USER, Role.VIEWER, Role.ADMIN)),
+        (Role.AGENT, None, None),
+        (Role.AGENT, 60.0, 60.0),
+        (Role.USER, 0.0, None),
+        (Role.USER, 3660 * DAY_S, 3660 * DAY_S),
+    ],
+)
+async def test_how_long_a_key_lives(mortal, role, asked_s, lives_s):
+    prefix = "slurm/alpha" if role is Role.AGENT else None
+    key, _ = mortal.create("ann", role, prefix, "root", asked_s)
+    assert key.expires_at == (None if lives_s is None else after(NOW, lives_s))
+    assert mortal._store.access_key(key.id) == key
+
+
+@pytest.mark.parametrize("asked_s", [-1.0, 59.0, 3660 * DAY_S + 1, float("inf"), float("nan")])
+def test_a_lifetime_has_bounds(mortal, asked_s):
+    with pytest.raises(MooringsError) as caught:
+        mortal.create("ann", Role.USER, None, "root", asked_s)
+    assert caught.value.code == "key.invalid"
+    assert "3660 days" in caught.value.hint
+
+
+async def test_where_it_is_asked_for_an_expired_key_is_taken_and_a_replaced_secret_is_not(mortal, hand):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    _, second = mortal.rotate(key.id, ROOT, "", 60)
+    hand.move(91 * DAY_S)
+    assert (await mortal.authenticate(second, after_expiry=True)).subject == "ann"
+    with pytest.raises(MooringsError) as caught:
+        await mortal.authenticate(first, after_expiry=True)
+    assert caught.value.code == "auth.expired"
+    mortal.revoke(key.id, "root")
+    with pytest.raises(MooringsError) as caught:
+        await mortal.authenticate(second, after_expiry=True)
+    assert caught.value.code == "auth.invalid"
+
+
+# -- rotating ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_rotated_key_is_the_same_key_and_lives_as_long_again(mortal, hand):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    hand.move(80 * DAY_S)
+    caller = await mortal.authenticate(first)
+    new, second = mortal.rotate(key.id, caller, first)
+    assert first != second
+    assert (new.id, new.subject, new.role, new.created_at) == (key.id, "ann", Role.USER, key.created_at)
+    assert new.expires_at == after(NOW, 170 * DAY_S)
+    assert mortal._store.access_keys() == [new]
+    assert await mortal.authenticate(second) == replace(caller, key_expires_at=new.expires_at)
+    hand.move(10 * DAY_S)
+    third, _ = mortal.rotate(key.id, await mortal.authenticate(second), second)
+    assert third.expires_at == after(NOW, 180 * DAY_S), "never longer than an admin gave it"
+
+
+@pytest.mark.parametrize(("grace_s", "ends_s"), [(None, DAY_S), (0.0, 0.0), (3600.0, 3600.0), (30 * DAY_S, 10 * DAY_S)])
+async def test_the_old_secret_works_for_its_grace_and_never_for_longer_than_it_would_have(
+    mortal, hand, grace_s, ends_s
+):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    hand.move(80 * DAY_S)
+    new, second = mortal.rotate(key.id, await mortal.authenticate(first), first, grace_s)
+    assert new.old_until == after(hand.at, ends_s)
+    if ends_s:
+        hand.move(ends_s - 1)
+        caller = await mortal.authenticate(first)
+        assert (caller.key_replaced, caller.key_expires_at) == (True, new.old_until)
+        hand.move(1)
+    assert "use the new one" in (await refused(mortal, first, "auth.expired")).hint
+    await mortal.authenticate(second)
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, 30 * DAY_S + 1, float("nan"), float("inf")])
+async def test_a_grace_has_bounds(mortal, grace_s):
+    key, _ = mortal.create("ann", Role.USER, None, "root")
+    await not_rotated(mortal, "key.invalid", key.id, ROOT, "", grace_s)
+
+
+async def test_a_key_that_never_expires_stays_so(mortal):
+    key, secret = mortal.create("slurm", Role.AGENT, "slurm/alpha", "root")
+    new, second = mortal.rotate(key.id, await mortal.authenticate(secret), secret)
+    assert new.expires_at is None
+    assert (await mortal.authenticate(second)).owner_prefix == "slurm/alpha"
+
+
+async def test_a_key_has_two_secrets_at_most(mortal):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    _, second = mortal.rotate(key.id, ROOT, "")
+    _, third = mortal.rotate(key.id, ROOT, "")
+    await refused(mortal, first)
+    assert (await mortal.authenticate(second)).key_replaced
+    assert not (await mortal.authenticate(third)).key_replaced
+    mortal.revoke(key.id, "root")
+    for secret in (first, second, third):
+        await refused(mortal, secret)
+
+
+async def test_a_replaced_secret_rotates_nothing(mortal):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    _, second = mortal.rotate(key.id, await mortal.authenticate(first), first)
+    await mortal.authenticate(second)
+    await not_rotated(mortal, "key.replaced", key.id, await mortal.authenticate(first), first)
+
+
+async def test_nor_one_that_was_replaced_after_its_request_began(mortal):
+    # It may send its body slowly, on a connection that it opened before.
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    thief = await mortal.authenticate(first)
+    _, second = mortal.rotate(key.id, thief, first, 0)
+    await mortal.authenticate(second)
+    await not_rotated(mortal, "key.replaced", key.id, thief, first)
+    _, third = mortal.rotate(key.id, await mortal.authenticate(second), second)
+    await not_rotated(mortal, "key.replaced", key.id, thief, first)
+    assert (await mortal.authenticate(third)).subject == "ann"
+
+
+async def test_nor_one_that_an_admin_replaced(mortal):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    mortal.rotate(key.id, ROOT, "")
+    await not_rotated(mortal, "key.replaced", key.id, await mortal.authenticate(first), first)
+
+
+async def test_who_lost_the_answer_asks_again_and_the_grace_grows_no_longer(mortal, hand):
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    lost, second = mortal.rotate(key.id, await mortal.authenticate(first), first, 3600)
+    hand.move(60)
+    again, third = mortal.rotate(key.id, await mortal.authenticate(first), first, DAY_S)
+    assert (again.old_digest, again.old_until) == (key.digest, lost.old_until)
+    assert again.expires_at == after(hand.at, 90 * DAY_S)
+    await refused(mortal, second)
+    await mortal.authenticate(third)
+    await not_rotated(mortal, "key.replaced", key.id, await mortal.authenticate(first), first)
+
+
+async def test_of_two_who_rotate_at_once_one_does(mortal, store):
+    key, _ = mortal.create("ann", Role.USER, None, "root")
+    slow = SlowStore(store)
+    behind = Keys(cast("Store", slow), mortal._clock, b"pepper")
+    late = asyncio.create_task(asyncio.to_thread(behind.rotate, key.id, ROOT, ""))
+    await asyncio.to_thread(slow.read.wait)
+    _, second = mortal.rotate(key.id, ROOT, "")
+    slow.gate.set()
+    with pytest.raises(MooringsError) as caught:
+        await late
+    assert caught.value.code == "key.replaced"
+    await mortal.authenticate(second)
+
+
+async def test_who_may_rotate(mortal, hand):
+    key, secret = mortal.create("ann", Role.USER, None, "root")
+    _, others = mortal.create("bob", Role.USER, None, "root")
+    ann, bob = await mortal.authenticate(secret), await mortal.authenticate(others)
+    await not_rotated(mortal, "auth.denied", key.id, bob, others)
+    await not_rotated(mortal, "auth.denied", key.id, ann, secret, None, 0.0)
+    await not_rotated(mortal, "key.unknown", "nobody", ROOT, "")
+    hand.move(91 * DAY_S)
+    new, fresh = mortal.rotate(key.id, ROOT, "", None, 7 * DAY_S)
+    assert new.expires_at == after(hand.at, 7 * DAY_S)
+    await refused(mortal, secret, "auth.expired")
+    assert (await mortal.authenticate(fresh)).subject == "ann"
+    mortal.revoke(key.id, "root")
+    await not_rotated(mortal, "key.unknown", key.id, ROOT, "")
+
+
+async def test_a_rotation_is_told_without_its_secret(mortal, store, path, caplog):
+    caplog.set_level("DEBUG")
+    key, first = mortal.create("ann", Role.USER, None, "root")
+    new, second = mortal.rotate(key.id, await mortal.authenticate(first), first)
+    (event,) = [row.event for row in store.events(Seq(0), 100, names=["key.rotated"])]
+    told = {"key": key.id, "by": "ann", "expires_at": new.expires_at, "old_until": new.old_until}
+    assert json.loads(event.data) == told
+    store.close()
+    kept = b"".join(file.read_bytes() for file in path.parent.iterdir()).decode("latin-1")
+    kept += "".join(f"{record.__dict__}" for record in caplog.records)
+    assert "key.rotated" in kept
+    for secret in (first, second):
+        assert secret[-64:] not in kept
+
+
+async def test_rotating_one_key_costs_the_others_no_read(mortal, store):
+    gone, _ = mortal.create("ann", Role.USER, None, "root")
+    _, kept = mortal.create("bob", Role.USER, None, "root")
+    await mortal.authenticate(kept)
+    mortal.rotate(gone.id, ROOT, "")
+    store.close()
+    assert (await mortal.authenticate(kept)).subject == "bob"
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------

@@ -163,6 +163,34 @@ async def test_a_job_that_holds_its_partition_is_never_given_up() -> None:
     assert (await work).partition == "of-claim-0"
 
 
+@pytest.mark.parametrize("code", ["auth.expired", "auth.invalid"])
+async def test_a_job_that_holds_its_partition_waits_for_the_agents_next_key(code: str) -> None:
+    """Law 3: a key of ours that is refused says nothing of the job, and ends none of its steps."""
+    controller = Controller()
+    controller.keeps = MooringsError(code, "the access key has expired")
+    berths, told = make(controller, patience_s=0.02)
+    work = berths.serve(JOB)
+    await until_async(lambda: controller.asked > 5)
+    assert not work.done()
+    assert told == ["settled"], "it was never given up"
+    controller.keeps = None
+    assert (await work).partition == "of-claim-0"
+
+
+class Expired(Controller):
+    """One for which the agent's key has expired."""
+
+    def create_claim(self, request: ClaimRequest, key: str) -> ClaimBody:
+        raise MooringsError("auth.expired", "the access key has expired")
+
+
+async def test_a_start_that_meets_an_expired_key_goes_back_into_the_queue_and_is_told_why() -> None:
+    berths, told = make(Expired("PENDING"), patience_s=0.05)
+    with pytest.raises(RefusedError, match="the access key has expired"):
+        await berths.serve(JOB)
+    assert told == ["settled", "no partition within 0.05 s: the access key has expired"]
+
+
 async def test_after_a_refusal_the_next_step_of_a_job_that_holds_its_partition_asks_again() -> None:
     controller = Controller()
     controller.keeps = MooringsError("driver.fault", "its driver cannot tell")

@@ -101,6 +101,7 @@ def _live_a_while(store, first):
     store.add_access_key(key, an_event("key.created"))
     store.access_key(key.id)
     store.access_keys()
+    store.rotate_access_key(replace(key, digest=f"new{first}", rotated_at=NOW), key.digest, an_event("key.rotated"))
     store.revoke_access_key(key.id, an_event("key.revoked", at=Instant(NOW + 5)))
     store.ping()
 

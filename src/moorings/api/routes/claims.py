@@ -171,7 +171,8 @@ OPERATIONS = (
         many("Claim", ClaimBody),
         query=(CLAIM_STATES, OWNER_PREFIX, POOL, ALL, *PAGING),
     ),
-    Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM),
+    # Also by a key that has expired: that its holder lives is all it tells, and a lease that ends would end a job.
+    Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM, after_expiry=True),
     Operation("POST", "/v1/claims/{id}/yield", yield_claim, _CLAIM, body=YieldRequest),
     Operation("POST", "/v1/claims/{id}/checkpoint", checkpoint_claim, _CLAIM, body=CheckpointRequest),
     Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody), query=(WHEN,)),

@@ -1,4 +1,4 @@
-"""``/v1/keys``: access keys; for admins."""
+"""``/v1/keys``: access keys; for admins, but everybody may rotate the key that is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorings.api.parameters import PAGING
 from moorings.api.render import key_body
 from moorings.core.access import Role
 from moorings.ports.store import AccessKey
-from moorings.wire.shapes import KeyBody, KeyRequest
+from moorings.wire.shapes import KeyBody, KeyRequest, RotateRequest
 
 
 def _age(key: AccessKey) -> str:
@@ -26,12 +26,28 @@ async def list_keys(call: Call) -> Response:
 async def create_key(call: Call) -> Response:
     """Make an access key.
 
-    Its secret is in this answer and nowhere else.
+    Its secret is in this answer and nowhere else. It expires after `lifetimeS`, or the controller's usual time; agents'
+    keys only if that is asked for.
     """
     request = call.body(KeyRequest)
     key, secret = await call.controller.create_key(
-        call.caller, request.subject, Role(request.role), request.owner_prefix
+        call.caller, request.subject, Role(request.role), request.owner_prefix, request.lifetime_s
     )
+    return call.answer(key_body(key, secret))
+
+
+async def rotate_key(call: Call) -> Response:
+    """Give an access key a new secret.
+
+    It is in this answer and nowhere else. The old one works for `graceS` more, a day if that is left out. The key lives
+    as long again as it was to live before; only an admin may give it another lifetime. A secret that was replaced
+    rotates nothing; but where the answer was lost, it may ask again until the new one has been used.
+    """
+    request = call.body(RotateRequest)
+    key, secret = await call.controller.rotate_key(
+        call.caller, call.secret, call.path("id"), request.grace_s, request.lifetime_s
+    )
+    call.service.revoked.ring()
     return call.answer(key_body(key, secret))
 
 
@@ -45,5 +61,6 @@ async def revoke_key(call: Call) -> Response:
 OPERATIONS = (
     Operation("GET", "/v1/keys", list_keys, many("Key", KeyBody), query=PAGING),
     Operation("POST", "/v1/keys", create_key, one("Key", KeyBody, status=201), body=KeyRequest),
+    Operation("POST", "/v1/keys/{id}/rotate", rotate_key, one("Key", KeyBody), body=RotateRequest),
     Operation("DELETE", "/v1/keys/{id}", revoke_key, NOTHING),
 )

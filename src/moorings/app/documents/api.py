@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moorings.api import openapi
+from moorings.api.calls import KEY_EXPIRES_HEADER
 from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
 from moorings.app.documents.fields import FIELDS
@@ -110,6 +111,10 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "list_keys": (ADMINS, ("auth.denied",)),
     "create_key": (ADMINS, ("auth.denied", "key.invalid", "owner.invalid")),
+    "rotate_key": (
+        f"{ADMINS}; everybody the key that is shown",
+        ("auth.denied", "key.invalid", "key.unknown", "key.replaced"),
+    ),
     "revoke_key": (ADMINS, ("auth.denied", "key.unknown")),
     "get_findings": (ADMINS, ("auth.denied",)),
     "get_health": (EVERYBODY, ()),
@@ -124,7 +129,8 @@ ABOUT = f"""\
 JSON over HTTP, as [openapi.json](openapi.json) describes it for programs. [Use it from a
 program](../how-to/use-it-from-a-program.md) shows how.
 
-- **Key.** `Authorization: Bearer moor_...`. Without one: 401 `auth.missing`.
+- **Key.** `Authorization: Bearer moor_...`. Without one: 401 `auth.missing`. To a key that expires every answer tells
+  when, as `{KEY_EXPIRES_HEADER}`; then: 401 `auth.expired`, for everything but renewing a lease.
 - **Errors** are `application/problem+json` with a stable `code`, a `detail`, a `hint` and `requestId`. Besides those of
   an operation, every one may answer `auth.*`, `request.invalid`, `body.*`, `page.invalid`, `controller.busy` or
   `store.unavailable`; [errors](errors.md) says what to do. `retryable: true` means: the same request may succeed later.

@@ -6,7 +6,7 @@ does not know it. The numbers come from the constants that decide.
 
 from __future__ import annotations
 
-from moorings.core.access import Role
+from moorings.core.access import DAY_S, GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, Role
 from moorings.core.announced import INSTANCE_CHARS, JOBS_MAX
 from moorings.core.claims import (
     LEASE_S_MAX,
@@ -209,6 +209,18 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("KeyRequest", "ownerPrefix"): (
         f"at most {OWNER_CHARS_MAX} characters, as `slurm/cluster1`",
         "Of an agent, which must have one: the owners it acts for.",
+    ),
+    ("KeyRequest", "lifetimeS"): (
+        f"{LIFETIME_S_MIN:g} to {LIFETIME_DAYS_MAX * DAY_S:,.0f}, or 0: for ever",
+        "When it expires; if it is left out: as the controller is set, and an agent's never.",
+    ),
+    ("RotateRequest", "graceS"): (
+        f"0 to {GRACE_S_MAX:,.0f}",
+        f"How long the old secret still works, {GRACE_S:,.0f} if it is left out; never for longer than it would have.",
+    ),
+    ("RotateRequest", "lifetimeS"): (
+        "as in KeyRequest; only of admins",
+        "Another lifetime; if it is left out: as long again as it was to live before.",
     ),
     ("TopologyShape", "type"): ("`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are."),
     ("TopologyShape", "domains"): ("1 or more", "How many domains."),

@@ -26,6 +26,7 @@ COMMANDS: dict[str, Entry] = {
     "delete": Entry(
         "delete", "Remove partitions and projects, release claims, revoke keys.", _CHANGE, ("rm", "remove")
     ),
+    "rotate": Entry("rotate", "Give an access key a new secret.", _CHANGE),
     "reset": Entry("delete", "Put a partition's devices into a clean state.", _CHANGE),
     "drain": Entry("drain", "Take devices out of service.", _CHANGE),
     "resume": Entry("drain", "Put devices back into service.", _CHANGE),

@@ -14,7 +14,7 @@ from moorings.cli.following import await_claim, patience_of
 from moorings.cli.grammar import MoorCommand, NounGroup, examples, live, options
 from moorings.cli.interrupts import Interrupted, Interrupts
 from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
-from moorings.cli.limits import Limit, parse_seconds
+from moorings.cli.limits import Limit, parse_lifetime_s, parse_seconds
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
@@ -145,21 +145,32 @@ def create_claim(
     "--role", type=click.Choice(["admin", "user", "agent", "viewer"]), default="user", help="What it may do (user)."
 )
 @click.option("--owner-prefix", metavar="PREFIX", help="Owners an agent may act for, as slurm/cluster1.")
+@click.option(
+    "--expires",
+    metavar="DURATION",
+    help="It works for so long, as 90d, or never; bare: days (as the controller is set; agents' keys never expire).",
+)
 @output_option
 @click.pass_obj
-def create_key(session: Session, subject: str, *, role: str, owner_prefix: str | None, output: str | None) -> None:
+def create_key(
+    session: Session, subject: str, *, role: str, owner_prefix: str | None, expires: str | None, output: str | None
+) -> None:
     """Make an access key for SUBJECT; its secret is shown this once.
 
     On one machine jobs run as the controller's own user. So whoever may run jobs (roles user and admin) can read all
     that this user can read, the controller's database and keys too: give such keys only to people whom you would trust
     with that account.
     """
-    key = session.client.create_key(KeyRequest(subject=subject, role=role, owner_prefix=owner_prefix))
+    lifetime_s = None if expires is None else parse_lifetime_s(expires)
+    key = session.client.create_key(
+        KeyRequest(subject=subject, role=role, owner_prefix=owner_prefix, lifetime_s=lifetime_s)
+    )
     shown = showing(session, output, usual="table")
     if shown.form.name != "table":
         shown.show_one(KEYS, key)
         return
-    session.console.note(f"key/{key.id} created for {key.subject} ({key.role}). Its secret is shown only now:")
+    until = f", works until {key.expires_at[:19]}Z" if key.expires_at is not None else ""
+    session.console.note(f"key/{key.id} created for {key.subject} ({key.role}{until}). Its secret is shown only now:")
     session.console.line(key.secret or "")
 
 

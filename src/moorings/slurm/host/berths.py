@@ -177,7 +177,7 @@ class Berths:
                 if error.code == "claim.name_taken" and not long_name:
                     long_name = True  # an older job of this id is not gone yet, or another cluster has one
                     continue
-                if not error.retryable:
+                if not error.retryable and not error.code.startswith("auth."):  # of our key, not of the job
                     self._settle(owner)
                     told = f"no partition for this job: {error.detail}"
                     raise RefusedError(error.code, told, hint=error.hint) from error

@@ -190,6 +190,9 @@ class StoreGate:
     def access_keys(self) -> Sequence[AccessKey]:
         raise AssertionError("nobody reads access keys here")
 
+    def rotate_access_key(self, key: AccessKey, replaced: str, event: Event) -> bool:
+        raise AssertionError("nobody rotates access keys here")
+
     def revoke_access_key(self, ident: str, event: Event) -> bool:
         raise AssertionError("nobody revokes access keys here")
 

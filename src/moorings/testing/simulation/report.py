@@ -19,7 +19,12 @@ from moorings.workloads.runs import RunState
 COLUMNS = 3
 _NO_CODE_YET = {ClaimState.ANNOUNCED, ClaimState.MIGRATING}
 _NEVER_SAVED = {PartitionState.REMOVED}
-_NOT_HERE = {"key.created", "key.revoked", "controller.led"}  # access keys are not simulated; leading is not a turn's
+_NOT_HERE = {
+    "key.created",
+    "key.rotated",
+    "key.revoked",
+    "controller.led",
+}  # access keys are not simulated; leading is not a turn's
 
 TO_REACH: tuple[str, ...] = (
     *(f"fault {kind}" for kind in KINDS),

@@ -1,0 +1,167 @@
+"""``moor rotate``: a new secret for an access key, and in the credentials file, where the old one is from there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from moorings.cli.configuration import credentials_file, read_private
+from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, live
+from moorings.cli.kinds import KEYS
+from moorings.cli.limits import parse_lifetime_s, parse_seconds
+from moorings.cli.session import Session
+from moorings.cli.showing import Showing, output_option, showing
+from moorings.client.causes import cause_text
+from moorings.core.errors import MooringsError
+from moorings.wire.shapes import KeyBody, RotateRequest
+
+rotate = NounGroup(
+    name="rotate",
+    help="Give an access key a new secret.",
+    epilog=examples(
+        "moor rotate key", "moor rotate key 3hq2abcdef --grace 0", "moor rotate key 3hq2abcdef --expires 90d"
+    ),
+    no_args_is_help=True,
+)
+
+
+@rotate.command("key", cls=MoorCommand)
+@click.argument("ident", metavar="[KEY]", required=False, shell_complete=live("key"))
+@click.option(
+    "--grace",
+    metavar="DURATION",
+    help="The old secret still works for so long, as 1h; bare: seconds; 30d at most (1d).",
+)
+@click.option(
+    "--expires",
+    metavar="DURATION",
+    help="Another lifetime, as 90d, or never; bare: days; for admins (as long as before).",
+)
+@output_option
+@click.pass_obj
+def rotate_key(
+    session: Session, ident: str | None, *, grace: str | None, expires: str | None, output: str | None
+) -> None:
+    """Give the key in use, or as an admin any KEY, a new secret.
+
+    The key stays the same one, and lives as long again as it was to live before. If it is from your credentials file,
+    the new secret is written there; else it is shown, this once. What its holder has goes on.
+    """
+    shown = showing(session, output, usual="table")
+    request = RotateRequest(
+        grace_s=None if grace is None else parse_seconds(grace),
+        lifetime_s=None if expires is None else parse_lifetime_s(expires),
+    )
+    secret = session.configuration.text("access_key")
+    own = secret.split("_")[1] if secret.count("_") == 2 else ""
+    chosen = own if ident is None else bare_names("key", [ident])[0]
+    if not chosen:
+        raise MooringsError("auth.missing", "there is no access key to rotate", hint="name one: moor rotate key KEY")
+    if chosen == own and _from_file(session):
+        _rotate_in_file(session, shown, chosen, request, secret)
+    else:
+        _show(shown, _rotated(session, chosen, request))
+
+
+def _from_file(session: Session) -> bool:
+    origin = session.configuration.values["access_key"].origin
+    return origin.startswith(f"{credentials_file(session.environment)} ")
+
+
+def _rotated(session: Session, ident: str, request: RotateRequest) -> KeyBody:
+    with session.client_of() as client:  # one of its own: that the old secret ends soon is no news at the end
+        try:
+            return client.rotate_key(ident, request)
+        except MooringsError as error:
+            if error.code == "controller.unreachable" and client.sent:
+                error.hint = "the old secret may have been replaced, and works until its grace is over: ask again"
+            raise
+
+
+def _rotate_in_file(session: Session, shown: Showing, ident: str, request: RotateRequest, secret: str) -> None:
+    path = credentials_file(session.environment).resolve()  # a link stays one
+    with _draft_of(path) as draft:  # before the secret is replaced: a folder that cannot be written is told in time
+        if secret not in read_private(path):
+            raise MooringsError(
+                "config.invalid", f"{path} spells the access key in another way", hint="write it plainly"
+            )
+        key = _rotated(session, ident, request)
+        fresh = key.secret or ""
+        try:
+            # Read again: another moor may have written. In each context that has it: one key, several addresses.
+            _put(draft, path, read_private(path).replace(secret, fresh))
+        except (OSError, MooringsError) as error:
+            why = cause_text(error) if isinstance(error, OSError) else error.detail
+            session.console.warn(f"{path} could not be written ({why}): put the new secret there yourself")
+            _show(shown, key)
+            return
+    _try(session, fresh)
+    if shown.form.name == "table":
+        session.console.line(f"key/{key.id} rotated{_until(key)}; the new secret is in {path}")
+    else:
+        shown.show_one(KEYS, replace(key, secret=None))
+
+
+@contextlib.contextmanager
+def _draft_of(path: Path) -> Iterator[Path]:
+    """A private file beside ``path``, which is gone afterwards unless it was put in its place.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise MooringsError(
+            "config.invalid",
+            f"{path} cannot be replaced: {cause_text(error)}",
+            hint="nothing was changed; with MOORINGS_ACCESS_KEY_FILE the new secret is shown, not written",
+        ) from error
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _put(draft: Path, path: Path, text: str) -> None:
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _try(session: Session, secret: str) -> None:
+    """Use the new secret once: from then on the old one cannot ask for another."""
+    from moorings.client.client import Client
+    from moorings.client.transport import Transport
+
+    try:
+        with Client(Transport(replace(session.endpoint_of(), access_key=secret))) as client:
+            client.pools()
+    except MooringsError as error:
+        session.console.warn(f"the new secret could not be tried: {error.detail}")
+
+
+def _show(shown: Showing, key: KeyBody) -> None:
+    if shown.form.name != "table":
+        shown.show_one(KEYS, key)
+        return
+    console = shown.session.console
+    console.note(f"key/{key.id} of {key.subject} ({key.role}) rotated{_until(key)}. Its new secret is shown only now:")
+    console.line(key.secret or "")
+
+
+def _until(key: KeyBody) -> str:
+    works = f", works until {key.expires_at[:19]}Z" if key.expires_at is not None else ""
+    old = key.old_secret_until or ""
+    grace = (
+        f"until {old[:19]}Z" if old > (key.rotated_at or "") else "no longer"
+    )  # in one form, so they sort as times do
+    return f"{works}; the old secret works {grace}"
