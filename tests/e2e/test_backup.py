@@ -308,11 +308,22 @@ def test_a_secret_replaced_since_the_backup_stays_replaced(controller: Controlle
     file = tmp_path / "b.tar.gz"
     assert tool("save", controller.data, file)[0] == 0
     rotated = controller.ask("POST", f"/v1/keys/{key['id']}/rotate", {"graceS": 0}, key=key["secret"])[1]
+    later = tmp_path / "later.tar.gz"
+    assert tool("save", controller.data, later)[0] == 0
     assert controller.stop() == 0
     assert tool("restore", controller.data, file)[0] == 0
     controller.start()
     assert controller.ask("GET", "/v1/pools", key=key["secret"])[1].get("code") == "auth.expired"
     assert [controller.ask("GET", "/v1/pools", key=one["secret"])[0] for one in (rotated, other)] == [200, 200]
+    newest = controller.ask("POST", f"/v1/keys/{key['id']}/rotate", {"graceS": 0}, key=rotated["secret"])[1]
+    newest_file = tmp_path / "newest.tar.gz"
+    assert tool("save", controller.data, newest_file)[0] == 0
+    for backup in (later, newest_file, file):  # whichever follows which, the newest secret stays
+        assert controller.stop() == 0
+        assert tool("restore", controller.data, backup)[0] == 0
+        controller.start()
+        asked = [controller.ask("GET", "/v1/pools", key=one["secret"])[0] for one in (key, rotated, newest)]
+        assert asked == [401, 401, 200], backup
 
 
 def test_a_backup_under_load_is_one_moment(controller: ControllerProcess, tmp_path: Path) -> None:

@@ -366,8 +366,8 @@ def _revoke_again(database: Path, old: Path) -> bool:
                 connection.execute(
                     "UPDATE main.access_keys SET (digest, expires_at, rotated_at, old_digest, old_until) = "
                     "(SELECT o.digest, o.expires_at, o.rotated_at, o.old_digest, o.old_until FROM old.access_keys o "
-                    "WHERE o.id = main.access_keys.id) WHERE id IN "
-                    "(SELECT id FROM old.access_keys WHERE rotated_at IS NOT NULL)"
+                    "WHERE o.id = main.access_keys.id) WHERE id IN (SELECT o.id FROM old.access_keys o "
+                    "WHERE o.id = main.access_keys.id AND o.rotated_at > coalesce(main.access_keys.rotated_at, 0))"
                 )
             connection.execute("COMMIT")
     except sqlite3.Error:

@@ -83,6 +83,7 @@ def test_everything_may_stand_in_the_file(config):
         log_file = "/var/log/moorings.log"
         log_file_bytes_max = 0
         keep_runs_days = 7
+        key_lifetime_days = 0
     """)
     assert read_settings(arguments, {}) == Settings(
         data=Path("/srv/moorings"),
@@ -97,6 +98,7 @@ def test_everything_may_stand_in_the_file(config):
         log_file=Path("/var/log/moorings.log"),
         log_file_bytes_max=0,
         keep_runs_days=7,
+        key_lifetime_days=0,
     )
 
 
@@ -200,6 +202,7 @@ def test_paths_become_absolute_and_home_is_known(monkeypatch, tmp_path):
         ("reserve = 0", "reserve must be true or false, not a number"),
         ('log_level = "loud"', "log level 'loud' is not known"),
         ('log_format = "xml"', "log format 'xml' is not known"),
+        ("key_lifetime_days = 3661", "key_lifetime_days '3661' is too long"),
         ("keep_runs_days = -1", "keep_runs_days '-1' is no whole number"),
         ('log_file_bytes_max = "many"', "log_file_bytes_max must be a whole number, not a string"),
         ('data = ""', "data '' is no path"),
