@@ -78,6 +78,25 @@ def test_every_address_serves_the_whole_api(twins: tuple[Twin, Twin]) -> None:
     drained(two)
 
 
+def test_keys_are_rotated_and_expire_at_every_address(twins: tuple[Twin, Twin], database_url: str) -> None:
+    one, two = twins
+    key = one.ask("POST", "/v1/keys", {"subject": "ann"})[1]
+    assert two.ask("GET", "/v1/pools", key=key["secret"])[0] == 200  # the one that stands by knows it from now on
+    status, rotated = two.ask("POST", f"/v1/keys/{key['id']}/rotate", {"graceS": 0}, key=key["secret"])
+    assert status == 200
+    for twin in twins:
+        assert twin.ask("GET", "/v1/pools", key=key["secret"])[1].get("code") == "auth.expired"
+        assert twin.ask("GET", "/v1/pools", key=rotated["secret"])[0] == 200
+    other = one.ask("POST", "/v1/keys", {"subject": "bob"})[1]
+    made = one.ask("POST", "/v1/claims?wait=20s", {"size": 1, "leaseS": 3600, "owner": "user/bob"})[1]
+    with psycopg.connect(database_url) as database:
+        database.execute("UPDATE access_keys SET expires_at = created_at + 1 WHERE id = %s", [other["id"]])
+    for twin in twins:
+        assert twin.ask("GET", "/v1/pools", key=other["secret"])[1].get("code") == "auth.expired"
+        assert twin.ask("POST", f"/v1/claims/{made['id']}/renew", key=other["secret"])[0] == 200
+    assert one.ask("DELETE", f"/v1/claims/{made['id']}?wait=20s")[1]["state"] == "RELEASED"
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_the_other_takes_over(twins: tuple[Twin, Twin], end: signal.Signals) -> None:

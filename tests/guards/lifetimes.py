@@ -10,6 +10,7 @@ STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 BERTHS = "tests/unit/slurm/test_berths.py::"
 BACKUP = "tests/e2e/test_backup.py::"
 LIFETIMES = "tests/e2e/test_key_lifetimes.py::"
+TWINS = "tests/e2e/test_two_controllers.py::"
 ROTATE = "tests/unit/cli/test_rotate.py::"
 
 LIVES = (
@@ -153,6 +154,15 @@ LIVES = (
             f"{SECURITY}test_with_an_expired_key_leases_are_renewed_and_nothing_else",
             f"{LIFETIMES}test_a_lease_is_renewed_with_a_key_that_has_expired_but_with_no_revoked_or_replaced_one",
         ),
+    ),
+    Guard(
+        law="3",
+        what="a controller that stands by hands on what is asked with an expired key",
+        file="app/controller.py",
+        at="serve",
+        cut="partial(keys.authenticate, after_expiry=True)",
+        put="keys.authenticate",
+        tests=(f"{TWINS}test_keys_are_rotated_and_expire_at_every_address",),
     ),
     Guard(
         law="3",

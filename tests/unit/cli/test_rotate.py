@@ -95,6 +95,17 @@ def test_a_file_that_cannot_be_written_after_all_does_not_lose_the_secret(moor, 
     assert file.read_text() == before
 
 
+def test_a_file_that_somebody_changed_meanwhile_does_not_lose_the_secret_either(server, moor, file):
+    def change(_seen):
+        file.write_text("# another key was put here\n")
+        return Reply(ROTATED)
+
+    server.on("POST", PATH, change)
+    code, out, err = moor("rotate", "key")
+    assert (code, out, "put the new secret there yourself" in err) == (0, f"{NEW}\n", True)
+    assert file.read_text() == "# another key was put here\n"
+
+
 def test_a_refusal_leaves_the_file_as_it_is(server, moor, file):
     before = file.read_text()
     server.on("POST", PATH, problem("key.replaced", "it was given a new secret", 409))

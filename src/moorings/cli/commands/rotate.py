@@ -86,15 +86,12 @@ def _rotated(session: Session, ident: str, request: RotateRequest) -> KeyBody:
 def _rotate_in_file(session: Session, shown: Showing, ident: str, request: RotateRequest, secret: str) -> None:
     path = credentials_file(session.environment).resolve()  # a link stays one
     with _draft_of(path) as draft:  # before the secret is replaced: a folder that cannot be written is told in time
-        if secret not in read_private(path):
-            raise MooringsError(
-                "config.invalid", f"{path} spells the access key in another way", hint="write it plainly"
-            )
+        _exchanged(path, secret, "")
         key = _rotated(session, ident, request)
         fresh = key.secret or ""
         try:
             # Read again: another moor may have written. In each context that has it: one key, several addresses.
-            _put(draft, path, read_private(path).replace(secret, fresh))
+            _put(draft, path, _exchanged(path, secret, fresh))
         except (OSError, MooringsError) as error:
             why = cause_text(error) if isinstance(error, OSError) else error.detail
             session.console.warn(f"{path} could not be written ({why}): put the new secret there yourself")
@@ -105,6 +102,18 @@ def _rotate_in_file(session: Session, shown: Showing, ident: str, request: Rotat
         session.console.line(f"key/{key.id} rotated{_until(key)}; the new secret is in {path}")
     else:
         shown.show_one(KEYS, replace(key, secret=None))
+
+
+def _exchanged(path: Path, secret: str, fresh: str) -> str:
+    """The text of the file with another secret.
+
+    Raises:
+        MooringsError: ``config.invalid``, ``credentials.unsafe``.
+    """
+    text = read_private(path)
+    if secret not in text:  # written with escapes, or another moor has changed it
+        raise MooringsError("config.invalid", f"{path} does not have the access key", hint="write it there as it is")
+    return text.replace(secret, fresh)
 
 
 @contextlib.contextmanager
