@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from sqlalchemy import event
 
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Changes, Page, Save
+from moorings.core.instants import Instant
+from moorings.ports.store import Changes, Page, Save, Seq
 from moorings.store import session as sessions
 from moorings.store.postgresql import SESSIONS_MAX, connect_alone, open_postgresql
 from moorings.store.session import Patience, Server
@@ -65,6 +67,56 @@ def pids(postgresql, name):
         f"SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'moorings'"
     )
     return [pid for (pid,) in found]
+
+
+# ------------------------------------------------------------------------------------------------------- a long history
+
+_FILL = """
+    INSERT INTO outbox
+    SELECT n, (ARRAY['claim.created', 'claim.granted', 'turn.decided', 'run.ended'])[1 + mod(n, 4)], n,
+        'claim-' || n / 10, NULL, CASE mod(n, 4) WHEN 3 THEN 'run-' || n / 10 END, NULL, NULL, 1, '{}'
+    FROM generate_series(2, 100000) AS n
+"""
+MANY = 1_100  # rows; what is asked for at most is a page, or where the thousandth event is
+READS = {
+    "a page": lambda store: store.events(Seq(50_000), 100),
+    "of a name": lambda store: store.events(Seq(50_000), 100, names=["run.ended"]),
+    "of a noun": lambda store: store.events(Seq(50_000), 100, names=["claim.*", "device.drained"]),
+    "of a claim": lambda store: store.events(Seq(0), 100, claim="claim-5000"),
+    "of a run, by name": lambda store: store.events(Seq(0), 100, run="run-5000", names=["run.*"]),
+    "a stretch": lambda store: store.stretch(1000, Instant(50_000)),
+    "loading": lambda store: store.load(),
+}
+
+
+def test_a_read_of_a_long_log_costs_what_it_gives(opened):
+    store = opened(patience=Patience())
+    with store._database.write() as connection:
+        for statement in (_FILL, "UPDATE installation SET seq = 100000", "ANALYZE outbox"):
+            connection.exec_driver_sql(statement)
+    asked = []
+    event.listen(store._database.engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+    for what, read in READS.items():
+        asked.clear()
+        read(store)
+        statements = [one for one in asked if one[0].startswith(("SELECT", "WITH"))]
+        assert statements
+        with store._database.read() as connection:
+            for statement, values in statements:
+                told = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", values)
+                costly = [node for node in _nodes(told.scalar_one()[0]["Plan"]) if _reads_much(node)]
+                assert costly == [], what
+
+
+def _nodes(plan):
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)
+
+
+def _reads_much(node):
+    """Whether a step of a plan gave, or passed over, more rows than anybody asked for."""
+    return node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > MANY
 
 
 # ---------------------------------------------------------------------------------------------- how sessions are set up

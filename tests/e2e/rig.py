@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moorings.app.folders import ARCHIVE
 from moorings.app.wiring import Assembly, assemble
 from moorings.controller.replay import Difference, Replay
 from moorings.controller.service import Controller
@@ -20,6 +21,7 @@ from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
+from moorings.store.archive import read_events, stretches
 from moorings.store.high_water import HighWaterMark
 from moorings.workloads.jobs import Accelerators, JobSpec
 from tests.databases import open_new
@@ -138,7 +140,7 @@ async def running(
     try:
         yield Rig(assembly, clock)
         assert check(assembly.loop.fleet) == []
-        assert decided_again(store, pools) == []
+        assert decided_again(store, pools, folder / ARCHIVE) == []
         for task in tasks:
             assert not task.done(), task
     finally:
@@ -150,10 +152,11 @@ async def running(
         store.close()
 
 
-def decided_again(store: Store, pools: str) -> list[Difference]:
+def decided_again(store: Store, pools: str, archive: Path | None = None) -> list[Difference]:
     """Turns of the whole log that are decided otherwise when it is replayed (law 9)."""
     replay = Replay([entry.pool for entry in parse_pools(pools)])
-    return list(replay.take(store.events(Seq(0), 1_000_000)))
+    before = [row for one in stretches(archive) for row in read_events(one)] if archive is not None else []
+    return list(replay.take([*before, *store.events(before[-1].seq if before else Seq(0), 1_000_000)]))
 
 
 def job(*command: str, size: int = 1, tasks: int = 1, workdir: str = "/tmp", **more: object) -> JobSpec:

@@ -61,10 +61,14 @@ class Filter:
     run: str | None = None
     names: tuple[str, ...] = ()
 
-    async def read(self, service: Service, after: Seq, limit: int) -> list[Row]:
-        """At most ``limit`` of them with a greater sequence number."""
-        rows = await service.controller.list_events(after, limit, claim=self.claim, run=self.run, names=self.names)
-        return list(rows)
+    async def read(self, service: Service, after: Seq, limit: int, *, whole: bool) -> list[Row]:
+        """At most ``limit`` of them with a greater sequence number.
+
+        Raises:
+            MooringsError: ``events.gone``: it was to be ``whole``, and some of them have left the database.
+        """
+        list_events = service.controller.list_events
+        return list(await list_events(after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole))
 
 
 def build_event(row: Row, caller: Caller) -> bytes:
@@ -77,7 +81,7 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
     """The events after ``after``, as they happen; until the server stops, or the access key is revoked or expires.
 
     Raises:
-        MooringsError: the store failed, or ``auth.*``.
+        MooringsError: the store failed, ``events.gone``, or ``auth.*``.
     """
     time, beat_s = asyncio.get_running_loop().time, service.limits.heartbeat_s
     yield f": events after {after}\n\n".encode()
@@ -85,7 +89,7 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
     while not service.closing.begun:
         caller = await service.controller.authenticate(secret)
         head = service.controller.last_seq()  # before the read: the read sees at least these
-        rows = await wanted.read(service, after, BATCH)
+        rows = await wanted.read(service, after, BATCH, whole=True)
         if rows:
             yield b"".join(build_event(row, caller) for row in rows)
             after = rows[-1].seq

@@ -26,6 +26,7 @@ from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
 from moorings.local.rundir import RunFolder, sync_folder
+from moorings.store.archive import stretches
 from moorings.store.high_water import FILE as HIGH_WATER
 from moorings.workloads.runs import RunId
 
@@ -121,7 +122,13 @@ def save(data: Path, file: Path) -> list[str]:
         f"backup written: {file} ({file.stat().st_size} bytes)",
         f"installation {standing.installation}, tables of revision {standing.revision}, up to event {standing.seq}",
         "it holds the access keys' pepper: keep it as safe as the controller itself",
+        *_told_of_archives(settings.archive_folder),
     ]
+
+
+def _told_of_archives(folder: Path) -> list[str]:
+    count = len(stretches(folder))
+    return [f"not in it are {count} files of older events, in {folder}: copy them, too"] if count else []
 
 
 def settings_alone(data: Path) -> Settings:

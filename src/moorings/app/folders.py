@@ -21,6 +21,7 @@ from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
 RUNS = "runs"  # in the data folder, unless a setting says otherwise
+ARCHIVE = "archive"  # the same of what has left the database
 RESTORED = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
 RESTORING = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
 DRAFT_AGE_S_MAX = 60.0  # whoever writes a draft for longer than that was killed; others may be writing theirs now

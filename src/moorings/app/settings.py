@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypedDict
 
-from moorings.app.folders import RUNS
+from moorings.app.folders import ARCHIVE, RUNS
 from moorings.core.access import LIFETIME_DAYS_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.tables import Table
@@ -26,11 +26,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
 _PATHS = (
-    *("data", "shared", "runs", "pools", "policy", "credentials", "log_file"),
+    *("data", "shared", "runs", "archive", "pools", "policy", "credentials", "log_file"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
 OUTPUT_BYTES_MAX = 10_000_000_000
-_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "output_bytes_max", "key_lifetime_days")
+_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "keep_history_days", "output_bytes_max", "key_lifetime_days")
 _BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
@@ -129,7 +129,16 @@ class Settings:
 
     keep_runs_days: int = field(default=90, metadata={"flag": "--keep-runs-days"})
     """Days after its end for which a run's folder with its output is kept; 0: for ever. What the database knows of a
-    run stays. Default 90: long enough for a paper's deadline, short enough for a disk."""
+    run stays for ``keep_history_days``. Default 90: long enough for a paper's deadline, short enough for a disk."""
+
+    keep_history_days: int = field(default=365, metadata={"flag": "--keep-history-days"})
+    """Days for which events, and claims and runs that have ended, stay in the database; then they leave for
+    ``archive``. 0: for ever. Idempotency keys stay for ever, as digests. Default 365: accounts are made once a year. A
+    million claims take some 4 GB."""
+
+    archive: Path | None = field(default=None, metadata={"flag": "--archive"})
+    """Folder of what has left the database: events and ended records in packed files that never change. ``moor replay``
+    reads them. Default: ``archive`` in the data folder, or the ``shared`` one."""
 
     output_bytes_max: int = field(default=OUTPUT_BYTES_MAX, metadata={"flag": "--output-bytes-max"})
     """Bytes that an attempt of a run on this machine may write to its output; each task has the same part. What is more
@@ -160,6 +169,11 @@ class Settings:
     def runs_folder(self) -> Path:
         """Where the runs' folders are."""
         return self.runs or (self.shared or self.data) / RUNS
+
+    @property
+    def archive_folder(self) -> Path:
+        """Where the archives are."""
+        return self.archive or (self.shared or self.data) / ARCHIVE
 
 
 def default_data(environment: Mapping[str, str]) -> Path:
@@ -286,6 +300,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         database=text.get("database", ""),
         shared=paths.get("shared"),
         runs=paths.get("runs"),
+        archive=paths.get("archive"),
         local_runs=bool(values.get("local_runs", True)),
         advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),
@@ -305,6 +320,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         log_file=paths.get("log_file"),
         log_file_bytes_max=int(text.get("log_file_bytes_max", "20000000")),
         keep_runs_days=int(text.get("keep_runs_days", "90")),
+        keep_history_days=int(text.get("keep_history_days", "365")),
         output_bytes_max=int(text.get("output_bytes_max", str(OUTPUT_BYTES_MAX))),
         key_lifetime_days=int(text.get("key_lifetime_days", "365")),
     )

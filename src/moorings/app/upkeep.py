@@ -1,4 +1,4 @@
-"""What a controller's process does beside its work: signals, the watchdog, old runs' folders.
+"""What a controller's process does beside its work: signals, the watchdog, old runs' folders, what is to be archived.
 
 ==========  ==========================================================================================================
 SIGHUP      takes over the log level and the certificates, looks at settings and pools file, opens its log anew; says
@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from moorings.app.settings import Settings, read_settings
 from moorings.app.state import tell_state
 from moorings.app.tls import Tls, watch_certificates
 from moorings.app.wiring import KUBERNETES_RUNS, Assembly
+from moorings.controller.retention import Retention, Swept
 from moorings.core.errors import MooringsError
 from moorings.core.instants import after
 from moorings.core.pools import parse_pools
@@ -35,11 +37,13 @@ from moorings.kubernetes.engine import pruning as kubernetes_pruning
 from moorings.local import pruning as local_pruning
 from moorings.ports.clock import Clock
 from moorings.slurm.engine import pruning as slurm_pruning
+from moorings.store.archive import ArchiveFolder
 
 log = logging.getLogger("moorings.controller")
 
 PRUNE_S = 3600.0
 RESERVE_S = 10.0
+SWEEP_S = 3600.0  # also before the first: an upgrade of two controllers, one after the other, is over by then
 DAY_S = 86400.0
 
 _AT_ONCE = frozenset({"log_level"})
@@ -87,6 +91,7 @@ async def upkeep(kept: Kept) -> AsyncIterator[None]:
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
         asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
+        asyncio.create_task(_sweep_history(kept), name="sweep-history"),
     ]
     if kept.tls is not None:
         tasks.append(asyncio.create_task(watch_certificates(kept.tls), name="certificates"))
@@ -201,3 +206,38 @@ async def _prune_runs(kept: Kept) -> None:
             if removed:
                 log.info("runs.pruned", extra={"count": len(removed), "days": kept.settings.keep_runs_days})
         await kept.clock.sleep(PRUNE_S)
+
+
+async def _sweep_history(kept: Kept) -> None:
+    """Let what is old leave the database now and then, while this controller leads."""
+    if not kept.settings.keep_history_days:
+        return
+    while True:
+        await kept.clock.sleep(SWEEP_S)
+        assembly = kept.assembly()
+        if assembly is not None and not assembly.loop.problem:
+            await sweep(assembly, kept.settings, kept.clock)
+
+
+async def sweep(assembly: Assembly, settings: Settings, clock: Clock) -> None:
+    """Let what is old leave the database of a controller that leads; the log says what did, or why not."""
+    retention = Retention(
+        loop=assembly.loop,
+        store=assembly.loop.store,
+        archives=ArchiveFolder(settings.archive_folder),
+        clock=clock,
+        holder=socket.gethostname(),
+        keep_days=settings.keep_history_days,
+    )
+    try:
+        swept = await retention.sweep()
+    except MooringsError as error:
+        failed = {"code": error.code, "detail": error.detail, "hint": error.hint}
+        log.warning("history.not_archived", extra=failed)
+        return
+    except RuntimeError as error:  # it leads no longer, and its writer has gone
+        log.warning("history.not_archived", extra={"detail": str(error)})
+        return
+    if swept != Swept():
+        told = {"events": swept.events, "runs": swept.runs, "claims": swept.claims}
+        log.info("history.archived", extra={**told, "days": settings.keep_history_days})

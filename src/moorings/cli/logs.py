@@ -1,4 +1,7 @@
-"""An event log as ``moor events --after 0`` or ``moor backup`` writes it: its rows, and the trace of jobs in it."""
+"""An event log as ``moor events --after 0`` or ``moor backup`` writes it: its rows, and the trace of jobs in it.
+
+What had left the database by then is read from its archives.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import sqlite3
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +25,7 @@ from moorings.core.policy import Policy
 from moorings.core.records import revive
 from moorings.core.simulate import SimulatedJob
 from moorings.ports.store import Row, Seq
+from moorings.store.archive import read_events, stretches
 from moorings.wire.codec import parse_time
 
 _HELD_UNTIL = ("claim.released", "claim.lost", "claim.failed", "claim.broken", "claim.requeued")
@@ -64,8 +69,12 @@ class _FlawError(Exception):
     """What is wrong with a log, as a half sentence for people."""
 
 
-def read_log(path: Path) -> Log:
+def read_log(path: Path, archive: Path) -> Log:
     """The log of a file: an export, as one JSON document or a line an event, or a backup.
+
+    Args:
+        path: the file.
+        archive: the folder of the archives, where the events are that had left before.
 
     Raises:
         MooringsError: ``log.unreadable``.
@@ -74,12 +83,39 @@ def read_log(path: Path) -> Log:
         with path.open("rb") as file:
             if file.read(len(_GZIP)) == _GZIP:
                 file.seek(0)
-                return _of_backup(file, str(path))
-            file.seek(0)
-            return Log(parse_log(file.read().decode("utf-8-sig"), str(path)))
+                found = _of_backup(file, str(path))
+            else:
+                file.seek(0)
+                found = Log(parse_log(file.read().decode("utf-8-sig"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8"
         raise MooringsError("log.unreadable", f"{path} cannot be read: {why}", hint=_EXPORT) from error
+    rows = list(islice(_archived(found.rows, archive, str(path)), _EVENTS_MAX + 1))
+    if len(rows) > _EVENTS_MAX:
+        raise MooringsError("log.unreadable", f"{path} and its archives have more than {_EVENTS_MAX} events")
+    return replace(found, rows=_whole(rows, str(path)))
+
+
+def _archived(rows: Sequence[Row], folder: Path, source: str) -> Iterator[Row]:
+    """The rows, and before them those of the archives up to the first of them.
+
+    Raises:
+        MooringsError: ``log.unreadable``: some are missing, or damaged.
+    """
+    begin = rows[0].seq if rows else 1
+    held = {one.first: one for one in stretches(folder)} if begin > 1 else {}
+    following = 1
+    while following < begin and following in held:
+        yield from read_events(held[Seq(following)])
+        following = held[Seq(following)].last + 1
+    if following < begin:
+        raise MooringsError(
+            "log.unreadable",
+            f"{source} is not the whole log: it begins with event {begin}, and {folder} has no archive of events "
+            f"{following} to {begin - 1}",
+            hint="the controller that led then wrote it, on its own machine: name the folder with --archive",
+        )
+    yield from (row for row in rows if row.seq >= following)
 
 
 # -- a backup --------------------------------------------------------------------------------------------------------
@@ -111,7 +147,7 @@ def _of_backup(file: IO[bytes], source: str) -> Log:
                 rows = _logged(database, copy.tell())
     except (_FlawError, tarfile.TarError, EOFError, zlib.error, ValueError, sqlite3.Error, OSError) as error:
         raise MooringsError("log.unreadable", f"{source} is no whole backup: {_told(error)}", hint=_EXPORT) from error
-    return Log(_whole(rows, source), pools)
+    return Log(tuple(rows), pools)
 
 
 def _take_apart(unpacked: _Unpacked, copy: IO[bytes]) -> str | None:
@@ -196,12 +232,11 @@ def parse_log(text: str, source: str) -> tuple[Row, ...]:
         MooringsError: ``log.unreadable``.
     """
     try:
-        rows = [_row(item, at) for at, item in enumerate(_items(text), start=1)]
+        return tuple(_row(item, at) for at, item in enumerate(_items(text), start=1))
     except (_FlawError, ValueError, RecursionError) as error:
         raise MooringsError(
             "log.unreadable", f"{source} is no export of an event log: {_told(error)}", hint=_EXPORT
         ) from error
-    return _whole(rows, source)
 
 
 def _items(text: str) -> Iterable[object]:

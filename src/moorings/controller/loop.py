@@ -28,7 +28,7 @@ from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
-from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
+from moorings.ports.store import Archive, Changes, Ended, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
 from moorings.workloads.runs import Run
 from moorings.workloads.turn import CreateRun, Runs
 
@@ -76,6 +76,8 @@ class Loop:
         self.fleet = Fleet(pools)
         self.runs = Runs()
         self.seq = Seq(0)
+        self.archived = Seq(0)
+        """The last event that has left the database, or is about to."""
         self.problem = ""
         self.meters = Meters()
         self.rounds = 0
@@ -145,6 +147,26 @@ class Loop:
         """
         await self._in_writer(self.store.commit, self._epoch, Changes(), self.seq)
 
+    async def forget_events(self, archive: Archive, limit: int) -> int:
+        """Between two turns, remove some of the events that an archive has; how many. 0: none of them is left.
+
+        Raises:
+            MooringsError: as ``Store.forget_events``.
+        """
+        self.archived = max(self.archived, archive.last)  # before: whoever reads meanwhile is not told half of them
+        return await self._in_writer(self.store.forget_events, self._epoch, archive, limit, self.seq)
+
+    async def forget_ended(self, ended: Ended, limit: int) -> None:
+        """Between turns, remove ended records: the runs, then the claims, so many in a transaction.
+
+        Raises:
+            MooringsError: as ``Store.forget_ended``.
+        """
+        parts = [Ended(runs=ended.runs[at : at + limit]) for at in range(0, len(ended.runs), limit)]
+        parts += [Ended(claims=ended.claims[at : at + limit]) for at in range(0, len(ended.claims), limit)]
+        for part in parts:
+            await self._in_writer(self.store.forget_ended, self._epoch, part, self.seq)
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
@@ -162,6 +184,7 @@ class Loop:
         fleet.apply(self.fleet.beside_the_records())
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
+        self.archived = saved.archived
         self._remembered = Remembered.of(fleet)
         self._stale = False
         self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
@@ -324,6 +347,8 @@ class Loop:
 
     async def _known(self, letter: _Letter, use: KeyUse) -> AnyReply:
         key = letter.demanded.key
+        if not use.digest:
+            return _spent(use)
         if key is not None and key.digest != use.digest:
             return MooringsError(
                 "key.conflict",
@@ -403,6 +428,14 @@ def _nothing() -> None:
 
 def _going() -> MooringsError:
     return MooringsError("controller.unreachable", "this controller stops, or leads no longer", retryable=True)
+
+
+def _spent(use: KeyUse) -> MooringsError:
+    """What to say to a key whose record has left the database: never does it make a second one (law 5)."""
+    hint = "use a new key for a new request"
+    if use.run is not None:
+        return MooringsError("run.archived", f"the key made run {use.run}, which ended long ago", hint=hint)
+    return MooringsError("claim.archived", f"the key made claim {use.claim}, which ended long ago", hint=hint)
 
 
 def _told(event: Event) -> dict[str, str]:

@@ -68,7 +68,7 @@ from moorings.core.reasons import Reason
 from moorings.core.records import said
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
-from moorings.ports.store import AccessKey, KeyUse, Page, Row, Seq, Store
+from moorings.ports.store import BEGIN, AccessKey, KeyUse, Page, Row, Seq, Store
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import FindingsBody
 from moorings.workloads.appliance import priority_there
@@ -522,9 +522,23 @@ class Controller:
         claim: str | None = None,
         run: str | None = None,
         names: Sequence[str] = (),
+        whole: bool = False,
     ) -> Sequence[Row]:
-        """Rows of the event log after a sequence number."""
-        return await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
+        """Rows of the event log after a sequence number (0: from the oldest there is).
+
+        With ``whole`` it is refused if events between that number and the first row have left.
+
+        Raises:
+            MooringsError: ``events.gone``: some of them have left the database.
+        """
+        rows = await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
+        if whole and BEGIN < after < self._loop.archived:  # looked at after the read: what left meanwhile counts
+            raise MooringsError(
+                "events.gone",
+                f"events {after + 1} to {self._loop.archived} have left the database",
+                hint=f"look at what is there now, then go on after {self._loop.archived}; the archives have the others",
+            )
+        return rows
 
     async def wait_events(self, after: Seq, timeout_s: float) -> None:
         """Returns when the log may have gone beyond ``after``, or the time is up."""

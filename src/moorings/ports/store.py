@@ -69,7 +69,11 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """The use of an idempotency key: ``subject`` and ``key`` are unique for ever; ``digest`` is of the request body."""
+    """The use of an idempotency key: ``subject`` and ``key`` are unique for ever.
+
+    Attributes:
+        digest: of the request body; empty: what it made has left the database, and its request is not known any more.
+    """
 
     subject: str
     key: str
@@ -117,6 +121,9 @@ class Saved:
     """Everything that has not ended, as the database holds it, and the last sequence number it reflects.
 
     Projects, and what they used, stand by the projects' names.
+
+    Attributes:
+        archived: number of the last event that has left for an archive; 0: none has.
     """
 
     claims: tuple[Claim, ...]
@@ -126,6 +133,7 @@ class Saved:
     projects: tuple[Project, ...]
     usage: tuple[Usage, ...]
     seq: Seq
+    archived: Seq = BEGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +228,36 @@ class AppliancePart:
             and self.workflow in (None, part.workflow)
             and self.labels.items() <= labels.items()
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A stretch of the event log in a file.
+
+    Attributes:
+        first: number of its first event.
+        last: number of its last event, which ends a turn.
+        digest: SHA-256 of the file, hex.
+        holder: the controller that wrote it; the file is on that one's machine.
+        at: when that was.
+    """
+
+    first: Seq
+    last: Seq
+    digest: str
+    holder: str
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Records that ended long ago, and that nothing else refers to."""
+
+    runs: Sequence[Run] = ()
+    claims: Sequence[Claim] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.claims)
 
 
 class Store(Protocol):
@@ -317,6 +355,54 @@ class Store(Protocol):
 
     def high_water(self) -> HighWater:
         """How far it has come."""
+        ...
+
+    def archives(self) -> Sequence[Archive]:
+        """The stretches of the event log that have left, oldest first."""
+        ...
+
+    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+        """First and last of the oldest events: so many, and then up to the end of a turn; the same each time.
+
+        None: there are not so many, or the last one happened at ``before`` or later.
+        """
+        ...
+
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+        """Remove at most ``limit`` of the events that stand in an archive; how many. 0: none of them is left.
+
+        The first call, with the oldest events there are, also saves that they have left.
+
+        Args:
+            epoch: under which the caller leads.
+            archive: written, and on the disk.
+            limit: so that the database is not busy for long.
+            after: as in ``commit``.
+
+        Raises:
+            MooringsError: as ``commit``; ``store.conflict``: there are older events that no archive has.
+        """
+        ...
+
+    def ended(self, before: Instant, limit: int) -> Ended:
+        """At most ``limit`` runs, and as many claims, that ended before that, the oldest first.
+
+        A run with a claim of its own comes when that has ended, too; a claim when no run and no partition refers to it
+        any more; jobs of a workflow when the last of them may.
+        """
+        ...
+
+    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+        """Remove them; their idempotency keys stay, spent.
+
+        Args:
+            epoch: under which the caller leads.
+            ended: as ``ended`` gave them.
+            after: as in ``commit``.
+
+        Raises:
+            MooringsError: as ``commit``; ``store.conflict``: something refers to one of them.
+        """
         ...
 
     def replication(self) -> Replication | None:

@@ -22,7 +22,7 @@ from moorings.core.projects import Project, Usage
 from moorings.core.reasons import Reason
 from moorings.core.records import plain, revive
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, Epoch, KeyUse, Leader, Seq
+from moorings.ports.store import AccessKey, Archive, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobHead, JobSpec, Resources, head_of
@@ -460,6 +460,22 @@ def event_of(
             data=data,
         ),
     )
+
+
+def archive_values(archive: Archive) -> Mapping[str, Value]:
+    """The values of a row of ``archives``, by column."""
+    return {
+        "last": archive.last,
+        "first": archive.first,
+        "digest": archive.digest,
+        "holder": archive.holder,
+        "at": archive.at,
+    }
+
+
+def archive_of(last: int, first: int, digest: str, holder: str, at: int) -> Archive:
+    """The archive of a row of ``archives``."""
+    return Archive(Seq(first), Seq(last), digest, holder, Instant(at))
 
 
 # --------------------------------------------------------------------------------------------------- leading and keys

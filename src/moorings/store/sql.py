@@ -20,6 +20,7 @@ from sqlalchemy import (
     bindparam,
     case,
     false,
+    func,
     insert,
     or_,
     select,
@@ -37,7 +38,9 @@ from moorings.ports.store import (
     BEGIN,
     AccessKey,
     AppliancePart,
+    Archive,
     Changes,
+    Ended,
     Epoch,
     HighWater,
     KeyUse,
@@ -49,7 +52,7 @@ from moorings.ports.store import (
     turned_back,
 )
 from moorings.ports.store import Row as Numbered
-from moorings.store import rows
+from moorings.store import history, rows
 from moorings.store.conflicts import RefusedError
 from moorings.store.database import Database
 from moorings.store.saving import Saver
@@ -103,6 +106,7 @@ _KEYS_USED = select(idempotency_keys).where(
 _JOB_FOR_HEAD = case((runs.c.head.is_(None), runs.c.job)).label("job")
 _RUNS = select(*(_JOB_FOR_HEAD if column is runs.c.job else column for column in runs.c))
 
+_ALL = 1000  # more characters than any name of an event has
 _LAST_CHARACTER = "\U0010ffff"  # texts are compared by code points, see ``tables.Word``
 
 
@@ -168,7 +172,7 @@ class SqlStore:
             used = select(project_usage).order_by(project_usage.c.project)
             # Made into records after the transaction: a server ends one in which nothing is asked for seconds.
             found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going, paying, used)]
-            seq = _last_seq(connection)
+            seq, archived = _last_seq(connection), history.archived(connection)
         return Saved(
             claims=tuple(rows.claim_of(*row) for row in found[0]),
             partitions=tuple(rows.partition_of(*row) for row in found[1]),
@@ -177,6 +181,7 @@ class SqlStore:
             projects=tuple(rows.project_of(*row) for row in found[4]),
             usage=tuple(rows.usage_of(*row) for row in found[5]),
             seq=seq,
+            archived=archived,
         )
 
     def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
@@ -190,7 +195,10 @@ class SqlStore:
                     pair = part[min(place, len(part) - 1)]
                     wanted[f"subject_{place}"], wanted[f"key_{place}"] = pair
                 found.extend(rows.key_use_of(*row) for row in connection.execute(_KEYS_USED, wanted))
-        return {(use.subject, use.key): use for use in found}
+            # Afterwards: a key that is being moved from one table to the other is seen in one of them at least.
+            used = {(use.subject, use.key): use for use in found}
+            used |= history.spent(connection, [pair for pair in pairs if pair not in used])
+        return used
 
     def claim(self, ident: str) -> Claim | None:
         named = select(claims).where(claims.c.name == ident).order_by(claims.c.arrival.desc(), claims.c.id.desc())
@@ -251,10 +259,15 @@ class SqlStore:
             chosen = chosen.where(outbox.c.claim == claim)
         if run is not None:
             chosen = chosen.where(outbox.c.run == run)
-        if names:
+        if names and (claim is not None or run is not None):  # few: their own index finds them
             chosen = chosen.where(or_(*(_named(name) for name in names)))
-        with self._database.read() as connection:
-            return [rows.event_of(*row) for row in connection.execute(chosen)]
+            names = ()
+        if not names:
+            with self._database.read() as connection:
+                return [rows.event_of(*row) for row in connection.execute(chosen)]
+        with self._database.snapshot() as connection:
+            found = history.of_names(connection, names, after, limit)
+            return [rows.event_of(*row) for row in connection.execute(found)] if found is not None else []
 
     def last_seq(self) -> Seq:
         with self._database.read() as connection:
@@ -263,6 +276,33 @@ class SqlStore:
     def high_water(self) -> HighWater:
         with self._database.read() as connection:
             return _high_water(connection)
+
+    # --------------------------------------------------------------------------------------------------- what may leave
+
+    def archives(self) -> Sequence[Archive]:
+        with self._database.read() as connection:
+            return history.archives_of(connection)
+
+    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+        with self._database.snapshot() as connection:
+            return history.stretch(connection, n_events, before)
+
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+        with self._database.write() as connection:
+            _number(connection, 0, HighWater(after, epoch))
+            return history.forget_events(connection, archive, limit)
+
+    def ended(self, before: Instant, limit: int) -> Ended:
+        with self._database.snapshot() as connection:
+            return history.ended(connection, before, limit)
+
+    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+        try:
+            with self._database.write() as connection:
+                _number(connection, 0, HighWater(after, epoch))
+                history.forget_ended(connection, ended)
+        except IntegrityError as error:
+            raise MooringsError("store.conflict", "something refers to a record that was to leave") from error
 
     def replication(self) -> Replication | None:
         return self._database.replication()
@@ -417,4 +457,6 @@ def _begins(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
 
 
 def _named(name: str) -> ColumnElement[bool]:
-    return _begins(outbox.c.name, name[:-1]) if name.endswith(".*") else outbox.c.name == name
+    # Of an expression, which has no index: SQLite may else take that of the names, and read events of all claims.
+    begin = name.removesuffix("*")
+    return func.substr(outbox.c.name, 1, len(begin) if begin != name else _ALL) == begin

@@ -14,7 +14,7 @@ Columns stand in the order of life: what identifies a record and never changes, 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -23,6 +23,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     Table,
@@ -37,6 +38,18 @@ Word = Text().with_variant(Text(collation="C"), "postgresql")  # ids and names s
 Json = Text  # canonical and ASCII: whatever a user or a vendor wrote, the database can hold it
 Moment = BigInteger  # microseconds since 1970 UTC
 RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite: INTEGER PRIMARY KEY is the row's own number
+
+
+def _when_set(column: Column[Any], *others: Column[Any]) -> None:
+    """An index over the rows in which a column has a value."""
+    Index(
+        f"ix_{column.table.name}_{column.name}",
+        column,
+        *others,
+        sqlite_where=column.is_not(None),
+        postgresql_where=column.is_not(None),
+    )
+
 
 metadata = MetaData(
     naming_convention={
@@ -95,6 +108,7 @@ Index("ix_claims_arrival", claims.c.arrival, claims.c.id)
 Index("ix_claims_state", claims.c.state, claims.c.arrival, claims.c.id)
 Index("ix_claims_owner", claims.c.owner, claims.c.arrival, claims.c.id)
 Index("ix_claims_name", claims.c.name, claims.c.arrival, claims.c.id)
+_when_set(claims.c.ended_at, claims.c.id)
 
 # Live ones only: a removed partition has no row, so its name and its devices are free.
 partitions = Table(
@@ -113,6 +127,7 @@ partitions = Table(
     Column("reason", Json, nullable=False),
     UniqueConstraint("pool", "name"),
 )
+Index("ix_partitions_claim", partitions.c.claim)
 
 # Law 1: a device is in at most one live partition, whoever asks.
 partition_devices = Table(
@@ -168,6 +183,8 @@ Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
 Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
 Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)
 Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
+_when_set(runs.c.claim)
+_when_set(runs.c.ended_at, runs.c.id)
 
 # Written by people, in a file or a command, and read as a whole: no column for what nobody asks the database about.
 projects = Table(
@@ -188,13 +205,26 @@ project_usage = Table(
     Column("at", Moment, nullable=False),
 )
 
-# For ever, so without foreign keys: a key outlives the record it made, should old records ever be pruned.
+# Those of the records that are here. Once a record has left, its key stands in ``spent_keys``.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
     Column("subject", Word, primary_key=True),
     Column("key", Word, primary_key=True),
     Column("digest", Word, nullable=False),
+    Column("claim", Word),
+    Column("run", Word),
+    sqlite_with_rowid=False,
+)
+_when_set(idempotency_keys.c.claim)
+_when_set(idempotency_keys.c.run)
+
+# For ever (law 5), and so as small as can be: ``digest`` is of subject and key. Without foreign keys, for what the key
+# made has left. A table of its own: the release before reads and writes the other one as it always did.
+spent_keys = Table(
+    "spent_keys",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
     Column("claim", Word),
     Column("run", Word),
     sqlite_with_rowid=False,
@@ -214,14 +244,20 @@ outbox = Table(
     Column("version", SmallInteger, nullable=False),
     Column("data", Text, nullable=False),
 )
-for _column in (outbox.c.claim, outbox.c.run):
-    Index(
-        f"ix_outbox_{_column.name}",
-        _column,
-        outbox.c.seq,
-        sqlite_where=_column.is_not(None),
-        postgresql_where=_column.is_not(None),
-    )
+Index("ix_outbox_name", outbox.c.name, outbox.c.seq)
+_when_set(outbox.c.claim, outbox.c.seq)
+_when_set(outbox.c.run, outbox.c.seq)
+
+# Stretches of the event log that have left for a file; those of ``last`` and before are no longer promised here.
+archives = Table(
+    "archives",
+    metadata,
+    Column("last", RowNumber, primary_key=True, autoincrement=False),
+    Column("first", BigInteger, nullable=False),
+    Column("digest", Word, nullable=False),
+    Column("holder", Word, nullable=False),
+    Column("at", Moment, nullable=False),
+)
 
 access_keys = Table(
     "access_keys",

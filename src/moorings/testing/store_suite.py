@@ -46,8 +46,8 @@ from moorings.testing.records import (
     granted,
     jobs_of,
 )
+from moorings.testing.store_history import StoreHistory
 from moorings.testing.store_lists import OpenStore
-from moorings.testing.store_projects import StoreProjects
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, head_of
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
@@ -65,7 +65,7 @@ def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
         done.send(number)
 
 
-class StoreSuite(StoreProjects):
+class StoreSuite(StoreHistory):
     """Tests to subclass; see above."""
 
     # ------------------------------------------------------------------------------------------------- the whole of it

@@ -30,7 +30,11 @@ READS = {
     "runs in states": lambda store: store.runs(Page(), states=frozenset({RunState.FAILED, RunState.LOST})),
     "runs of a subject": lambda store: store.runs(Page(), subject="ann"),
     "events": lambda store: store.events(Seq(5), 10),
-    "events of names": lambda store: store.events(Seq(5), 10, names=["claim.*", "run.ended"]),
+    "events of names": lambda store: store.events(Seq(5), 10, names=["claim.ready", "claim.released", "run.ended"]),
+    "events of a noun": lambda store: store.events(Seq(0), 10, names=["controller.*", "key.*"]),
+    "events of a run, by name": lambda store: store.events(Seq(5), 10, run="x", names=["run.*", "claim.ready"]),
+    "a stretch": lambda store: store.stretch(5, NOW),
+    "ended records": lambda store: store.ended(NOW, 10),
     "events of a claim": lambda store: store.events(Seq(5), 10, claim="x"),
     "events of a run": lambda store: store.events(Seq(5), 10, run="x"),
     "keys": lambda store: store.keys_used([("a", "b"), ("c", "d")]),
@@ -41,7 +45,7 @@ def plans_of(store, act):
     asked = []
 
     def note(_connection, _cursor, statement, parameters, *_others):
-        if statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE")):
+        if statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
             asked.append((statement, parameters))
 
     event.listen(store._database.engine, "before_cursor_execute", note)
@@ -61,7 +65,25 @@ def test_a_read_neither_sorts_nor_scans(store, name):
     assert plan
     assert [step for step in plan if "TEMP B-TREE" in step] == []
     # A scan along an index, cut off by the page's limit, is as good as a search; so is one of all rows by number.
-    assert [step for step in plan if step.startswith("SCAN") and "USING" not in step] == []
+    scans = [step for step in plan if step.startswith("SCAN") and "USING" not in step]
+    assert [step for step in scans if step != "SCAN names"] == []  # these are the names there are, some dozens
+
+
+def test_events_of_names_are_found_by_their_names_and_merged(store):
+    store.lead("test", NOW)
+    plan = plans_of(store, READS["events of names"])
+    assert sum("COVERING INDEX ix_outbox_name (name=? AND seq>?)" in step for step in plan) == 3
+    plan = plans_of(store, READS["events of a noun"])
+    assert any("ix_outbox_name (name>?)" in step for step in plan)  # from one name to the next
+    assert any("ix_outbox_name (name=? AND seq>?)" in step for step in plan)
+    plan = plans_of(store, READS["events of a run, by name"])
+    assert [step for step in plan if "outbox" in step] == ["SEARCH outbox USING INDEX ix_outbox_run (run=? AND seq>?)"]
+
+
+def test_old_records_are_found_by_their_ends(store):
+    plan = plans_of(store, READS["ended records"])
+    for table in ("runs", "claims"):
+        assert f"SEARCH {table} USING INDEX ix_{table}_ended_at (ended_at<?)" in plan
 
 
 def test_loading_does_not_read_what_has_ended(store):

@@ -24,15 +24,16 @@ async def list_events(call: Call) -> Response:
 
     In the order of their sequence numbers. With `watch=1`, or `Accept: text/event-stream`, the answer is a stream of
     server-sent events (`id` is the sequence number, `event` the name, `data` the event as JSON) that starts after
-    `Last-Event-ID`, else after `after`, else now, and goes on.
+    `Last-Event-ID`, else after `after`, else now, and goes on. Events that are older than the controller keeps them are
+    not in the list; a stream, or a list's next page, that would have to go on from such a one is refused.
     """
     wanted = Filter(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
     begin = _begin(call)
     if call.query(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
-        return _watch(call, wanted, begin)
+        return await _watch(call, wanted, begin)
     page = call.wanted("events")
     after = _parse_seq(page.after, "continue") if page.after else begin or Seq(0)
-    rows = await wanted.read(call.service, after, page.page.limit)
+    rows = await wanted.read(call.service, after, page.page.limit, whole=bool(page.after))
     shown, token = page.cut(rows, lambda row: str(row.seq))
     return await call.answer_list((event_body(row, call.caller) for row in shown), token)
 
@@ -43,9 +44,10 @@ def _begin(call: Call) -> Seq | None:
     return after if last is None else _parse_seq(last.decode("latin-1"), "Last-Event-ID")
 
 
-def _watch(call: Call, wanted: Filter, after: Seq | None) -> Response:
+async def _watch(call: Call, wanted: Filter, after: Seq | None) -> Response:
     seats, key = call.service.watches, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
+    await wanted.read(call.service, start, 0, whole=True)  # refused while there is a status to say so
     seats.take(key)
     return Stream(watch(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key))
 

@@ -34,6 +34,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("owner.denied", "owner.invalid", "name.invalid", "claim.name_taken", "claim.no_room", "claim.too_large"),
             *("claim.size_not_allowed", "claim.gcds_invalid", "kind.unknown", "pool.unknown", "key.conflict"),
+            "claim.archived",
             *("priority.denied", "project.unknown", "project.not_member", "project.limit", "quota.waiting"),
         ),
     ),
@@ -54,7 +55,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
         "admins and users",
         (
             *("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
-            *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run"),
+            *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run", "run.archived"),
             *("project.unknown", "project.not_member", "project.limit", "quota.waiting"),
         ),
     ),
@@ -75,7 +76,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "get_partition": (READERS, ("partition.unknown",)),
     "delete_partition": (HOLDERS, ("partition.unknown", "claim.held_by_run", "owner.denied")),
     "reset_partition": (HOLDERS, ("partition.unknown", "partition.not_active", "owner.denied")),
-    "list_events": (READERS, ("page.invalid", "controller.busy")),
+    "list_events": (READERS, ("page.invalid", "events.gone", "controller.busy")),
     "list_pools": (READERS, ("page.invalid",)),
     "get_pool": (READERS, ("pool.unknown",)),
     "get_capacity": (READERS, ("pool.unknown", "page.invalid")),

@@ -6,10 +6,12 @@ from moorings.app.documents.markdown import MADE, code, table
 from moorings.cli.reference import EXITS
 from moorings.wire.errors import ERRORS, Exit
 
+_SPENT = "use a new key; what the old one made stands in the [archives](../explanation/event-log.md#archives)"
 # The hint of an error names the values at hand; what stands here is true of every case of a code.
 REMEDIES: dict[str, str] = {
     "answer.invalid": "its output says why; start it again: it goes on from the newest checkpoint",
     "artifact.damaged": "start `run.py` again: it [compiles](../explanation/wafer.md#compile) anew",
+    "archive.failed": "make room in the folder of the archives, or make it writable; see the setting `archive`",
     "auth.missing": "`moor config view --show-origin` tells where the key should come from; ask an admin for one",
     "auth.certificate_mismatch": "use certificate and access key of the same subject; see [TLS](../how-to/tls.md)",
     "auth.certificate_refused": "show one that is good today and of an authority that `tls_client_ca` names",
@@ -27,6 +29,7 @@ REMEDIES: dict[str, str] = {
     "checkpoint.invalid": "remove it to go on from the one before, or name another `--model_dir`",
     "claim.gcds_invalid": "ask for GCDs that divide the size, and a power of two of devices each",
     "claim.gcds_too_few": "ask for one GCD a domain at least",
+    "claim.archived": _SPENT,
     "claim.held": "nothing, if it was meant to stay; else delete it without `onlyWaiting`",
     "claim.ended": "`moor get claims --all` shows it; make a new one",
     "claim.other_shape": "reserve as many devices, in as many parts, as the run asks for",
@@ -55,6 +58,7 @@ REMEDIES: dict[str, str] = {
     "engine.rejected": "the detail says what it will not run",
     "engine.unavailable": "wait; the controller's log says why",
     "engine.unknown": "this release has one engine, `local`",
+    "events.gone": "look at the claims and runs there are, and watch from now on or from the number in the hint",
     "execution.failed": "the detail says what ended it; `run.py` goes on from the newest checkpoint",
     "forecast.busy": "wait for the answer that you asked for before, or ask again in half a minute",
     "internal.error": "the controller's log has the story under the request id; please report it",
@@ -115,6 +119,7 @@ REMEDIES: dict[str, str] = {
     "room.is_free": "nothing; a claim of that size that still waits is told why by `moor explain claim`",
     "room.not_found": "the hint says what must be; `moor get claims -o wide` shows who could go on elsewhere",
     "room.too_costly": "look at what it costs with `moor defrag --dry-run`, and allow more or wait",
+    "run.archived": _SPENT,
     "run.ended": "nothing of it can be changed any more; start it anew",
     "run.queued_elsewhere": "change it where it waits: with Slurm's or Kubernetes' own commands",
     "run.not_running": "it has not started, or has ended: `moor describe run NAME`",

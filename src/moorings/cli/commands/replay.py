@@ -28,9 +28,9 @@ SHOWN_CHARS = 400
 @click.command(
     cls=MoorCommand,
     help="Decide an event log again, or try another policy on it.\n\n"
-    "LOG is what 'moor events --after 0 -o json' writes (with '-f', a line an event), or 'moor backup'. Every turn is "
-    "decided again from the beginning; the same inputs must give the same events, byte for byte (exit code 1 if they "
-    "do not).\n\n"
+    "LOG is what 'moor events --after 0 -o json' writes (with '-f', a line an event), or 'moor backup'. What had "
+    "left the database by then is read from the archives. Every turn is decided again from the beginning; the same "
+    "inputs must give the same events, byte for byte (exit code 1 if they do not).\n\n"
     "With --policy the claims of the log that were granted something become a trace of jobs, which is served under "
     "the log's own policy (A) and under the other one (B), as 'moor simulate' does it.",
     epilog=examples(
@@ -45,6 +45,12 @@ SHOWN_CHARS = 400
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Pools file of the log's time (that of the backup, or pools.toml in the data folder).",
+)
+@click.option(
+    "--archive",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Archives of the events before LOG's first (archive in the data folder).",
 )
 @click.option("--policy", metavar="FILE", type=click.Path(path_type=Path), help="Try this policy file on the log.")
 @click.option(
@@ -61,6 +67,7 @@ def replay(
     log: Path,
     *,
     pools: Path | None,
+    archive: Path | None,
     policy: Path | None,
     out: Path | None,
     output: str | None,
@@ -74,7 +81,7 @@ def replay(
         raise click.UsageError("--out is for --policy")
     shown = showing(session, output, usual="table")
     other = simulating.read_policy(policy)
-    found = read_log(log)
+    found = read_log(log, archive or data_folder(session.environment) / "archive")
     if pools is None and found.pools is not None:
         known = tuple(entry.pool for entry in parse_pools(found.pools, source=f"pools.toml of {log}"))
     else:

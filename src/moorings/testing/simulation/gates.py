@@ -26,7 +26,9 @@ from moorings.ports.store import (
     BEGIN,
     AccessKey,
     AppliancePart,
+    Archive,
     Changes,
+    Ended,
     Epoch,
     HighWater,
     KeyUse,
@@ -180,6 +182,21 @@ class StoreGate:
         self._store.rise(at)
         risen = self._store.high_water()
         self._stage.ledger.rose(risen.seq, risen.epoch)
+
+    def archives(self) -> Sequence[Archive]:
+        raise AssertionError("nothing leaves here")
+
+    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+        raise AssertionError("nothing leaves here")
+
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+        raise AssertionError("nothing leaves here")
+
+    def ended(self, before: Instant, limit: int) -> Ended:
+        raise AssertionError("nothing leaves here")
+
+    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+        raise AssertionError("nothing leaves here")
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
         raise AssertionError("nobody makes access keys here")

@@ -1,0 +1,199 @@
+"""What leaves the database, as files: stretches of the event log, and records that ended long ago.
+
+Files, not tables of another database: they never change, any tool can copy them and read them, and the log packs to a
+tenth of its size. A file of events is named by its first and last, and is the same bytes whenever it is written from
+the same events; so a writer that was killed is followed by one that writes it again, and nothing is in two files.
+
+No SQL here: ``moor replay`` reads them where the server's libraries are not installed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from moorings.core.errors import MooringsError
+from moorings.core.events import EVENT_VERSION, Event
+from moorings.core.instants import Instant
+from moorings.core.records import plain
+from moorings.ports.store import Ended, Row, Seq
+
+LINE_BYTES_MAX: Final = 1 << 28
+_ABOUT: Final = ("claim", "partition", "run", "pool", "device")
+_LEVEL: Final = 6
+_EVENTS = re.compile(r"events-([0-9]{19})-([0-9]{19})\.jsonl\.gz")
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A file of events, from the first to the last."""
+
+    path: Path
+    first: Seq
+    last: Seq
+
+
+class ArchiveFolder:
+    """A folder of archives, 0700, its files 0600; made when the first one is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_events(self, first: Seq, last: Seq, rows: Iterable[Row]) -> str:
+        """The digest of the file of these events, which is on the disk then; one that is there already stays.
+
+        Raises:
+            MooringsError: ``archive.failed``: it cannot be written, or another one of that name is there.
+        """
+        name = f"events-{first:019d}-{last:019d}.jsonl.gz"
+        seen: list[Seq] = []
+
+        def lines() -> Iterator[str]:
+            for row in rows:
+                seen.append(row.seq)
+                yield _line(row)
+
+        digest = self._write(lambda _digest: name, lines())
+        if not seen or (seen[0], seen[-1]) != (first, last):
+            raise _failed(self.path / name, "it has not the events of its name")
+        return digest
+
+    def write_ended(self, ended: Ended) -> None:
+        """Write records as they were last, a line each.
+
+        Raises:
+            MooringsError: ``archive.failed``.
+        """
+        lines = [_encode({"run": plain(run)}) for run in ended.runs]
+        lines += [_encode({"claim": plain(claim)}) for claim in ended.claims]
+        instants = [*(run.ended_at for run in ended.runs), *(claim.ended_at for claim in ended.claims)]
+        first = min((at for at in instants if at is not None), default=0)
+        self._write(lambda digest: f"ended-{first:019d}-{digest[:12]}.jsonl.gz", lines)
+
+    def _write(self, name_of: Callable[[str], str], lines: Iterable[str]) -> str:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for draft in self.path.glob(".draft-*"):  # of one that was killed: one controller writes here at a time
+                draft.unlink()
+            descriptor, draft_name = tempfile.mkstemp(dir=self.path, prefix=".draft-")
+            draft = Path(draft_name)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    _pack(file, lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                digest = _digest(draft)
+                path = self.path / name_of(digest)
+                if path.exists() and _digest(path) != digest:
+                    raise _failed(path, "another file of that name is there")
+                draft.replace(path)
+                _sync(self.path)
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise _failed(self.path, error.strerror or str(error)) from error
+        return digest
+
+
+def stretches(folder: Path) -> list[Stretch]:
+    """The files of events in a folder, by their first event.
+
+    Raises:
+        MooringsError: ``archive.failed``: the folder cannot be read; one that is not there has none.
+    """
+    found: list[Stretch] = []
+    try:
+        with suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                named = _EVENTS.fullmatch(path.name)
+                if named is not None:
+                    found.append(Stretch(path, Seq(int(named[1])), Seq(int(named[2]))))
+    except OSError as error:
+        raise _failed(folder, error.strerror or str(error)) from error
+    return sorted(found, key=lambda one: (one.first, one.last))
+
+
+def read_events(stretch: Stretch) -> Iterator[Row]:
+    """The events of a file, exactly as they were.
+
+    Raises:
+        MooringsError: ``log.unreadable``.
+    """
+    last = stretch.first - 1
+    try:
+        with gzip.open(stretch.path, "rb") as file:
+            while line := file.readline(LINE_BYTES_MAX):
+                row = _row(json.loads(line), last)
+                last = row.seq
+                yield row
+        _check_end(last, stretch)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MooringsError(
+            "log.unreadable",
+            f"the archive {stretch.path} is damaged: {error!s:.160}",
+            hint="put a copy of it in its place",
+        ) from error
+
+
+def _line(row: Row) -> str:
+    event = row.event
+    about = {name: getattr(event, name) for name in _ABOUT}
+    known = {name: value for name, value in about.items() if value is not None}
+    return _encode(
+        {"at": event.at, "data": event.data, "name": event.name, "seq": row.seq, "version": EVENT_VERSION, **known}
+    )
+
+
+def _check_end(last: int, stretch: Stretch) -> None:
+    if last != stretch.last:
+        raise ValueError("it ends too soon")
+
+
+def _row(said: Mapping[str, object], last: int) -> Row:
+    seq, at, name, data = said["seq"], said["at"], said["name"], said["data"]
+    about = {key: said.get(key) for key in _ABOUT}
+    texts = all(value is None or isinstance(value, str) for value in about.values())
+    if not (isinstance(seq, int) and isinstance(at, int) and isinstance(name, str) and isinstance(data, str) and texts):
+        raise TypeError("a line of it is no event")
+    if seq <= last:
+        raise ValueError("its events are not in order")
+    named = {key: value for key, value in about.items() if isinstance(value, str)}
+    return Row(Seq(seq), Event(name=name, at=Instant(at), data=data, **named))
+
+
+def _pack(file: IO[bytes], lines: Iterable[str]) -> None:
+    with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
+        for line in lines:
+            packed.write(f"{line}\n".encode("ascii"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failed(path: Path, why: str) -> MooringsError:
+    return MooringsError(
+        "archive.failed",
+        f"the archive {path} cannot be written: {why}",
+        hint="nothing leaves the database before it is; see the disk, or the setting 'archive'",
+    )
