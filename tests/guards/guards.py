@@ -7,6 +7,7 @@ from tests.guards.attacked import ATTACKED
 from tests.guards.guard import Guard
 from tests.guards.ipujobs import IPUJOBS
 from tests.guards.jobs import JOBS
+from tests.guards.leaving import LEAVING
 from tests.guards.lending import LENDING
 from tests.guards.lifetimes import LIVES
 from tests.guards.order import ORDER
@@ -19,6 +20,7 @@ from tests.guards.vendor import VENDOR
 GUARDS: tuple[Guard, ...] = (
     *SHARING,
     *JOBS,
+    *LEAVING,
     *LENDING,
     *ORDER,
     *PRIVACY,
