@@ -1,8 +1,7 @@
 """Retention: what has left for archives, keys whose records have left, and indexes to find what is to leave.
 
 Only tables and indexes are added: a controller of release 0005 that goes on running beside this one reads and writes
-what it knows. The index of the events' names takes about a second for each million events; PostgreSQL takes no events
-meanwhile.
+what it knows. The indexes take seconds for each million events; PostgreSQL takes no events meanwhile.
 """
 
 from __future__ import annotations
