@@ -112,6 +112,6 @@ class Retention:
             ended = await asyncio.to_thread(self._store.ended, before, RECORDS_A_FILE)
             if not ended:
                 return runs, claims
-            await asyncio.to_thread(self._archives.write_ended, ended)
+            await asyncio.to_thread(self._archives.write_ended, ended, self._store.jobs)
             await self._loop.forget_ended(ended, ROWS_AT_ONCE)
             runs, claims = runs + len(ended.runs), claims + len(ended.claims)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from moorings.ports.store import Ended, Row, Seq
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import RunId
+
+JobsOf = Callable[[Sequence[RunId]], Mapping[RunId, JobSpec]]
 
 
 class Archives(Protocol):
@@ -19,8 +23,8 @@ class Archives(Protocol):
         """
         ...
 
-    def write_ended(self, ended: Ended) -> None:
-        """Keep records as they were last.
+    def write_ended(self, ended: Ended, jobs: JobsOf) -> None:
+        """Keep records as they were last; ``jobs`` gives the jobs of runs, of which the records have the heads alone.
 
         Raises:
             MooringsError: ``archive.failed``.

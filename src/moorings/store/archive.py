@@ -26,11 +26,13 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import EVENT_VERSION, Event
 from moorings.core.instants import Instant
 from moorings.core.records import plain
+from moorings.ports.archive import JobsOf
 from moorings.ports.store import Ended, Row, Seq
 
 LINE_BYTES_MAX: Final = 1 << 28
 _ABOUT: Final = ("claim", "partition", "run", "pool", "device")
 _LEVEL: Final = 6
+_JOBS_AT_ONCE: Final = 100  # half a megabyte each, at most
 _EVENTS = re.compile(r"events-([0-9]{19})-([0-9]{19})\.jsonl\.gz")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -69,17 +71,23 @@ class ArchiveFolder:
             raise _failed(self.path / name, "it has not the events of its name")
         return digest
 
-    def write_ended(self, ended: Ended) -> None:
-        """Write records as they were last, a line each.
+    def write_ended(self, ended: Ended, jobs: JobsOf) -> None:
+        """Write records as they were last, a line each, a run with its whole job.
 
         Raises:
             MooringsError: ``archive.failed``.
         """
-        lines = [_encode({"run": plain(run)}) for run in ended.runs]
-        lines += [_encode({"claim": plain(claim)}) for claim in ended.claims]
+
+        def lines() -> Iterator[str]:
+            for at in range(0, len(ended.runs), _JOBS_AT_ONCE):
+                some = ended.runs[at : at + _JOBS_AT_ONCE]
+                of = jobs([run.id for run in some])
+                yield from (_encode({"run": plain(run), "job": plain(of[run.id])}) for run in some)
+            yield from (_encode({"claim": plain(claim)}) for claim in ended.claims)
+
         instants = [*(run.ended_at for run in ended.runs), *(claim.ended_at for claim in ended.claims)]
         first = min((at for at in instants if at is not None), default=0)
-        self._write(lambda digest: f"ended-{first:019d}-{digest[:12]}.jsonl.gz", lines)
+        self._write(lambda digest: f"ended-{first:019d}-{digest[:12]}.jsonl.gz", lines())
 
     def _write(self, name_of: Callable[[str], str], lines: Iterable[str]) -> str:
         try:

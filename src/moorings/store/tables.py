@@ -164,7 +164,7 @@ runs = Table(
     Column("kind", Word, info=ONCE),  # of its part in a workflow of an appliance; these two only to be searched
     Column("workflow", Word, info=ONCE),
     Column("job", Json, nullable=False, info=ONCE),
-    Column("head", Json, info=ONCE),  # what memory keeps of the job; none: a release before 0008 wrote the row
+    Column("head", Json, info=ONCE),  # what memory keeps of the job; none: a release before 0006 wrote the row
     Column("claim", Word, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
     Column("state", Word, nullable=False),
     Column("version", BigInteger, nullable=False),

@@ -11,7 +11,7 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.ports.store import Archive, Changes, Ended, Epoch, KeyUse, Seq, Store
-from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted
+from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted, jobs_of
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjects
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
@@ -140,6 +140,7 @@ class StoreHistory(StoreProjects):
         changes.runs += [(_ended_run(1), NEW), (a_run(2), NEW), (_ended_run(4, at=NOW), NEW)]
         changes.runs += [(_ended_run(5), NEW), (_ended_run(9, claim=changes.claims[0][0].id, within=True), NEW)]
         changes.partitions += [(replace(granted(8).partitions[0][0], claim=_ended_claim(8).id), NEW)]
+        changes.jobs.update(jobs_of(*(run for run, _ in changes.runs)))
         store.commit(epoch, changes)
 
         first = store.ended(NOW, 100)
@@ -161,7 +162,7 @@ class StoreHistory(StoreProjects):
         assert store.ended(NOW, 3).claims == claims[:1:-1]
 
     def test_what_something_refers_to_does_not_leave(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)]))
+        store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)], jobs=jobs_of(a_run(1))))
         with pytest.raises(MooringsError) as caught:
             store.forget_ended(epoch, Ended(claims=[_ended_claim(1)]))
         assert caught.value.code == "store.conflict"
@@ -174,7 +175,8 @@ class StoreHistory(StoreProjects):
 
         runs = [job(1, "wf-1"), job(2, "wf-2"), replace(job(3, "wf-1"), ended_at=NOW)]
         going = replace(job(4, "wf-3"), state=RunState.WAITING, ended_at=None)
-        store.commit(epoch, Changes(runs=[(run, NEW) for run in (*runs, job(5, "wf-3"), going)]))
+        every = (*runs, job(5, "wf-3"), going)
+        store.commit(epoch, Changes(runs=[(run, NEW) for run in every], jobs=jobs_of(*every)))
         assert _ids(store.ended(NOW, 100).runs) == ["run-0002"]
         assert _ids(store.ended(LATER, 100).runs) == ["run-0001", "run-0002", "run-0003"]
 
@@ -188,7 +190,8 @@ class StoreHistory(StoreProjects):
         live = KeyUse("ann", "live", "digest", claim=a_claim(999).id)
         of_run = KeyUse("bob", "k1", "digest", run=_ended_run(1, claim=None).id)
         new = [(claim, NEW) for claim in (*claims, a_claim(999))]
-        store.commit(epoch, Changes(claims=new, runs=[(_ended_run(1, claim=None), NEW)], keys=[*keys, live, of_run]))
+        run = _ended_run(1, claim=None)
+        store.commit(epoch, Changes(claims=new, runs=[(run, NEW)], jobs=jobs_of(run), keys=[*keys, live, of_run]))
         store.forget_ended(epoch, store.ended(NOW, N_CLAIMS))
         store.close()
 

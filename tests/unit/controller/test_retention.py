@@ -21,7 +21,7 @@ from moorings.core.instants import SECOND, Instant
 from moorings.core.policy import Policy
 from moorings.ports.store import Changes, KeyUse, Row, Seq, Store
 from moorings.store.archive import ArchiveFolder, read_events, stretches
-from moorings.testing.records import NEW, NOW, a_run
+from moorings.testing.records import NEW, NOW, a_run, jobs_of
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
 from tests.unit.controller.test_replay import POOL, answer, claim
@@ -148,7 +148,8 @@ async def test_what_is_young_stays(rig):
 async def test_records_that_have_left_stand_in_an_archive(rig):
     await rig.live(0, 3)
     run = a_run(1, state=RunState.FAILED, ended_at=NOW, exit_code=3, claim=None)
-    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)]))
+    (job,) = (jobs := jobs_of(run)).values()
+    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs))
     before = rig.store.claim("claim-1")
     assert before is not None
     rig.clock.instant += 40 * DAY
@@ -158,9 +159,9 @@ async def test_records_that_have_left_stand_in_an_archive(rig):
     (path,) = rig.folder.glob("ended-*.jsonl.gz")
     with gzip.open(path, "rt") as file:
         lines = [json.loads(line) for line in file]
-    assert [next(iter(line)) for line in lines] == ["run", "claim", "claim", "claim"]
+    assert [sorted(line) for line in lines] == [["job", "run"], ["claim"], ["claim"], ["claim"]]
     assert lines[0]["run"]["exit_code"] == 3
-    assert lines[0]["run"]["job"]["command"] == list(run.job.command)
+    assert lines[0]["job"]["command"] == list(job.command), "all of it, though the record has its head alone"
     assert lines[2]["claim"]["ended_at"] == before.ended_at
 
 
@@ -177,7 +178,7 @@ async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
         return await reply
 
     assert (await post(1, use)).id == "claim-1"
-    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], keys=[of_run]))
+    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs_of(run), keys=[of_run]))
     await rig.loop.load()
     await rig.turn(*(answer(one) for one in rig.loop.fleet.partitions.values()))
     await rig.turn(ReleaseClaim(ClaimId("claim-1"), "done"))

@@ -1,7 +1,9 @@
-"""Retention: what has left for archives, keys whose records have left, and indexes to find what is to leave.
+"""What leaves for archives, when keys expire, and what memory keeps of a job.
 
-Only tables and indexes are added: a controller of release 0005 that goes on running beside this one reads and writes
-what it knows. The indexes take seconds for each million events; PostgreSQL takes no events meanwhile.
+Nothing that was there changes: tables, indexes, and columns that may be empty. A controller of release 0005 that goes
+on running beside this one reads and writes what it knows. It writes jobs without a head, which is then made of the job;
+makes keys that never expire, takes expired ones, and refuses a replaced secret at once, not after its grace. The
+indexes take seconds for each million events; PostgreSQL takes no events meanwhile.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ def upgrade() -> None:
     _index_where_set("runs", "ended_at", "id")
     _index_where_set("idempotency_keys", "claim")
     _index_where_set("idempotency_keys", "run")
+    op.add_column("access_keys", sa.Column("expires_at", sa.BigInteger()))
+    op.add_column("access_keys", sa.Column("rotated_at", sa.BigInteger()))
+    op.add_column("access_keys", sa.Column("old_digest", WORD))
+    op.add_column("access_keys", sa.Column("old_until", sa.BigInteger()))
+    op.add_column("runs", sa.Column("head", sa.Text()))
 
 
 def _index_where_set(table: str, column: str, *others: str) -> None:
