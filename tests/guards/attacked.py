@@ -6,6 +6,7 @@ from tests.guards.guard import FENCING, Guard
 
 TURN = "tests/unit/core/test_turn.py::"
 HOLDS = "tests/unit/core/test_holds.py::"
+PATIENCE = "tests/unit/core/test_patience.py::"
 PRIORITIES = "tests/unit/core/test_priorities.py::"
 BACKLOG = "tests/unit/core/test_backlog.py::"
 AGEING = "tests/unit/core/test_ageing.py::"
@@ -325,6 +326,33 @@ ATTACKED = (
         cut="claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING",
         put="claim is None or claim.spec.lease_s is None or claim.ended",
         tests=(f"{TURN}test_a_claim_that_is_released_has_no_lease_to_renew",),
+    ),
+    Guard(
+        law="7",
+        what="patience with those that pass has an end",
+        file="core/queue.py",
+        at="_Pass._lets_pass",
+        cut="self.now >= after(claim.arrival, patience_s)",
+        put="False",
+        tests=(f"{PATIENCE}test_nothing_is_kept_empty_before_its_patience_ends_and_then_a_block_is",),
+    ),
+    Guard(
+        law="7",
+        what="nobody enters the room that is being made for one that let others pass",
+        file="core/queue.py",
+        at="_Pass._reserve",
+        cut="not moving",
+        put="True",
+        tests=(f"{PATIENCE}test_nobody_enters_the_room_while_it_is_made",),
+    ),
+    Guard(
+        law="9",
+        what="a policy of the release before means no patience",
+        file="core/policy.py",
+        at="Policy",
+        cut="patience_s: float = field(default=0.0, metadata=LATER)",
+        put="patience_s: float = field(default=PATIENCE_S, metadata=LATER)",
+        tests=("tests/unit/core/test_policy.py::test_a_policy_of_the_release_before_has_no_patience",),
     ),
     Guard(
         law="7",

@@ -342,6 +342,8 @@ def _unheld(fleet: Fleet, mine: Reservation) -> str:
     claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
     short = _short(pool, claim.spec) if claim is not None else None
     if not len(mine.block):
+        if short is None and claim is not None and claim.spec.size and mine.until >= NEVER:  # it lets others pass
+            return "it is next: others are moved for it as soon as enough devices are left over"
         return f"it is next: {short}" if short is not None else "it is next"
     free = sum(len(part) for part in pool.free.free_within(mine.block))
     foreign = sorted(name for name, block in pool.foreign.items() if block.overlaps(mine.block))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moorings.core.ends import Ends
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
 from moorings.core.placement import NEVER, Trial
@@ -81,3 +82,22 @@ def _without(part: Block, block: Block) -> list[Block]:
     gone = set(block)
     left = [index for index in part if index not in gone]
     return [Block.of(left)] if left else []
+
+
+def as_number(ends: Ends, size: int, block: Block, until: Instant, now: Instant) -> tuple[Block, Instant, int | None]:
+    """What is kept as a number of devices, if enough are free sooner than a block: then claims will be moved.
+
+    Args:
+        ends: of the pool.
+        size: devices that are wanted.
+        block: the one that can be emptied soonest.
+        until: when that should be.
+        now: where enough are free already the block is kept.
+
+    Returns:
+        An empty block, when enough are free and how many are left over then; or the block as it was, and None.
+    """
+    freed = ends.freed_by(size)
+    if freed is None or freed[0] >= until or freed[0] <= now:
+        return block, until, None
+    return Block(()), freed[0], freed[1] - size

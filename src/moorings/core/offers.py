@@ -43,7 +43,7 @@ def offers_of(
             own = [r.block for r in lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
             with trial(state.free) as only:
                 if number or name in guarded:
-                    for block in _whole(state):
+                    for block in whole(state):
                         only.take(block)
                 for block in own:
                     only.release(block)
@@ -52,7 +52,7 @@ def offers_of(
             yield Offer(told.queue, name, counts)
 
 
-def _whole(state: PoolState) -> list[Block]:
+def whole(state: PoolState) -> list[Block]:
     """All that is free in a pool, as blocks that can be taken."""
     n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
     starts = range(0, n_devices, step)

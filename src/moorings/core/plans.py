@@ -89,6 +89,7 @@ class Tenant:
         cell: the cell of a guarantee that it is in; None: it borrowed its block.
         preemptible: may be asked to yield, once its partition is ready.
         movable: may be asked to go on elsewhere: it goes on from its checkpoint.
+        resumable: is movable, or will be once it is ready.
         leaving: is asked already, or has ended.
         since: when its claim got the block ready; None: it has not.
         saved: when its job last saved its state; None: never.
@@ -104,6 +105,7 @@ class Tenant:
     cell: Block | None = None
     preemptible: bool = False
     movable: bool = False
+    resumable: bool = False
     leaving: bool = False
     since: Instant | None = None
     saved: Instant | None = None
@@ -135,6 +137,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
     """How a claim that holds a block looks to those who want it."""
     runs = claim.state is ClaimState.READY and claim.kept is None
     spec = claim.spec
+    resumable = spec.checkpoint.resumable and claim.owner.startswith(_MOVED_BY_THEIR_ENGINES)
     return Tenant(
         claim=claim.id,
         pool=pool,
@@ -144,7 +147,8 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         priority=spec.priority,
         cell=claim.cell if claim.cell is not None and claim.cell.overlaps(block) else None,  # an older release led
         preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),
-        movable=runs and spec.checkpoint.resumable and claim.owner.startswith(_MOVED_BY_THEIR_ENGINES),
+        movable=runs and resumable,
+        resumable=resumable,
         leaving=claim.state in _LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,
@@ -185,6 +189,7 @@ class Scene:
         kept: claims that were asked to move: their new places are theirs.
         moves_left: so many claims may still be asked to move now.
         movable: pools of which every tenant can be moved.
+        resumable: pools of which every tenant can be, or will be once it is ready.
         able: which pools could serve what, as far as it was asked: the same as long as the pools are the same.
     """
 
@@ -197,4 +202,5 @@ class Scene:
     kept: Sequence[Claim] = ()
     moves_left: int = 0
     movable: frozenset[PoolName] = frozenset()
+    resumable: frozenset[PoolName] = frozenset()
     able: dict[tuple[object, ...], list[PoolState]] = field(default_factory=dict)

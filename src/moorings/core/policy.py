@@ -13,6 +13,7 @@ In a file (``policy.toml``), of which every line may be missing; these are the d
     defragment = "off"       # "off", "suggest" (say what would be moved) or "on"
     move = "2m"              # what a move costs the claim that is moved: up to 1 day
     moves_per_hour = 60      # at most so many claims are moved in an hour
+    patience = "7d"          # so long it lets others pass where nobody says when devices come free: up to 3660 days
     user_priority_max = 0    # the highest priority that users may ask for, but where a project says otherwise
     agent_priority_max = 1000000    # the same of the agents of other schedulers, which have limits of their own
     waiting_max = 10000      # so many claims, and so many runs, a user has waiting at most; 0: any number
@@ -45,6 +46,8 @@ MOVES_PER_HOUR_MAX: Final = 100_000
 AGEING_S: Final = 7 * DAY_S
 AGEING_S_MIN, AGEING_S_MAX = 60.0, 3660 * DAY_S
 AGEING_OFF: Final = "off"
+PATIENCE_S: Final = 7 * DAY_S
+PATIENCE_S_MAX: Final = 3660 * DAY_S
 
 
 class Defragment(StrEnum):
@@ -72,6 +75,8 @@ class Policy:
         defragment: whether claims are moved to make room.
         move_s: what a move costs the claim that is moved, in seconds, beside the work since its last checkpoint.
         moves_per_hour: at most so many claims are moved in an hour.
+        patience_s: where no end is known, so long a claim waits until others are moved for it ahead of those behind it,
+            and a block is kept empty for it; 0: it waits for nothing, and so it was before there was patience.
         user_priority_max: the highest priority that users may ask for, but where their project says otherwise.
         agent_priority_max: the same of agents of other schedulers.
         waiting_max: so many claims, and so many runs, one user has waiting at most; 0: any number.
@@ -91,6 +96,7 @@ class Policy:
     defragment: Defragment = field(default=Defragment.OFF, metadata=LATER)
     move_s: float = field(default=120.0, metadata=LATER)
     moves_per_hour: int = field(default=60, metadata=LATER)
+    patience_s: float = field(default=0.0, metadata=LATER)
     user_priority_max: int = field(default=0, metadata=LATER)
     agent_priority_max: int = field(default=PRIORITY_MAX, metadata=LATER)
     waiting_max: int = field(default=0, metadata=LATER)
@@ -99,7 +105,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
-        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s", "ageing_s"):
+        for name in ("making_s", "half_life_s", "min_run_s", "yield_s", "move_s", "patience_s", "ageing_s"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
 
@@ -109,7 +115,7 @@ class Policy:
         return self.min_run_s + self.yield_s
 
 
-USUAL: Final = Policy(waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
+USUAL: Final = Policy(patience_s=PATIENCE_S, waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
 """What holds where nobody chose. Not the fields' defaults: these are what logs meant before a field came."""
 
 
@@ -133,6 +139,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
         defragment=_defragment(table, usual.defragment),
         move_s=_duration_s(table, "move", usual.move_s, 0.0, MOVE_S_MAX),
         moves_per_hour=table.integer("moves_per_hour", usual.moves_per_hour),
+        patience_s=_duration_s(table, "patience", usual.patience_s, 0.0, PATIENCE_S_MAX),
         user_priority_max=table.integer("user_priority_max", usual.user_priority_max),
         agent_priority_max=table.integer("agent_priority_max", usual.agent_priority_max),
         waiting_max=table.integer("waiting_max", usual.waiting_max),

@@ -6,7 +6,8 @@ it, a simulation runs it. Claims within a guarantee come first; then priority, f
 - Who is within a guarantee and finds its devices lent has them back: borrowers are asked to yield (law 6).
 - The first of the others that does not fit gets a reservation: the block that can be emptied soonest is chosen for it.
   Nobody later may enter it, but those that end before it is needed (law 7).
-- Where enough devices are free, but no block of them, claims may be moved.
+- Where enough devices are free, but no block of them, claims may be moved; where no end is known, at first only into
+  what those behind have left.
 - Who has waited for long counts as of the highest priority that waits for its kind (law 7, ``core.ageing``).
 
 A turn must cost what it decides, not what waits: claims that ask for the same stand in one line, and a line is left as
@@ -32,7 +33,7 @@ from moorings.core.ends import FREE, LateEnds
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation, enough
 from moorings.core.instants import SECOND, Instant, after
-from moorings.core.kept import Kept
+from moorings.core.kept import Kept, as_number
 from moorings.core.limits import Limits, Owed
 from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
 from moorings.core.offers import offers_of
@@ -86,6 +87,7 @@ class _Pass:
         self._asked: set[ClaimId] = set()
         self._done: dict[ClaimId, _Got] = {}  # what was visited: who has waited for long stands in two lines
         self._moves_left = scene.moves_left
+        self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # for whom claims are moved into what is left over
         self._able = scene.able
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, Estate] = {}
@@ -220,6 +222,8 @@ class _Pass:
                 heapreplace(heads, (self._rank(following, counts_as), number, following, key, line, able, counts_as))
             else:
                 heappop(heads)
+        for patient, pools in self._patient:
+            self._move_into_rest(patient, pools)
 
     def _heads(self) -> list[_Head]:
         """Who is first in each line; then those who have waited for long, once more."""
@@ -476,10 +480,10 @@ class _Pass:
         """Something of the guarantees is used: who was not within one is not now either, the others are asked again."""
         self._within = {key: known for key, known in self._within.items() if not known}
 
-    def _use(self, spec: ClaimSpec, pool: PoolName) -> None:
+    def _use(self, spec: ClaimSpec, pool: PoolName, sign: int = 1) -> None:
         for name, amount in spec.resources.items():
             used = self.used.setdefault(pool, {})
-            used[name] = used.get(name, 0) + amount
+            used[name] = used.get(name, 0) + sign * amount
 
     # -- blocks that are not -----------------------------------------------------------------------------------------
 
@@ -552,6 +556,15 @@ class _Pass:
         self.ends[name].put(block, NEVER)
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
+        """Have claims go on elsewhere for it; where it lets others pass not before they had what is free."""
+        lets_pass = {state.pool.name for state in able if self._lets_pass(claim, state)}
+        if self._move(claim, [state for state in able if state.pool.name not in lets_pass]):
+            return True
+        if lets_pass:
+            self._patient.append((claim, [state for state in able if state.pool.name in lets_pass]))
+        return False
+
+    def _move(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
         mode = self.policy.defragment
         if mode is Defragment.OFF or (mode is Defragment.ON and self._moves_left < 1):
@@ -582,6 +595,31 @@ class _Pass:
         self._limits.hold(claim.spec.project, claim.user, claim.spec.size)
         self._use(claim.spec, name)
         return True
+
+    def _lets_pass(self, claim: Claim, state: PoolState) -> bool:
+        """Whether a claim for which others could be moved lets those behind it have what is free, for now."""
+        patience_s = self.policy.patience_s
+        if not patience_s or self.policy.defragment is not Defragment.ON or state.pool.name not in self.scene.resumable:
+            return False
+        if isinstance(state.pool.topology, AnySubset) or self.now >= after(claim.arrival, patience_s):
+            return False
+        soonest = self.ends[state.pool.name].read().soonest(claim.spec.size)
+        return soonest is not None and NEVER <= soonest[1] < OUT_OF_SERVICE
+
+    def _move_into_rest(self, claim: Claim, able: Sequence[PoolState]) -> None:
+        """Make room for one that let others pass, of what they have left."""
+        mine = next(((key, one) for key, one in self.reservations.items() if one.claim == claim.id), None)
+        if mine is not None and len(mine[1].block):
+            return  # it has a block in another pool, or one that is being emptied
+        if self._pays and self._limits.bars(claim):
+            return
+        if mine is not None:
+            self._use(claim.spec, mine[1].pool, -1)
+        if self._move(claim, able):
+            if mine is not None:
+                del self.reservations[mine[0]]
+        elif mine is not None:
+            self._use(claim.spec, mine[1].pool)
 
     def _room(self, claim: Claim, state: PoolState) -> Room | None:
         """Room for it in a pool, if that is worth what it costs: less than it would wait for."""
@@ -634,8 +672,11 @@ class _Pass:
             if size and estate is not None and not (claim.spec.preemptible or estate.could_hold(block)):
                 continue  # a guarantee would stand against it when the block is empty: nobody else could use it
             spare = None
-            if size and state.pool.name in self.scene.movable and isinstance(state.pool.topology, PowerOfTwo):
-                block, until, spare = self._as_number(state, size, block, until)
+            moving = any(one.kept is not None and one.kept.pool == state.pool.name for one in self.scene.kept)
+            if size and not moving and self._lets_pass(claim, state):
+                block = _NOTHING
+            elif size and state.pool.name in self.scene.movable and isinstance(state.pool.topology, PowerOfTwo):
+                block, until, spare = as_number(self.ends[state.pool.name].read(), size, block, until, self.now)
             if best is None or (until, held) < best[:2]:
                 best = (until, held, state, block, spare)
         if best is None:
@@ -650,15 +691,6 @@ class _Pass:
             self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], self.policy.making_s, spare))
         self._use(claim.spec, name)
         return True
-
-    def _as_number(
-        self, state: PoolState, size: int, block: Block, until: Instant
-    ) -> tuple[Block, Instant, int | None]:
-        """The same as a number of devices, if enough are free sooner than a block: then claims will be moved."""
-        freed = self.ends[state.pool.name].read().freed_by(size)
-        if freed is None or freed[0] >= until or freed[0] <= self.now:
-            return block, until, None
-        return _NOTHING, freed[0], freed[1] - size
 
     def offers(self) -> tuple[Offer, ...]:
         """What the schedulers of other queues may start."""

@@ -125,11 +125,13 @@ class Scheduling(Demands):
         projects = self.projects
         pools = {name: self._seen(state) for name, state in self.fleet.pools.items()}
         tenants = _Once(self._tenants)
-        moves_left, movable = 0, frozenset[PoolName]()
+        moves_left = 0
+        movable = resumable = frozenset[PoolName]()
         if self.policy.defragment is Defragment.ON:
             moves_left = max(0, self.policy.moves_per_hour - len(self._moved()))
-            fixed = {tenant.pool for tenant in tenants() if not (tenant.movable or tenant.leaving)}
-            movable = frozenset(name for name, state in pools.items() if name not in fixed and not state.foreign)
+            ours = frozenset(name for name, state in pools.items() if not state.foreign)
+            movable = ours - {one.pool for one in tenants() if not (one.movable or one.leaving)}
+            resumable = ours - {one.pool for one in tenants() if not (one.resumable or one.leaving)}
         return Scene(
             pools,
             self._lines(announced),
@@ -140,6 +142,7 @@ class Scheduling(Demands):
             self._kept(),
             moves_left,
             movable,
+            resumable,
         )
 
     def _expect(self) -> None:

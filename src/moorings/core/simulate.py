@@ -172,7 +172,7 @@ class Simulation:
         self._all = frozenset(
             name for name, state in self.pools.items() if not isinstance(state.pool.topology, AnySubset)
         )
-        self._fixed = 0  # running jobs that cannot be moved
+        self._fixed = self._staying = 0  # running jobs that cannot be moved: now, and ever
 
     def take_in(self, claim: Claim, tenant: Tenant, until: Instant) -> None:
         """A claim that holds its block already, until then (``NEVER``: nobody knows)."""
@@ -186,6 +186,7 @@ class Simulation:
         self._left[claim.id] = until - self.now
         self._running[claim.id] = _Running(tenant, until, tenant.since or self.now, until - self.now)
         self._fixed += not tenant.movable
+        self._staying += not tenant.resumable
         self._busy += len(tenant.block)
         if until < NEVER:
             heappush(self._ends, (until, claim.id))
@@ -335,7 +336,8 @@ class Simulation:
             shares=self._shares() if self.projects else {},
             tenants=self._tenants,
             moves_left=moves_left,
-            movable=self._all if self.policy.defragment is Defragment.ON and not self._fixed else frozenset(),
+            movable=self._all if moving and not self._fixed else frozenset(),
+            resumable=self._all if moving and not self._staying else frozenset(),
             able=self._able,
         )
 
@@ -367,10 +369,11 @@ class Simulation:
         job = course.job
         tenant = Tenant(
             ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
-            since=now, saved=NEVER, waited_s=waited_s(claim, now),
+            job.resumable, since=now, saved=NEVER, waited_s=waited_s(claim, now),
         )  # fmt: skip
         self._running[ident] = _Running(tenant, ends, now, left)
         self._fixed += not job.resumable
+        self._staying += not job.resumable
         self._busy += len(block)
         if ends < NEVER:
             heappush(self._ends, (ends, ident))
@@ -396,6 +399,7 @@ class Simulation:
             add_amounts(state.used, resources, -1)
         del self._running[tenant.claim]
         self._fixed -= not tenant.movable
+        self._staying -= not tenant.resumable
         self._busy -= len(tenant.block)
         if self.projects:
             used = self._usage.get(tenant.project) or Usage(tenant.project, 0, running.began)

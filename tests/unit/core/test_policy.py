@@ -25,7 +25,8 @@ def complaint(text: str) -> MooringsError:
 
 def test_an_empty_file_is_the_default():
     assert parse_policy("") == USUAL
-    assert replace(USUAL, ageing_s=None, waiting_max=0, waiting_bytes_max=0) == Policy(), "what logs meant before these"
+    before = replace(USUAL, ageing_s=None, patience_s=0.0, waiting_max=0, waiting_bytes_max=0)
+    assert before == Policy(), "what logs meant before these"
     assert revive(Policy, {"reserve": True}).ageing_s is None
 
 
@@ -33,7 +34,7 @@ def test_the_example_is_the_default():
     documented = inspect.getdoc(policy_module)
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
-    assert len(example.strip().splitlines()) == 16
+    assert len(example.strip().splitlines()) == 17
     assert parse_policy(example) == USUAL
 
 
@@ -50,6 +51,7 @@ def test_everything_can_be_said():
         defragment = "suggest"
         move = 1.5
         moves_per_hour = 0
+        patience = "90m"
         user_priority_max = -5
         agent_priority_max = 7
         waiting_max = 8
@@ -68,6 +70,7 @@ def test_everything_can_be_said():
         defragment=Defragment.SUGGEST,
         move_s=1.5,
         moves_per_hour=0,
+        patience_s=5400.0,
         user_priority_max=-5,
         agent_priority_max=7,
         waiting_max=8,
@@ -102,6 +105,9 @@ def test_everything_can_be_said():
         ('waiting_bytes_max = "2T"', "waiting_bytes_max is out of range"),
         ('waiting_bytes_max = "much"', "'much' is not a size"),
         ("waiting_bytes_max = true", "waiting_bytes_max must be a size"),
+        ("patience = -1", "patience is out of range"),
+        ('patience = "3661d"', "patience is out of range"),
+        ('patience = "long"', "'long' is not a duration"),
         ("reserve = 1", "reserve must be true or false"),
         ('preempt = "yes"', "preempt must be true or false"),
         ("defragment = true", "defragment must be a string"),
@@ -133,6 +139,8 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
         "move = 0",
         'move = "1d"',
         "moves_per_hour = 100000",
+        "patience = 0",
+        'patience = "3660d"',
         "user_priority_max = 1000000",
         "waiting_max = 0",
         'waiting_bytes_max = "1T"',
@@ -156,7 +164,7 @@ def test_equal_policies_are_the_same_bytes():
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
     told = json.dumps(plain(whole), sort_keys=True)
     text = "half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3\n"
-    text += 'ageing = "off"\nwaiting_max = 0\nwaiting_bytes_max = 0'
+    text += 'ageing = "off"\npatience = 0\nwaiting_max = 0\nwaiting_bytes_max = 0'
     assert "waiting" not in told, "as in logs of before"
     assert told == json.dumps(plain(parse_policy(text)), sort_keys=True)
     assert revive(Policy, json.loads(told)) == whole
@@ -164,3 +172,10 @@ def test_equal_policies_are_the_same_bytes():
 
 def test_the_bound_of_a_guarantee_is_what_a_borrower_may_take():
     assert Policy(min_run_s=10, yield_s=5).bound_s == 15.0
+
+
+def test_a_policy_of_the_release_before_has_no_patience():
+    """Law 9: a log of the release before is decided again as it was."""
+    written = {"reserve": True, "defragment": "on"}
+    assert revive(Policy, written) == Policy(defragment=Defragment.ON, patience_s=0.0)
+    assert plain(revive(Policy, written)) == written
