@@ -330,9 +330,9 @@ ATTACKED = (
     Guard(
         law="7",
         what="patience with those that pass has an end",
-        file="core/queue.py",
-        at="_Pass._lets_pass",
-        cut="self.now >= after(claim.arrival, patience_s)",
+        file="core/room.py",
+        at="lets_pass",
+        cut="now >= after(claim.arrival, policy.patience_s)",
         put="False",
         tests=(f"{PATIENCE}test_nothing_is_kept_empty_before_its_patience_ends_and_then_a_block_is",),
     ),

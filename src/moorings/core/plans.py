@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.access import LOCAL_OWNER
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import PRIORITY_MAX, Claim, ClaimId, ClaimState, Spot
+from moorings.core.claims import PRIORITY_MAX, Claim, ClaimId, ClaimSpec, ClaimState, Spot
 from moorings.core.devices import PoolName
+from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation
 from moorings.core.instants import SECOND, Instant
 from moorings.core.lines import LineKey, Waiting
 from moorings.core.partitions import Partition
 from moorings.core.projects import Projects
+from moorings.core.serving import pools_for
 from moorings.core.topology import Block
 
 HOLDS = frozenset(
@@ -204,3 +206,20 @@ class Scene:
     movable: frozenset[PoolName] = frozenset()
     resumable: frozenset[PoolName] = frozenset()
     able: dict[tuple[object, ...], list[PoolState]] = field(default_factory=dict)
+
+    @property
+    def guarded(self) -> frozenset[PoolName]:
+        """The pools in which shares are guaranteed."""
+        return frozenset(name for name in self.pools if self.projects.cells(name))
+
+    def pools_of(self, spec: ClaimSpec) -> list[PoolState]:
+        """``pools_for`` without the refusal: a waiting claim's pool may have gone from the pools file."""
+        key = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(spec.resources.items()) if spec.resources else ())
+        known = self.able.get(key)
+        if known is None:
+            try:
+                known = pools_for(spec, self.pools)
+            except MooringsError:
+                known = []
+            self.able[key] = known
+        return known

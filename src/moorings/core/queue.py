@@ -25,12 +25,10 @@ from itertools import chain
 from typing import Final
 
 from moorings.core.ageing import First, aged_lines
-from moorings.core.announced import Offer
 from moorings.core.cells import Estate, OpenCells, Place, estate_of
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
 from moorings.core.devices import PoolName
 from moorings.core.ends import FREE, LateEnds
-from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation, enough
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.kept import Kept, as_number
@@ -41,8 +39,7 @@ from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial
 from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
 from moorings.core.policy import DAY_S, Defragment, Policy
 from moorings.core.reclaims import Known, Overdraft, Wanted, cheapest
-from moorings.core.room import Room, room_for
-from moorings.core.serving import pools_for
+from moorings.core.room import Room, lets_pass, room_for
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
 
 _NOTHING: Final = Block(())
@@ -88,7 +85,6 @@ class _Pass:
         self._done: dict[ClaimId, _Got] = {}  # what was visited: who has waited for long stands in two lines
         self._moves_left = scene.moves_left
         self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # for whom claims are moved into what is left over
-        self._able = scene.able
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, Estate] = {}
         self._seen: dict[PoolName, dict[ClaimId, Tenant]] = {}  # where shares are guaranteed: who is in which cell
@@ -168,7 +164,7 @@ class _Pass:
 
         Not within a guarantee, if it has yielded: it would take back what it yielded to a higher priority.
         """
-        within = self._pays and any(self.is_within(claim, state) for state in self._pools(claim.spec))
+        within = self._pays and any(self.is_within(claim, state) for state in self.scene.pools_of(claim.spec))
         priority = claim.spec.priority
         if counts_as is not None:
             within, priority = within and not claim.has_yielded, max(priority, counts_as)
@@ -228,7 +224,7 @@ class _Pass:
     def _heads(self) -> list[_Head]:
         """Who is first in each line; then those who have waited for long, once more."""
         lines = ((claim, key, line) for key, line in self.scene.lines if (claim := line.first()) is not None)
-        first: list[First] = [(claim, key, line, self._pools(claim.spec)) for claim, key, line in lines]
+        first: list[First] = [(claim, key, line, self.scene.pools_of(claim.spec)) for claim, key, line in lines]
         aged = aged_lines(first, self.policy, self.now, self._may_be_served)
         every = chain(((*one, None) for one in first), aged)
         return [(self._rank(one[0], one[4]), number, *one) for number, one in enumerate(every)]
@@ -347,18 +343,6 @@ class _Pass:
             for state in self.pools.values()
             if state.pool.kind == spec.kind and spec.pool in (None, state.pool.name)
         )
-
-    def _pools(self, spec: ClaimSpec) -> list[PoolState]:
-        """``pools_for`` without the refusal: a waiting claim's pool may have gone from the pools file."""
-        key = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(spec.resources.items()) if spec.resources else ())
-        known = self._able.get(key)
-        if known is None:
-            try:
-                known = pools_for(spec, self.pools)
-            except MooringsError:
-                known = []
-            self._able[key] = known
-        return known
 
     def _usable(self, state: PoolState, spec: ClaimSpec) -> bool:
         if state.problem:
@@ -557,11 +541,11 @@ class _Pass:
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have claims go on elsewhere for it; where it lets others pass not before they had what is free."""
-        lets_pass = {state.pool.name for state in able if self._lets_pass(claim, state)}
-        if self._move(claim, [state for state in able if state.pool.name not in lets_pass]):
+        patient = {state.pool.name for state in able if self._lets_pass(claim, state)}
+        if self._move(claim, [state for state in able if state.pool.name not in patient]):
             return True
-        if lets_pass:
-            self._patient.append((claim, [state for state in able if state.pool.name in lets_pass]))
+        if patient:
+            self._patient.append((claim, [state for state in able if state.pool.name in patient]))
         return False
 
     def _move(self, claim: Claim, able: Sequence[PoolState]) -> bool:
@@ -597,14 +581,8 @@ class _Pass:
         return True
 
     def _lets_pass(self, claim: Claim, state: PoolState) -> bool:
-        """Whether a claim for which others could be moved lets those behind it have what is free, for now."""
-        patience_s = self.policy.patience_s
-        if not patience_s or self.policy.defragment is not Defragment.ON or state.pool.name not in self.scene.resumable:
-            return False
-        if isinstance(state.pool.topology, AnySubset) or self.now >= after(claim.arrival, patience_s):
-            return False
-        soonest = self.ends[state.pool.name].read().soonest(claim.spec.size)
-        return soonest is not None and NEVER <= soonest[1] < OUT_OF_SERVICE
+        passable = state.pool.name in self.scene.resumable
+        return passable and lets_pass(claim, state, self.ends[state.pool.name].read(), self.policy, self.now)
 
     def _move_into_rest(self, claim: Claim, able: Sequence[PoolState]) -> None:
         """Make room for one that let others pass, of what they have left."""
@@ -628,11 +606,11 @@ class _Pass:
             return None
         if self.policy.defragment is Defragment.SUGGEST and (name, True) in self.reservations:
             return None  # told for the first that waits
-        if not self._fits_numbers(claim, name, take=False) or not self._may_borrow_any(claim, state):
+        guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
+        if not self._fits_numbers(claim, name, take=False) or (guaranteed and not spec.preemptible):
             return None
         soonest = self.ends[name].read().soonest(spec.size)
         wait_s = DAY_S if soonest is None or soonest[1] >= NEVER else max(0, soonest[1] - self.now) / SECOND
-        guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
         tenants = [
             replace(one, movable=False) if one.claim in self._asked or (guaranteed and one.is_firm) else one
             for one in (self._tenants if self._pays else self.scene.tenants())
@@ -641,9 +619,6 @@ class _Pass:
         most = self._moves_left if self.policy.defragment is Defragment.ON else self.policy.moves_per_hour
         room = room_for(state, spec.size, tenants, self.now, self.policy.move_s, most)
         return room if room is not None and room.cost < spec.size * wait_s else None
-
-    def _may_borrow_any(self, claim: Claim, state: PoolState) -> bool:
-        return claim.spec.preemptible or state.pool.name not in self._estates
 
     def _keeps(self, state: PoolState, size: int) -> bool:
         """Whether a pool can keep nothing more for claims of a size: it does so already, or no block would empty."""
@@ -692,10 +667,6 @@ class _Pass:
         self._use(claim.spec, name)
         return True
 
-    def offers(self) -> tuple[Offer, ...]:
-        """What the schedulers of other queues may start."""
-        return tuple(offers_of(self.scene.announced, self.pools, self.lent, self._estates))
-
     def undo(self) -> None:
         """Put back what was written down for now."""
         for ends in self.ends.values():
@@ -718,7 +689,7 @@ def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
         return Plan(
             tuple(one.grants),
             reservations,
-            one.offers(),
+            tuple(offers_of(scene.announced, scene.pools, one.lent, scene.guarded)),
             tuple(one.reclaims),
             tuple(one.adopted),
             tuple(one.suggested),

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from moorings.core.claims import Claim
+from moorings.core.ends import Ends
 from moorings.core.fleet import PoolState
-from moorings.core.instants import Instant
-from moorings.core.placement import FreeMap, free_map_of, trial
+from moorings.core.instants import Instant, after
+from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, free_map_of, trial
 from moorings.core.plans import Tenant
-from moorings.core.topology import Block, Catalogue, PowerOfTwo
+from moorings.core.policy import Defragment, Policy
+from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
 
 TRIED_MAX = 12
 
@@ -180,3 +183,13 @@ def _place(free: FreeMap, tenants: Sequence[Tenant]) -> list[tuple[Tenant, Block
         free.take(block)
         placed.append((tenant, block))
     return placed
+
+
+def lets_pass(claim: Claim, state: PoolState, ends: Ends, policy: Policy, now: Instant) -> bool:
+    """Whether a claim for which others could be moved lets those behind it have what is free, for now."""
+    if not policy.patience_s or policy.defragment is not Defragment.ON:
+        return False
+    if isinstance(state.pool.topology, AnySubset) or now >= after(claim.arrival, policy.patience_s):
+        return False
+    soonest = ends.soonest(claim.spec.size)
+    return soonest is not None and NEVER <= soonest[1] < OUT_OF_SERVICE
