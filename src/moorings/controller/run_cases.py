@@ -208,7 +208,7 @@ class RunCases:
         """Runs by creation."""
         found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
         jobs = await asyncio.to_thread(self._store.jobs, [run.id for run in found])
-        return [replace(self._head_view(run), job=jobs[run.id]) for run in found]
+        return [replace(self._head_view(run), job=jobs[run.id]) for run in found if run.id in jobs]  # or it just left
 
     async def list_briefly(
         self,
@@ -340,12 +340,14 @@ class RunCases:
             subject = caller.subject if caller is not None else None
             run = await asyncio.to_thread(self._store.run, ident[:200], subject)
         if run is None:
-            raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
+            raise _unknown(ident)
         return self._loop.runs.by_id.get(run.id, run)
 
     async def _run_view(self, run: Run) -> RunView:
-        jobs = await asyncio.to_thread(self._store.jobs, [run.id])
-        return replace(self._head_view(run), job=jobs[run.id])
+        job = (await asyncio.to_thread(self._store.jobs, [run.id])).get(run.id)
+        if job is None:  # it left the database since
+            raise _unknown(run.id)
+        return replace(self._head_view(run), job=job)
 
     def _head_view(self, run: Run) -> RunView:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
@@ -357,3 +359,7 @@ class RunCases:
             reason = self._reasons.delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
+
+
+def _unknown(ident: str) -> MooringsError:
+    return MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")

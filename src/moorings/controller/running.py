@@ -149,12 +149,15 @@ class Running:
         return await self._submit(engine, run, binding)
 
     async def _submit(self, engine: Engine, run: Run, binding: Binding) -> bool:
-        jobs = await asyncio.to_thread(self._loop.store.jobs, [run.id])
+        job = (await asyncio.to_thread(self._loop.store.jobs, [run.id])).get(run.id)
+        if job is None:  # the database was turned back, which the next turn finds out
+            await self._clock.sleep(RETRY_S)
+            return False
         if self._loop.runs.by_id.get(run.id) != run:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(StartOrder(run.id, run.attempt, jobs[run.id], binding, epoch=self._loop.epoch))
+            await engine.submit(StartOrder(run.id, run.attempt, job, binding, epoch=self._loop.epoch))
         finally:
             self._submitting.discard(run.id)
         return True

@@ -120,7 +120,7 @@ async def test_the_view_follows(harbour: Harbour) -> None:
             return view.current
 
         await until(sees)
-        assert view.get("default", "job-3")[0].state == "READY"
+        await until(ready)  # one that has just begun is told by its controller that it still is
         await let_go(client, wish(3))
 
         async def gone() -> bool:

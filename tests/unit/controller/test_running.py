@@ -440,3 +440,17 @@ async def test_a_fault_in_a_look_ends_no_other(rig: Rig) -> None:
         assert rig.engine.looks == ["job-0", "job-1"]
     await rig.settle()
     assert rig.saved(1) is not None
+
+
+async def test_a_run_of_which_the_database_knows_nothing_is_not_started(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was turned back; the next turn finds out."""
+    monkeypatch.setattr(rig.loop.store, "jobs", lambda _: {})
+    await rig.create()
+    await rig.settle()
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    assert rig.engine.submitted == []
+    monkeypatch.undo()
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: bool(rig.engine.submitted))

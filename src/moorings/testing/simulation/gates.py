@@ -376,11 +376,13 @@ class DriverGate:
     async def _order(
         self, what: str, mark: str, do: Callable[[], Awaitable[Answer]], made: PartitionOrder | None = None
     ) -> Answer:
+        spared = self._witness.is_spared(mark)  # when it is given: it may come late, and the database go back meanwhile
+
         async def carry_out() -> Answer:
             if made is not None:
                 self._witness.to_be_made(self._pool, made)
             else:
-                self._witness.to_be_removed(what, mark)
+                self._witness.to_be_removed(what, mark, spared=spared)
             answer = await do()
             self._witness.ordered(mark, answer)
             self._stage.story.step(f"driver-{self._pool.name}", f"{what}: {answer.verdict} {answer.seen}")

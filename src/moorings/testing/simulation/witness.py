@@ -184,13 +184,19 @@ class Witness:
             if held.mark in marks and held.block.overlaps(order.block):
                 self._story.breaks(1, f"{order.name} is to be made on {order.block}, which {held.name} holds")
 
-    def to_be_removed(self, what: str, mark: str) -> None:
+    def is_spared(self, mark: str) -> bool:
+        """Whether nobody may remove or reset a partition: the records no longer know it, and an admin has not decided.
+
+        Its claim was live when the database went back.
+        """
+        return self.spares() and PartitionId(mark.rsplit("/", 1)[-1]) in self._ledger.unknown
+
+    def to_be_removed(self, what: str, mark: str, *, spared: bool) -> None:
         """An order to remove or reset a partition reaches the hardware: no process is on it (law 3).
 
-        Nor does one that the records no longer know before an admin has said that it may go: its claim was live when
-        the database went back.
+        ``spared``: nobody might give that order.
         """
-        if self.spares() and PartitionId(mark.rsplit("/", 1)[-1]) in self._ledger.unknown:
+        if spared:
             self._story.breaks(3, f"{what} reached the hardware; it was held when the database went back")
         for run, watched in self._watched.items():
             if watched.mark == mark and self.alive(run):
