@@ -139,6 +139,7 @@ GUARDS = (
         "a key is for one body only",
         (5,),
         (Change("controller/loop.py", "Loop._known", "key is not None and key.digest != use.digest", "False"),),
+        first=200,
     ),
     Guard(
         "what is lent for good leaves room for every guarantee",
@@ -187,7 +188,7 @@ GUARDS = (
         "who is within a guarantee has borrowers under its project's limit yield",
         (6,),
         (Change("core/queue.py", "_Pass._visit_barred", "self._limits.owed(claim)", "None"),),
-        first=32,  # a rush, too
+        first=200,
     ),
     Guard(
         "a block is kept for the first that must wait",

@@ -115,7 +115,7 @@ def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_f
     """Law 3: a cancel of a run that waits gives its partition back at once, and this one computes on it."""
     claim = a_claim(0, state=ClaimState.GRANTED, partition=a_partition(0).id)
     run = a_run(0, state=RunState.WAITING, started_at=None)
-    changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)])
+    changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_of(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id)
     assert make_ready(store, runs, LAST, NOW) == [run.id]

@@ -253,8 +253,8 @@ async def test_no_run_starts_before_the_engine_knows_who_leads(rig: Rig) -> None
     await rig.create()
     rig.running._fenced["local"].clear()
     await rig.settle()
-    for _ in range(50):  # more than it needs from here to the engine
-        await asyncio.sleep(0)
+    for _ in range(50):  # more than it needs from here to the engine, by way of the thread that reads its job
+        await asyncio.to_thread(lambda: None)
     assert rig.run.state is RunState.STARTING
     assert rig.engine.submitted == []
     rig.running._fenced["local"].set()
