@@ -190,7 +190,9 @@ class Ledger:
 
     def turn_back(self, to: Picture) -> None:
         """The database holds what it held then; who made what is gone since may still speak of it."""
-        self.before = before = self.picture()
+        before = self.picture()
+        if (to.seq, to.epoch) != (before.seq, before.epoch):  # else nothing is gone, and whoever leads goes on
+            self.before = before
         for claim in (*before.claims.values(), *before.ended_claims.values()):
             self._forgotten[claim.id] = claim.version
         for run in (*before.runs.values(), *before.ended_runs.values()):
