@@ -131,6 +131,11 @@ class ControllerProcess:
         finally:
             connection.close()
 
+    def holders(self) -> dict[str, bool]:
+        """Of each partition that is there, by its name: whether a claim of ours has it."""
+        found = self.ask("GET", "/v1/devices?limit=100")[1]["items"]
+        return {device["partition"]: "claim" in device for device in found if "partition" in device}
+
 
 @dataclass
 class Twin(ControllerProcess):

@@ -44,12 +44,6 @@ def hand(controller: ControllerProcess, what: str, *flags: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def devices(controller: ControllerProcess) -> dict[str, bool]:
-    """Of each partition that is there, by its name: whether a claim of ours has it."""
-    found = controller.ask("GET", "/v1/devices?limit=100")[1]["items"]
-    return {device["partition"]: "claim" in device for device in found if "partition" in device}
-
-
 def everything_is_there(controller: ControllerProcess) -> None:
     held = controller.ask("GET", "/v1/claims/kept")[1]
     assert held["state"] == "READY"
@@ -77,7 +71,7 @@ def test_a_folder_of_the_release_before(site: ControllerProcess) -> None:
         site.start()
         status, more = site.ask("POST", "/v1/claims?wait=30s", {"size": 4, "priority": 9})
         assert (status, more["state"]) == (201, "READY"), "it has looked at its hardware"
-        assert devices(site) == {"kept": True, more["name"]: True}
+        assert site.holders() == {"kept": True, more["name"]: True}
         everything_is_there(site)
         assert site.ask("DELETE", f"/v1/claims/{more['id']}?wait=30s")[1]["state"] == "RELEASED"
         site.kill()
@@ -86,14 +80,14 @@ def test_a_folder_of_the_release_before(site: ControllerProcess) -> None:
     assert site.ask("DELETE", "/v1/claims/kept?wait=30s")[1]["state"] == "RELEASED"
     assert site.ask("DELETE", "/v1/projects/vision")[0] == 204, "what it is guaranteed cannot be lent to a whole pool"
     until(lambda: site.ask("GET", "/v1/claims/waits")[1]["state"] == "READY")
-    assert devices(site) == {"waits": True}
+    assert site.holders() == {"waits": True}
 
 
 def test_a_backup_of_the_release_before(site: ControllerProcess) -> None:
     hand(site, "restore", "--file", str(site.folder / "backup.tar.gz"))
     site.start()
     everything_is_there(site)
-    assert devices(site) == {"kept": True}
+    assert site.holders() == {"kept": True}
 
 
 def test_a_log_of_the_release_before_is_decided_as_it_was(

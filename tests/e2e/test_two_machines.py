@@ -45,19 +45,13 @@ def claim(controller: Twin, name: str) -> None:
     assert (status, made["state"]) == (201, "READY"), made
 
 
-def devices(controller: Twin) -> dict[str, bool]:
-    """Of each partition that is there, by its name: whether a claim of ours has it."""
-    found = controller.ask("GET", "/v1/devices?limit=100")[1]["items"]
-    return {device["partition"]: "claim" in device for device in found if "partition" in device}
-
-
 def test_the_other_machine_knows_the_partitions_of_the_first(machines: tuple[Twin, Twin], tmp_path: Path) -> None:
     one, two = machines
     claim(one, "train")
     assert one.stop() == 0
     until(lambda: two.leads)
     claim(two, "more")  # so it has looked at what is there
-    assert devices(two) == {"train": True, "more": True}
+    assert two.holders() == {"train": True, "more": True}
     assert two.ask("GET", "/v1/claims/train")[1]["state"] == "READY"
     status, binding = two.ask("GET", "/v1/claims/train/binding")
     assert status == 200, binding
@@ -80,7 +74,7 @@ def test_a_name_that_is_used_again_while_the_first_machine_was_away(
     two.kill()
     until(lambda: one.leads)
     claim(one, "more")
-    assert devices(one) == {"train": True, "more": True}
+    assert one.holders() == {"train": True, "more": True}
     assert "partition.stray_found" not in one.log()
     status, binding = one.ask("GET", "/v1/claims/train/binding")
     assert status == 200, binding

@@ -3,7 +3,7 @@
 A database can go back without a word: a standby that lagged is promoted, a disk's snapshot is put in its place. Its
 records then know nothing of the partitions made since, and a controller that took them at their word would remove
 those under live jobs (laws 2, 3). So, before hardware is told to make or reset a partition, the number of the last
-event and the leader's epoch are written here, where no database tool reaches; ``app.turned_back`` compares.
+event and the leader's epoch are written here, where no database tool reaches; ``controller.turned_back`` compares.
 
 A file of each pool's driver was refused: the folders of all drivers lie beside this file, and are put back with it or
 not at all.
