@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from moorings.testing.simulation.episode import simulate
-from moorings.testing.simulation.odds import KINDS
+from moorings.testing.simulation.odds import APART, APART_EVERY, KINDS, Odds
 from moorings.testing.simulation.report import build_failure
 
 SEED, STEPS = 7, 800
@@ -57,3 +57,12 @@ def test_only_the_kinds_that_were_asked_for_strike() -> None:
     struck = {what.removeprefix("fault ") for what in outcome.reached if what.startswith("fault ")}
     assert struck
     assert struck <= chosen <= set(KINDS)
+
+
+def test_kinds_that_strike_apart_change_no_other_seed() -> None:
+    for seed in range(1, 1 + 2 * APART_EVERY):
+        odds = Odds(seed)
+        before = odds.chance.getstate()
+        struck = {kind for kind in ("poison", "namesake") for _ in range(100) if odds.strikes_apart(kind)}
+        assert struck == {kind for kind in ("poison", "namesake") if seed % APART_EVERY == APART[kind]}
+        assert odds.chance.getstate() == before

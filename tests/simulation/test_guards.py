@@ -112,6 +112,62 @@ GUARDS = (
         first=100,  # rare: from the first seed on it would take 75,000 steps
     ),
     Guard(
+        "the demands of a turn that failed are tried alone",
+        (2,),
+        (
+            Change(
+                "controller/loop.py",
+                "Loop._take_mail",
+                "1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX",
+                "INPUTS_A_TURN_MAX",
+            ),
+        ),
+        only=("poison",),
+    ),
+    Guard(
+        "who was in a turn that failed by another's demand is tried again",
+        (2,),
+        (
+            Change(
+                "controller/loop.py",
+                "Loop._give_up",
+                'error.code == "internal.error" and len(letters) > 1',
+                "False",
+            ),
+        ),
+        only=("poison",),
+    ),
+    Guard(
+        "ours gives way to a partition of others that took its name",
+        (1,),
+        (
+            Change(
+                "core/demands.py",
+                "Demands._occupied",
+                "partition.block.overlaps(block) or partition.name == name",
+                "partition.block.overlaps(block)",
+            ),
+        ),
+        only=("namesake",),
+    ),
+    Guard(
+        "what others have made is not removed",
+        (3,),
+        (Change("core/reconcile.py", "judge", "sighting.mark.startswith(ours)", "True"),),
+    ),
+    Guard(
+        "a claim that is released has no lease to renew",
+        (3,),
+        (
+            Change(
+                "core/demands.py",
+                "Demands.renew",
+                "claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING",
+                "claim is None or claim.spec.lease_s is None or claim.ended",
+            ),
+        ),
+    ),
+    Guard(
         "a run ends when the engine says that nothing of it runs",
         (3,),
         (Change("workloads/turn.py", "RunTurn._cancel", "run.state is RunState.WAITING", "True"),),
@@ -211,6 +267,19 @@ GUARDS = (
         "until when devices are held is brought up to date with claims",
         (9,),
         (Change("core/fleet.py", "Fleet._holds", "touched(changes)", "changes.partitions"),),
+    ),
+    Guard(
+        "who has a new end is expected by then, though its old one passed in vain",
+        (9,),
+        (Change("core/fleet.py", "PoolState.hold", "self.overdue.discard(ident)", ""),),
+    ),
+    Guard(
+        "a partition that has gone is expected by nobody",
+        (0, 9),
+        (  # what goes was REMOVING, which is a new end: the second stands behind the first
+            Change("core/fleet.py", "PoolState.hold", "self.overdue.discard(ident)", ""),
+            Change("core/fleet.py", "Fleet._drop", "state.overdue.discard(partition.id)", ""),
+        ),
     ),
     Guard(
         "nobody ends what is another's",

@@ -44,7 +44,7 @@ from moorings.testing.simulation.trouble import Trouble
 from moorings.testing.simulation.turning import Past
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
 from moorings.testing.simulation.witness import Witness, left_over
-from moorings.testing.simulation.world import World
+from moorings.testing.simulation.world import PoisonError, World
 from moorings.workloads.runs import Ending
 
 INSTALLATION = "simulatedsea"
@@ -318,6 +318,8 @@ class Episode:
     def _complain(self, record: logging.LogRecord) -> None:
         self.story.reach(f"log {record.getMessage()}")
         raised = record.exc_info[1] if record.exc_info else None
+        if isinstance(raised, PoisonError):
+            return  # whom that may harm is judged where it is answered
         foreign = raised is not None or "MooringsError" not in getattr(record, "detail", "")
         if record.getMessage() in NEVER_RIGHT and foreign:
             told = getattr(record, "detail", "") or getattr(record, "claim", "")

@@ -21,6 +21,7 @@ from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting,
 from moorings.core.instants import Instant
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
+from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import (
     BEGIN,
@@ -51,6 +52,7 @@ T = TypeVar("T")
 LATE_S_MAX = 30.0
 TWICE_S_MAX = 10.0
 GIVEN_UP_S = 5.0
+NAMESAKE_S = (1.0, 30.0)
 LISTINGS_KEPT = 4
 
 
@@ -388,8 +390,16 @@ class DriverGate:
             self._stage.story.step(f"driver-{self._pool.name}", f"{what}: {answer.verdict} {answer.seen}")
             return answer
 
+        if made is not None and self._stage.odds.strikes_apart("namesake"):
+            self._name_another(made.name)
         fault = self._stage.odds.strikes(*_ORDER_FAULTS)
         return await self._line.ask(carry_out, fault=fault, lost=Answer(Verdict.UNAVAILABLE, detail="no answer came"))
+
+    def _name_another(self, name: str) -> None:
+        """Somebody makes a partition of that name by hand, on whatever is free when the hardware is next asked."""
+        lasts_s = self._stage.odds.apart.uniform(*NAMESAKE_S)
+        self._stage.story.fault("namesake", f"{self._pool.name}: {name} for {lasts_s:.1f} s")
+        self._driver.faults.add(Fault(kind=FaultKind.STRAY, names=(name,), seconds=lasts_s))
 
     async def list_partitions(self) -> Sequence[Sighting]:
         async def look() -> Sequence[Sighting]:

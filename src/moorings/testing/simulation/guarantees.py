@@ -39,6 +39,7 @@ FAULTS_S = {
     "engine_away": 60.0,
     "zombie_paused": 60.0,
     "store_back": 180.0,
+    "namesake": 120.0,
 }
 VENDOR_FAULT_S = 120.0
 _LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})

@@ -40,6 +40,10 @@ CALLS = {
     "crash_after_save": 0.004,
     "crash_before_act": 0.004,
     "crash_after_act": 0.004,
+    # a fault of ours: deciding what somebody demands raises, whenever it is tried
+    "poison": 0.5,  # of turns that have other demands, too
+    # somebody makes a partition by hand, under the name of one that is about to be made
+    "namesake": 0.1,
     # between a client and the controller
     "request_lost": 0.02,
     "reply_lost": 0.04,
@@ -57,7 +61,7 @@ HAPPENINGS_S = {
     "engine_away": 60.0,
     "node_lost": 20.0,
     "record_damaged": 20.0,
-    "store_back": 40.0,  # the database is what it was some time ago; in episodes of their own
+    "store_back": 40.0,  # the database is what it was some time ago
     **{f"vendor_{kind}": 40.0 for kind in FaultKind},
 }
 KINDS = (*CALLS, *HAPPENINGS_S)
@@ -65,7 +69,8 @@ SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
 QUIET_OF = 0.3  # of all episodes: so few that what must happen in time can be seen to
 QUIET_MAX = 0.1
 RUSH_EVERY, RUSH_AT = 7, 4  # seeds: a rush is a quiet episode, too
-BACK_EVERY, BACK_AT = 9, 5  # seeds whose database goes back
+APART_EVERY = 9
+APART = {"store_back": 5, "poison": 7, "namesake": 7}  # in which of so many seeds they strike; drawn in no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +93,18 @@ class Odds:
         kinds: what may strike in this episode.
         calm: nothing strikes any more.
         rush: whether all want at once what they are guaranteed.
+        apart: the chance of ``strikes_apart``, so that a call that asks it changes nothing of other seeds.
         goes_back: whether the database does.
     """
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
         self.chance = random.Random(seed)
+        self.apart = random.Random(f"apart {seed}")
         self.rush = seed % RUSH_EVERY == RUSH_AT  # drawn by nobody: so other seeds tell the same whatever a rush is
         quiet = self.chance.random() < QUIET_OF or self.rush
         share = self.chance.uniform(0, QUIET_MAX) if quiet else self.chance.uniform(SHARE_MIN, SHARE_MAX)
-        drawn = {kind for kind in KINDS if kind != "store_back" and self.chance.random() < share}
-        if seed % BACK_EVERY == BACK_AT:  # drawn by nobody, likewise
-            drawn.add("store_back")
+        drawn = {kind for kind in KINDS if kind not in APART and self.chance.random() < share}
+        drawn |= {kind for kind, at in APART.items() if seed % APART_EVERY == at}  # drawn by nobody, likewise
         self.kinds = frozenset(drawn if only is None else only)
         self.goes_back = "store_back" in self.kinds
         self.calm = False
@@ -118,6 +124,10 @@ class Odds:
                 if drawn < 0:
                     return kind
         return None
+
+    def strikes_apart(self, kind: str) -> bool:
+        """Whether a fault of ``APART`` strikes this call."""
+        return kind in self.kinds and not self.calm and self.apart.random() < CALLS[kind]
 
     def pause_s(self, kind: str) -> float:
         """Virtual seconds until a happening of that kind strikes next."""

@@ -7,7 +7,7 @@ else does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 
@@ -20,6 +20,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.explain import explain
 from moorings.core.fleet import Fleet, PoolState, enough
 from moorings.core.hardware import Answer, PartitionOrder, Verdict
+from moorings.core.inputs import RenewClaim
 from moorings.core.instants import Instant, after
 from moorings.core.laws import check
 from moorings.core.lines import ENDLESS, limit_of
@@ -196,6 +197,8 @@ class Witness:
 
         ``spared``: nobody might give that order.
         """
+        if not mark.startswith(mark_of(self._installation, PartitionId(""))):
+            self._story.breaks(3, f"{what} reached the hardware, and somebody else made that partition")
         if spared:
             self._story.breaks(3, f"{what} reached the hardware; it was held when the database went back")
         for run, watched in self._watched.items():
@@ -246,6 +249,31 @@ class Witness:
         passed_s = (self._clock.now() - heard) / 1e6
         if passed_s < claim.spec.lease_s - LEASE_SLACK_S:
             self._story.breaks(3, f"claim {ident} lapsed {passed_s:.1f} s into a lease of {claim.spec.lease_s:g} s")
+
+    # -- what is decided ---------------------------------------------------------------------------------------------
+
+    def decided(self, fleet: Fleet, demanded: Sequence[Demanded], outcome: Outcome) -> None:
+        """The leading controller has decided a turn, which is not saved yet."""
+        self.guarantees.decided(fleet, outcome)
+        for one, reply in zip(demanded, outcome.replies, strict=True):
+            if isinstance(one.given, RenewClaim) and isinstance(reply, Claim):
+                before = fleet.claims.get(one.given.claim)
+                if before is not None and before.state is ClaimState.RELEASING:
+                    self._story.breaks(3, f"claim {reply.id} was renewed, and what it holds is being removed: {before}")
+        if outcome.fleet.foreign:
+            self._gives_way(fleet, outcome)
+
+    def _gives_way(self, fleet: Fleet, outcome: Outcome) -> None:
+        """Ours that is still to be made does not wait for a name or devices that somebody else has taken (law 1)."""
+        changed = {ident: partition for ident, (partition, _) in outcome.fleet.partitions.items()}
+        for ident, ours in {**fleet.partitions, **changed}.items():
+            if ours.state is not PartitionState.PROVISIONING or ident in outcome.fleet.removed:
+                continue
+            for name, block in outcome.fleet.foreign.get(ours.pool, {}).items():
+                new = fleet.pools[ours.pool].foreign.get(name) != block
+                if new and (name == ours.name or block.overlaps(ours.block)):
+                    told = f"{ours.name} on {ours.block} is to be made"
+                    self._story.breaks(1, f"{told}, and somebody else has {name} on {block} of {ours.pool}")
 
     # -- what a controller believes --------------------------------------------------------------------------------
 
@@ -415,6 +443,24 @@ class Witness:
             self._story.breaks(9, f"decided again: {_difference(repeated.changes, outcome.changes)}")
         if [_said(one) for one in repeated.replies] != [_said(one) for one in outcome.replies]:
             self._story.breaks(9, f"answered again: {repeated.replies} and not {outcome.replies}")
+        for (what, anew), (_, held) in zip(_derived(fleet), _derived(loop.fleet), strict=True):
+            if anew != held:
+                self._story.breaks(9, f"{what}: memory has {held}, and made anew from the records it is {anew}")
+
+
+def _derived(fleet: Fleet) -> Iterator[tuple[str, object]]:
+    """What a fleet keeps of its records in another form, of which no law speaks, each with what it is."""
+    yield "names of claims", fleet.names
+    yield "names of partitions", fleet.partition_names
+    yield "leases", fleet.leases
+    yield "those asked to move", fleet.moving
+    yield "those asked to yield", fleet.asked
+    for name, state in fleet.pools.items():
+        yield f"holds of {name}", state.holds
+        yield f"ends of {name} that passed in vain", state.overdue
+        due = {one for one in state.due if one[1] in state.holds and state.holds[one[1]].until == one[0]}
+        yield f"ends of {name} to come", {one for one in due if one[1] not in state.overdue}
+        yield f"ends of {name}", [state.ends.until(index) for index in range(state.pool.topology.n_devices)]
 
 
 def _difference(again: Changes, first: Changes) -> str:

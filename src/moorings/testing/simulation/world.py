@@ -13,26 +13,39 @@ from typing import Any, TypeVar
 from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
 from moorings.controller.loop import Change, Loop
+from moorings.controller.record import AnyInput
 from moorings.controller.running import Running
 from moorings.controller.service import Controller
 from moorings.controller.turned_back import lead
-from moorings.controller.turns import Demanded, Outcome
+from moorings.controller.turns import AnyReply, Demanded, Outcome
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Epoch, HighWater
+from moorings.core.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
+from moorings.ports.store import Epoch, HighWater, KeyUse
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
 from moorings.testing.simulation.life import Life, LifeClock
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.witness import Witness
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
 T = TypeVar("T")
 
 AGAIN_EVERY = 3  # turns between decisions that are repeated
+ASKED = (CreateClaim, ReleaseClaim, RenewClaim, SetPriority, CreateRun, CancelRun, LabelRun)  # what may be poison
+
+
+class PoisonError(Exception):
+    """The fault ``poison``: what somebody demands cannot be decided."""
+
+
+def is_of_poison(error: MooringsError) -> bool:
+    """Whether that is what the sender of a poisoned demand is told."""
+    return error.code == "internal.error" and PoisonError.__name__ in error.detail
 
 
 class WatchedLoop(Loop):
-    """The real loop, whose decisions are looked at as they are made."""
+    """The real loop, whose decisions are looked at as they are made; some demands are poison to it."""
 
     def __init__(self, stage: Stage, life: Life, witness: Witness, store: StoreGate, epoch: Epoch) -> None:
         super().__init__(store, stage.pools, stage.sharing.policy, LifeClock(life, stage.wall), epoch)
@@ -40,6 +53,7 @@ class WatchedLoop(Loop):
         self._life = life
         self._witness = witness
         self._turns = 0
+        self._poison: list[AnyInput] = []
         self.listen(self._turned)
 
     @property
@@ -48,14 +62,35 @@ class WatchedLoop(Loop):
         ledger = self._stage.ledger  # who has come further than the database will notice that it went back
         return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.dead
 
+    async def post(self, given: AnyInput, key: KeyUse | None = None) -> AnyReply:
+        try:
+            return await super().post(given, key)
+        except MooringsError as error:
+            if error.code == "internal.error" and not self._is_poison(given):
+                self._stage.story.breaks(2, f"{given} was answered with the fault that another demand brought")
+            raise
+
+    def _meet_poison(self, demanded: Sequence[Demanded]) -> None:
+        """Raise if one of them is poison; now and then one becomes it where it may do harm to others."""
+        able = [one.given for one in demanded if isinstance(one.given, ASKED)]
+        if able and len(demanded) > 1 and self._stage.odds.strikes_apart("poison"):
+            self._poison.append(chosen := self._stage.odds.apart.choice(able))
+            self._stage.story.fault("poison", f"{type(chosen).__name__} in a turn of {len(demanded)}")
+        if any(map(self._is_poison, able)):
+            raise PoisonError
+
+    def _is_poison(self, given: AnyInput) -> bool:
+        return any(one is given for one in self._poison)  # the demand, not one that says the same
+
     def decide(self, demanded: Sequence[Demanded]) -> Outcome:
+        self._meet_poison(demanded)
         outcome = super().decide(demanded)
         self._turns += 1
         if outcome.changes or demanded:
             told = ",".join(type(one.given).__name__ for one in demanded)
             self._stage.story.step("turn", f"{self._life.name} [{told}] {len(outcome.changes.events)} events")
         if self.leads:
-            self._witness.guarantees.decided(self.fleet, outcome)
+            self._witness.decided(self.fleet, demanded, outcome)
             if not demanded:
                 self._witness.idled(self.fleet, outcome)
             if outcome.changes and self._turns % AGAIN_EVERY == 0:
