@@ -181,7 +181,7 @@ class _Queue:
         if starting:
             self.step(*(RunSighting(one.id, Phase.RUNNING, started_at=self._now) for one in starting))
 
-    def end_one(self) -> float | None:
+    def end_one(self) -> float:
         """A job ends; milliseconds of the turn in which its systems are free and go to the next, if it had any."""
         running = [one for one in self.runs.by_id.values() if one.state is RunState.RUNNING]
         ended = self._chance.choice(running)

@@ -32,8 +32,8 @@ from moorings.core.instants import SECOND
 from moorings.ports.store import Epoch, KeyUse, Page, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NOW, a_claim, a_run, granted
-from moorings.workloads.runs import RunId, RunState
+from moorings.testing.records import NOW, a_claim, a_job, a_run, granted
+from moorings.workloads.runs import RunState
 
 EVENTS = int(os.environ.get("MOORINGS_BENCH_EVENTS", "10000000"))
 EVENTS_SHORT = 10_000
@@ -176,7 +176,7 @@ def _insert(database: sqlite3.Connection, table: Table, values: Iterator[rows.Ro
 
 
 _CLAIM = rows.claim_row(replace(a_claim(), state=ClaimState.RELEASED, version=5))
-_RUN = rows.run_row(replace(a_run(), state=RunState.SUCCEEDED, version=4))
+_RUN = rows.run_row(replace(a_run(), state=RunState.SUCCEEDED, version=4), a_job())
 _DATA = canonical(
     {"kind": "ipu", "owner": "user/ann", "priority": 0, "project": "default", "size": 4, "subject": "ann"}
 )
@@ -185,18 +185,19 @@ _TURN = canonical({"granted": [], "inputs": [["driver_answered", "x" * 300]], "n
 
 def _claim_row(number: int) -> rows.Row:
     claim, at = a_claim(number), NOW + number * SECOND
-    values = list(_CLAIM)
-    values[0], values[1], values[2], values[4] = claim.id, claim.name, claim.owner, at
-    values[13], values[14], values[15] = at, at, at + SECOND
-    return tuple(values)
+    own: dict[str, str | int | None] = {"id": claim.id, "name": claim.name, "owner": claim.owner, "arrival": at}
+    return _with(_CLAIM, tables.claims, {**own, "granted_at": at, "ready_at": at, "ended_at": at + SECOND})
 
 
 def _run_row(number: int) -> rows.Row:
     run, at = a_run(number), NOW + number * SECOND
-    values = list(_RUN)
-    values[0], values[1], values[4], values[9] = RunId(run.id), run.job.name, at, run.claim
-    values[14], values[15] = at, at + SECOND
-    return tuple(values)
+    own: dict[str, str | int | None] = {"id": run.id, "name": run.job.name, "created_at": at, "claim": run.claim}
+    return _with(_RUN, tables.runs, {**own, "started_at": at, "ended_at": at + SECOND})
+
+
+def _with(row: rows.Row, table: Table, values: Mapping[str, str | int | None]) -> rows.Row:
+    """The row, with other values in these columns."""
+    return tuple(values.get(name, old) for name, old in zip(table.c.keys(), row, strict=True))
 
 
 def _event_rows(last: int, n_claims: int) -> Iterator[rows.Row]:

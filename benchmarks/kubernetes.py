@@ -41,6 +41,7 @@ SUBMITTERS = 4  # at once
 SINGLES = 40
 SETTLED_S = 20.0  # each job is looked at once more when its Pods must have been seen
 IDLE_S = 30.0
+LOOK_S = 0.5
 LAUNCHER = {"command": ["mpirun", "true"]}
 WRITE = re.compile(r'apiserver_request_total\{(.*verb="(?:POST|PUT|PATCH|DELETE)".*)\} (\S+)')
 
@@ -157,24 +158,26 @@ def _to_running_s(site: Site, namespace: str, name: str, count: int, **spec: Any
         site.cluster.api("POST", path, _body(namespace, f"{name}{number}", spec))
 
     def running() -> int:
+        time.sleep(LOOK_S)  # looking costs the server, too
         items = site.cluster.api("GET", path)["items"]
         return sum((one.get("status") or {}).get("status") == "Running" for one in items)
 
     begun = time.perf_counter()
     with ThreadPoolExecutor(SUBMITTERS) as threads:
         list(threads.map(submit, range(count)))
-    until(lambda: time.sleep(0.5) or running() == count, 600, what=lambda: f"{running()} of {count}")
+    until(lambda: running() == count, 600, what=lambda: f"{running()} of {count}")
     return time.perf_counter() - begun
 
 
 def _clear(site: Site, namespace: str) -> None:
     path = f"{JOBS}/namespaces/{namespace}/ipujobs"
     site.cluster.api("DELETE", path)
-    until(
-        lambda: time.sleep(0.5) or not site.cluster.api("GET", path)["items"],
-        600,
-        what=lambda: site.log("operator")[-2000:],
-    )
+
+    def gone() -> bool:
+        time.sleep(LOOK_S)
+        return not site.cluster.api("GET", path)["items"]
+
+    until(gone, 600, what=lambda: site.log("operator")[-2000:])
     site.await_empty()
 
 

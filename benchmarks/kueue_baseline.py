@@ -274,6 +274,9 @@ class _AtOnce:
         """All that is asked for."""
         return Capability()
 
+    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+        """Whatever has our mark is ours."""
+
     async def create(self, order: PartitionOrder) -> Answer:
         """It is there."""
         self._there[order.name] = Sighting(order.name, Seen.ACTIVE, order.block, order.mark, "ACTIVE")

@@ -77,7 +77,7 @@ def _takeovers(server: PostgresqlServer, number: signal.Signals) -> tuple[float,
                 time.sleep(1)  # as long as it takes to be at rest again
                 begun = time.monotonic()
                 leader.process.send_signal(number)
-                status = 0
+                status, body = 0, dict[str, str]()
                 while status != 201:
                     status, body = other.ask("POST", "/v1/claims", {"size": 1})
                 taken.append(time.monotonic() - begun)
