@@ -20,7 +20,7 @@ from moorings.core.claims import ClaimSpec
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, after
 from moorings.ports.store import Page, Seq
-from tests.e2e.rig import ANN, POD16, QuickClock, Rig, running
+from tests.e2e.rig import ADMIN, ANN, POD16, QuickClock, Rig, running
 from tests.unit.api.sockets import Served, connected, serving_application
 
 SPEC = ClaimSpec(kind="ipu", size=4)
@@ -166,3 +166,19 @@ async def test_replay_reads_archives_and_what_is_left_as_one_log(tmp_path, monke
 
 def test_a_file_has_more_events_than_a_page():
     assert EVENTS_A_FILE >= 10_000  # a year of a large site is some thousand files, not a million
+
+
+async def test_the_doctor_says_that_history_cannot_be_archived(tmp_path, monkeypatch):
+    clock = LaterClock()
+    async with running(tmp_path, POD16, clock) as rig:
+        await lived(rig, clock, tmp_path, monkeypatch)
+        folder = settings(tmp_path).archive_folder
+        folder.write_text("a file in the place of the folder")
+        await sweep(rig.assembly, settings(tmp_path), clock)
+        said = {finding.id: finding for finding in (await rig.controller.findings(ADMIN)).items}["history"]
+        assert (said.verdict, str(folder) in said.evidence) == ("WARN", True)
+        folder.unlink()
+        await sweep(rig.assembly, settings(tmp_path), clock)
+        assert {finding.id: finding.verdict for finding in (await rig.controller.findings(ADMIN)).items}[
+            "history"
+        ] == "PASS"

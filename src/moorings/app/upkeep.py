@@ -234,10 +234,12 @@ async def sweep(assembly: Assembly, settings: Settings, clock: Clock) -> None:
     except MooringsError as error:
         failed = {"code": error.code, "detail": error.detail, "hint": error.hint}
         log.warning("history.not_archived", extra=failed)
+        assembly.loop.history_problem = error.detail
         return
     except RuntimeError as error:  # it leads no longer, and its writer has gone
         log.warning("history.not_archived", extra={"detail": str(error)})
         return
+    assembly.loop.history_problem = ""
     if swept != Swept():
         told = {"events": swept.events, "runs": swept.runs, "claims": swept.claims}
         log.info("history.archived", extra={**told, "days": settings.keep_history_days})

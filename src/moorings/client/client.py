@@ -340,8 +340,15 @@ class Client:
 
     def last_events(self, where: EventFilter, count: int) -> tuple[EventBody, ...]:
         """The newest ``count`` events of a filter, in order."""
-        after = max(0, self.last_seq() - count) if where == ALL_EVENTS else 0
-        return tuple(deque(self.events_after(where, after), maxlen=count))
+        if where.claim is not None or where.run is not None:  # few
+            return tuple(deque(self.events_after(where, 0), maxlen=count))
+        last, back = self.last_seq(), count
+        while True:
+            after = max(0, last - back)
+            found = tuple(deque(self.events_after(where, after), maxlen=count))
+            if len(found) == count or not after:
+                return found
+            back *= 8
 
     def last_seq(self) -> int:
         """The last sequence number, by doubling and halving: some dozens of tiny calls instead of the whole log."""

@@ -67,6 +67,14 @@ def check_laws(fleet: Fleet) -> FindingBody:
     )
 
 
+def check_history(problem: str) -> FindingBody:
+    """Whether what is old leaves the database; ``problem``: why it could not the last time."""
+    if problem:
+        fix = "the database grows until it can: see the setting 'archive', that folder's disk and its owner"
+        return found("history", WARN, f"old events and records stay in the database: {problem}", fix)
+    return found("history", PASS, "old events and records leave the database when their time comes")
+
+
 def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
     """Whether each pool's driver answers."""
     for state in states:
@@ -305,6 +313,7 @@ class Doctor:
         told = [
             check_laws(fleet),
             check_queue(fleet),
+            check_history(loop.history_problem),
             *check_guarantees(fleet),
             check_reclaims(fleet, now),
             *check_pools(states),

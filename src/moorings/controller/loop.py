@@ -79,6 +79,8 @@ class Loop:
         self.archived = Seq(0)
         """The last event that has left the database, or is about to."""
         self.problem = ""
+        self.history_problem = ""
+        """Why old events and records could not leave the database; empty: they could."""
         self.meters = Meters()
         self.rounds = 0
         """How often it has gone round, also in vain: it stands still only if the loop hangs."""

@@ -31,6 +31,7 @@ CHECKS: dict[str, str] = {
     "events": "memory and database agree how far the event log has come",
     "replication": "a standby that is promoted has every commit that was answered",
     "keys": "no access key expires within 14 days",
+    "history": "old events and records leave the database when their time comes",
     "queue": "every waiting claim can be served one day",
     "guarantees": "what projects are guaranteed fits into each pool, as far as it is in service",
     "reclaims": "who was asked to yield has done so in time",

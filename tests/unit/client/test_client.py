@@ -20,12 +20,14 @@ def client(server) -> Iterable[Client]:
         yield made
 
 
-def log_of(count):
-    """A recorded event log of ``count`` events."""
+def log_of(count, named=None):
+    """A recorded event log of ``count`` events; where names are asked for, only those ``named``."""
 
     def answer(seen):
         after, limit = int(seen.query.get("after", 0)), int(seen.query.get("limit", 100))
-        return listing("Event", [event(seq, "turn.decided") for seq in range(after + 1, count + 1)][:limit])
+        wanted = named if named is not None and "name" in seen.query else bool
+        found = [seq for seq in range(after + 1, count + 1) if wanted(seq)][:limit]
+        return listing("Event", [event(seq, "turn.decided") for seq in found])
 
     return answer
 
@@ -78,6 +80,15 @@ def test_the_last_sequence_number_is_found_without_reading_the_log(server, clien
     assert client.last_seq() == count
     assert all(seen.query["limit"] == "1" for seen in server.seen)
     assert len(server.seen) <= 2 * max(count, 1).bit_length() + 1
+
+
+def test_the_last_events_of_a_name_are_looked_for_from_the_end(server, client):
+    server.on("GET", "/v1/events", log_of(100_000, named=lambda seq: seq % 50 == 0))
+    server.seen.clear()
+    assert [item.seq for item in client.last_events(EventFilter(names=("run.ended",)), 3)] == [99_900, 99_950, 100_000]
+    assert all(int(seen.query["after"]) > 99_000 for seen in server.seen if "name" in seen.query)
+    server.on("GET", "/v1/events", log_of(1000, named=lambda seq: seq == 7))
+    assert [item.seq for item in client.last_events(EventFilter(names=("run.ended",)), 3)] == [7]
 
 
 def test_the_last_events_of_the_whole_log(server, client):

@@ -12,6 +12,7 @@ from moorings.controller import findings
 from moorings.controller.findings import (
     check_devices,
     check_guarantees,
+    check_history,
     check_laws,
     check_log,
     check_memory,
@@ -169,6 +170,12 @@ def test_runs():
     assert verdicts(check_runs([run], {"run-1": LONG_AGO}, NOW)) == {"runs.moving": "FAIL"}
     assert verdicts(check_runs([run], {"run-1": NOW}, NOW)) == {"runs.moving": "PASS"}
     assert verdicts(check_runs([run], {}, NOW)) == {"runs.moving": "PASS"}
+
+
+def test_history_that_cannot_be_archived():
+    assert verdicts(check_history("")) == {"history": "PASS"}
+    failed = check_history("the disk of /arc is full")
+    assert (failed.verdict, "the disk of /arc is full" in failed.evidence) == ("WARN", True)
 
 
 def test_queue():
