@@ -59,6 +59,6 @@ def test_every_event_told_stands_in_the_table_and_every_one_there_is_told() -> N
     told |= {
         text
         for _, text in strings()
-        if text in EVENTS and text.split(".")[0] in ("turn", "key", "controller", "device", "pool")
+        if text in EVENTS and text.split(".")[0] in ("turn", "key", "controller", "database", "device", "pool")
     }
     assert sorted(told ^ set(EVENTS)) == []

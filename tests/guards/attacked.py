@@ -20,6 +20,9 @@ STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 OUTPUT = "tests/unit/local/test_output.py::"
 ENGINE = "tests/unit/local/test_engine.py::"
 MACHINES = "tests/contract/test_driver_vipu_two_machines.py::"
+CLI_REPLAY = "tests/unit/cli/test_replay.py::"
+WITHIN = "test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again"
+LEARNED = "tests/e2e/test_learned.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 
 ATTACKED = (
@@ -60,12 +63,99 @@ ATTACKED = (
         tests=(f"{TURNED_BACK}test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from",),
     ),
     Guard(
+        law="9",
+        what="where a database went back a replay lets its records learn what they learned then",
+        file="controller/replay.py",
+        at="Replay.take",
+        cut="(TURN, TURNED_BACK)",
+        put="(TURN,)",
+        tests=(
+            f"{REPLAY}test_where_a_database_went_back_a_replay_lets_its_records_learn_the_same",
+            f"{CLI_REPLAY}test_a_log_whose_numbers_leap_where_its_database_went_back_is_whole",
+        ),
+    ),
+    Guard(
+        law="9",
+        what="what the records of a database that went back learn is in its log",
+        file="controller/turned_back.py",
+        at="_Learning.changes",
+        cut="self._changes.events.append(Event(name=TURNED_BACK, at=self._now, data=canonical(told)))",
+        put="",
+        tests=(
+            f"{LEARNED}test_a_log_with_a_database_that_went_back_is_decided_again_the_same[a copy is put in its place]",
+        ),
+    ),
+    Guard(
+        law="9",
+        what="a log whose numbers leap is whole only where its database went back, and from where",
+        file="cli/logs.py",
+        at="_whole",
+        cut="parse_learned(row.event.data).after != leapt_from",
+        put="False",
+        tests=(f"{CLI_REPLAY}test_a_leap_excuses_no_event_that_is_missing[the last before-stands where event]",),
+    ),
+    Guard(
+        law="1",
+        what="a run that was made within a claim since its database went back keeps others from its partition",
+        file="controller/turned_back.py",
+        at="learn",
+        cut="learning.take(within)",
+        put="",
+        tests=(
+            f"{TURNED_BACK}{WITHIN}[ClaimState.READY-this release]",
+            f"{LEARNED}{WITHIN}[a copy is put in its place]",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="a run is taken for one of a claim by its partition, not by a name that was used again",
+        file="controller/turned_back.py",
+        at="Started.is_on",
+        cut="self.partition == partition.id if self.partition is not None else self.name == partition.name",
+        put="self.name == partition.name",
+        tests=(
+            f"{TURNED_BACK}test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_one_of_the_first",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="a claim is held by a run as long as one lives within it, also where its database went back",
+        file="workloads/turn.py",
+        at="Runs._leave",
+        cut="within",
+        put="False",
+        tests=(f"{RUNS}test_a_claim_has_a_run_as_long_as_one_is_within_it",),
+    ),
+    Guard(
+        law="3",
+        what="a partition on which a run was started is not made again",
+        file="controller/turned_back.py",
+        at="_Learning._active",
+        cut="(PartitionState.PROVISIONING, PartitionState.RESETTING)",
+        put="(PartitionState.RESETTING,)",
+        tests=(
+            f"{TURNED_BACK}test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits",
+            f"{LEARNED}test_a_partition_that_was_being_made_is_not_made_again_under_its_run",
+        ),
+    ),
+    Guard(
+        law="3",
+        what="a run that has gone on elsewhere since is not stopped with the partition that it left",
+        file="controller/turned_back.py",
+        at="_since",
+        cut="found.attempt > run.attempt",
+        put="False",
+        tests=(
+            f"{TURNED_BACK}test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_claims[part-0007]",
+        ),
+    ),
+    Guard(
         law="3",
         what="a run that was started is not taken for one that waits, also where its claim was granted",
         file="controller/turned_back.py",
         at="make_ready",
-        cut="run.state is RunState.WAITING and run.claim is not None",
-        put="run.state is RunState.WAITING and run.claim in {one.id for one in saved.claims if one.state in WAITING}",
+        cut="run.claim is not None",
+        put="run.claim in {one.id for one in saved.claims if one.state.value == 'PENDING'}",
         tests=(
             f"{TURNED_BACK}test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits",
         ),

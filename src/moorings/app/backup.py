@@ -56,6 +56,7 @@ from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.app.turned_back import INSTALLATION_FILE, make_ready, rise_blindly, spare
+from moorings.controller.turned_back import Learned
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
@@ -66,7 +67,6 @@ from moorings.store.high_water import FILE as HIGH_WATER
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
-from moorings.workloads.runs import RunId
 
 MANIFEST_BYTES_MAX = 1 << 20
 LEAD_S = 5.0  # whoever leads keeps the lock for longer
@@ -161,13 +161,13 @@ class _Prepared:
         standing: where it stands now.
         joined: it goes on where the replaced one was; else nobody could ask that one.
         replaced: the installation of the replaced one; empty: nobody could ask it.
-        started: runs that waited in the backup and have started since.
+        learned: what its records have learned of the runs.
     """
 
     standing: Standing
     joined: bool
     replaced: str
-    started: Sequence[RunId]
+    learned: Learned
 
 
 def _told(
@@ -192,7 +192,7 @@ def _told(
         )
     if not prepared.joined:
         told.append("access keys that were revoked or rotated since the backup are as they were then: moor get keys")
-    return [*told, *_told_of_runs(runs, prepared.started), _SPARED]
+    return [*told, *_told_of_runs(runs, prepared.learned), _SPARED]
 
 
 def _strangers(whose: str) -> str:
@@ -202,10 +202,13 @@ def _strangers(whose: str) -> str:
     )
 
 
-def _told_of_runs(runs: Path, started: Sequence[RunId]) -> list[str]:
+def _told_of_runs(runs: Path, learned: Learned | None = None) -> list[str]:
     told = []
-    if started:
-        told.append(f"{', '.join(started)} waited then and started since: they are not started again")
+    if learned is not None and learned.started:
+        told.append(f"{', '.join(sorted(learned.started))} started since: they are not started again")
+    if learned is not None and learned.within:
+        within = ", ".join(f"{one.run} (in {one.claim})" for one in learned.within)
+        told.append(f"made since in claims that the records know, and in them again: {within}")
     try:
         living = sorted(partitions_in_use(runs))
     except (OSError, UnreadableError) as error:
@@ -336,8 +339,8 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
         joined = before is not None and before.installation == store.installation()
         joined = joined and _revoke_again(database, old)
         last = HighWater(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
-        started = make_ready(store, runs, last, SystemClock().now())
-    return _Prepared(look_at(database), joined, before.installation if before is not None else "", started)
+        learned = make_ready(store, runs, last, SystemClock().now())
+    return _Prepared(look_at(database), joined, before.installation if before is not None else "", learned)
 
 
 def _look_at_old(old: Path) -> Standing | None:
@@ -470,12 +473,12 @@ def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
     spare(shared.path, "it was restored by its own tools")
-    started = make_ready(store, settings.runs_folder, None, SystemClock().now())
+    learned = make_ready(store, settings.runs_folder, None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
         f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
         "access keys that were revoked or rotated since that moment are as they were then: moor get keys",
-        *_told_of_runs(settings.runs_folder, started),
+        *_told_of_runs(settings.runs_folder, learned),
         _SPARED,
     ]
 
@@ -511,7 +514,7 @@ def begin_anew(data: Path) -> list[str]:
     return [
         f"made: installation {ident}, empty; the next start makes an access key for its admin",
         _strangers("the installation before"),
-        *_told_of_runs(runs, ()),
+        *_told_of_runs(runs),
     ]
 
 

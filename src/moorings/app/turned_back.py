@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from moorings.app.folders import RESTORED, RUNS, write_private
 from moorings.controller import turned_back as readying
-from moorings.controller.turned_back import Started, World
+from moorings.controller.turned_back import Learned, Living, Started, World
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.local.fence import EPOCH_FILE, read_epoch
 from moorings.local.records import UnreadableError
-from moorings.local.rundir import sync_folder
-from moorings.local.usage import find_started
+from moorings.local.rundir import Survey, sync_folder
+from moorings.local.usage import find_order, find_started, living
+from moorings.ports.engine import StartOrder
 from moorings.ports.store import HighWater, Store
 from moorings.store.high_water import HighWaterMark
 from moorings.workloads.runs import RunId
 
 log = logging.getLogger("moorings.controller")
 
+ENGINE = "local"  # whose runs have folders
 INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 
@@ -167,7 +170,7 @@ def _note(folder: Path) -> dict[str, object]:
 
 def make_ready(
     store: Store, folder: Path, last: HighWater | None, now: Instant, above: HighWater | None = None
-) -> list[RunId]:
+) -> Learned:
     """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
 
     Raises:
@@ -180,8 +183,16 @@ def make_ready(
 def _world(runs: Path) -> World:
     def started(run: RunId) -> Started | None:
         found = find_started(runs, run)
-        if found is None:
-            return None
-        return Started(found.extent.attempt, found.status.started_at if found.status is not None else None)
+        return _started(found, find_order(runs, run)) if found is not None else None
 
-    return World(started, lambda: read_epoch(runs))
+    def alive(known: Collection[RunId]) -> list[Living]:
+        return [Living(order.run, order.job, ENGINE, _started(found, order)) for order, found in living(runs, known)]
+
+    return World(started, alive, lambda: read_epoch(runs))
+
+
+def _started(found: Survey, order: StartOrder | None) -> Started:
+    since = found.status.started_at if found.status is not None else None
+    if order is None or order.attempt != found.extent.attempt:
+        return Started(found.extent.attempt, since)
+    return Started(found.extent.attempt, since, order.partition, order.binding.partition)

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from moorings.controller.turned_back import HOLDER, TURNED_BACK, parse_learned
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import Instant, seconds_between
@@ -30,6 +31,7 @@ from moorings.wire.codec import parse_time
 
 _HELD_UNTIL = ("claim.released", "claim.lost", "claim.failed", "claim.broken", "claim.requeued")
 _TURN = "turn.decided"
+_LED = "controller.led"
 _ABOUT = ("claim", "partition", "run", "pool", "device")
 _EXPORT = "export it with 'moor events --after 0 -o json', or name a file that 'moor backup' wrote"
 _GZIP = b"\x1f\x8b"
@@ -105,10 +107,16 @@ def _archived(rows: Sequence[Row], folder: Path, source: str) -> Iterator[Row]:
     begin = rows[0].seq if rows else 1
     held = {one.first: one for one in stretches(folder)} if begin > 1 else {}
     following = 1
-    while following < begin and following in held:
-        yield from read_events(held[Seq(following)])
-        following = held[Seq(following)].last + 1
-    if following < begin:
+    while following < begin:
+        first = min((one for one in held if following <= one < begin), default=None)
+        found = read_events(held[first]) if first is not None else iter(())
+        row = next(found, None)
+        if first is None or row is None or (first > following and not _leaps(row)):
+            break
+        yield row
+        yield from found
+        following = held[first].last + 1
+    if following < begin and not _leaps(rows[0]):
         raise MooringsError(
             "log.unreadable",
             f"{source} is not the whole log: it begins with event {begin}, and {folder} has no archive of events "
@@ -308,13 +316,38 @@ def _told(error: Exception) -> str:
 
 
 def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
-    for at, row in enumerate(rows, start=1):
-        if row.seq != at:
-            what = f"event {str(row.seq)[:20]} stands where event {at} should be"
-            raise MooringsError("log.unreadable", f"{source} is not the whole log: {what}", hint=_EXPORT)
+    """The rows, if none is missing: numbers leap only where the database was turned back, which tells from where."""
+    last, leapt_from = 0, None
+    for row in rows:
+        if row.seq != last + 1:
+            if row.seq <= last or not _leaps(row):
+                raise _missing(row, last + 1, source)
+            leapt_from = last
+        elif leapt_from is not None and row.event.name == _TURN:
+            raise MooringsError(
+                "log.unreadable",
+                f"{source} cannot be replayed behind event {leapt_from}: the database was turned back there by a "
+                "release that did not write down what its records learned",
+                hint="replay a backup or an export of before",
+            )
+        elif leapt_from is not None and row.event.name == TURNED_BACK:
+            if parse_learned(row.event.data).after != leapt_from:
+                raise _missing(row, leapt_from + 1, source)
+            leapt_from = None
+        last = row.seq
     if not any(row.event.name == _TURN for row in rows):
         raise MooringsError("log.unreadable", f"{source} cannot be replayed: there is no turn in it", hint=_EXPORT)
     return tuple(rows)
+
+
+def _missing(row: Row, following: int, source: str) -> MooringsError:
+    what = f"event {str(row.seq)[:20]} stands where event {following} should be"
+    return MooringsError("log.unreadable", f"{source} is not the whole log: {what}", hint=_EXPORT)
+
+
+def _leaps(row: Row) -> bool:
+    """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
+    return row.event.name == _LED and canonical({"holder": HOLDER})[1:-1] in row.event.data
 
 
 def policy_of(rows: Sequence[Row]) -> Policy:

@@ -1,4 +1,7 @@
-"""The log decided again: the same turns from the same beginning must give the same events, byte for byte (law 9)."""
+"""The log decided again: the same turns from the same beginning must give the same events, byte for byte (law 9).
+
+Where the database was turned back, its records learned something between two turns: they learn it here, too.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from moorings.controller.record import Remembered, parse_decided
+from moorings.controller.turned_back import TURNED_BACK, learn, parse_learned
 from moorings.controller.turns import Demanded, decide
+from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
-from moorings.core.fleet import Fleet
+from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.topology import Pool
 from moorings.ports.store import Row, Seq
 from moorings.workloads.turn import Runs
@@ -56,9 +61,9 @@ class Replay:
             if row.event.name.startswith(_OUTSIDE):
                 continue
             self._rows.append(row.event)
-            if row.event.name == TURN:
+            if row.event.name in (TURN, TURNED_BACK):
                 logged, self._rows = tuple(self._rows), []
-                decided = self._turn(row.event)
+                decided = self._turn(row.event) if row.event.name == TURN else self._turn_back(row.event)
                 if decided != logged:
                     yield Difference(row.seq, logged, decided)
 
@@ -72,6 +77,24 @@ class Replay:
         self.turns += 1
         return tuple(outcome.changes.events)
 
+    def _turn_back(self, event: Event) -> tuple[Event, ...]:
+        """What is told to a database that was turned back; the next turn is that of a controller which reads it."""
+        partitions = sorted(self.fleet.partitions.values(), key=lambda partition: partition.id)
+        unended = sorted(self.runs.by_id.values(), key=lambda run: (run.created_at, run.id))
+        changes = learn(self._claims(), partitions, unended, parse_learned(event.data))
+        self.fleet.apply(
+            FleetChanges(
+                claims={claim.id: (claim, save.expected) for claim, save in changes.claims},
+                partitions={partition.id: (partition, save.expected) for partition, save in changes.partitions},
+            )
+        )
+        self.runs.apply(run for run, _ in changes.runs)
+        return tuple(changes.events)
+
+    def _claims(self) -> list[Claim]:
+        """Those that have not ended, as a database gives them."""
+        return sorted(self.fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
+
     def _load(self, remembered: Remembered) -> None:
         """What a controller does when it reads the database."""
         if remembered.pools and remembered.pools != tuple(map(str, self.pools)):
@@ -82,10 +105,9 @@ class Replay:
             )
         before = self.fleet
         devices = [device for state in before.pools.values() for device in state.out.values()]
-        unended = sorted(before.claims.values(), key=lambda claim: (claim.arrival, claim.id))
         self.fleet = Fleet.load(
             self.pools,
-            unended,
+            self._claims(),
             sorted(before.partitions.values(), key=lambda p: p.id),
             devices,
             before.projects.by_name.values(),

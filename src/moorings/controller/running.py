@@ -16,7 +16,7 @@ from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
 from moorings.core.access import RUN_OWNERS
 from moorings.core.bindings import NO_BINDING, NO_DEVICES, Binding
-from moorings.core.claims import ClaimState
+from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CheckpointSeen, ReleaseClaim
 from moorings.core.instants import Instant, after
@@ -146,9 +146,9 @@ class Running:
             return False
         order = order_of(partition, self._installation)
         binding = await self._hardware.drivers[partition.pool].binding(order)
-        return await self._submit(engine, run, binding)
+        return await self._submit(engine, run, binding, partition.id)
 
-    async def _submit(self, engine: Engine, run: Run, binding: Binding) -> bool:
+    async def _submit(self, engine: Engine, run: Run, binding: Binding, on: PartitionId | None = None) -> bool:
         job = (await asyncio.to_thread(self._loop.store.jobs, [run.id])).get(run.id)
         if job is None:  # the database was turned back, which the next turn finds out
             await self._clock.sleep(RETRY_S)
@@ -157,7 +157,7 @@ class Running:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(StartOrder(run.id, run.attempt, job, binding, epoch=self._loop.epoch))
+            await engine.submit(StartOrder(run.id, run.attempt, job, binding, epoch=self._loop.epoch, partition=on))
         finally:
             self._submitting.discard(run.id)
         return True

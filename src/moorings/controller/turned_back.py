@@ -7,23 +7,30 @@ uses, start what has run, and tell new events under numbers that were told.
 It is a leader like any other: it raises the epoch, so whoever led before is fenced off, and its changes are one commit.
 SQL of its own was refused: it would be a second writer of the records, for two kinds of database. What is known of the
 world, and where it is written down, is the caller's (``app.turned_back``).
+
+What the records learn is no input of any turn, so it is in the log as an event of its own, and a replay lets its
+records learn it, too (law 9).
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from moorings.core import claims
-from moorings.core.claims import WAITING, Claim, ClaimEvent, ClaimId
+from moorings.core import claims, partitions
+from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
+from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import SECOND, Instant
-from moorings.core.partitions import Partition, PartitionState
+from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.reasons import Reason
-from moorings.ports.store import Changes, Epoch, HighWater, Save, Saved, Seq, Store, turned_back
+from moorings.core.records import plain, revive
+from moorings.ports.store import Changes, Epoch, HighWater, Save, Seq, Store, turned_back
 from moorings.workloads import runs
-from moorings.workloads.runs import RunEvent, RunId, RunState
+from moorings.workloads.jobs import JobSpec, bytes_of, head_of
+from moorings.workloads.runs import Run, RunEvent, RunId, RunState
 
 log = logging.getLogger("moorings.controller")
 
@@ -35,15 +42,84 @@ BLIND_RATE = (
 )
 ATTEMPT_GAP = 1000
 BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
+TURNED_BACK = "database.turned_back"
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
+_HELD = (ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING)  # a run may be on its partition
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What is left of a run that was started: at which attempt, and since when it runs, if that is known."""
+    """What is left of a run that was started.
+
+    Attributes:
+        attempt: the newest.
+        since: when it began to run, if that is known.
+        partition: on which; None: it was started by a release that did not write it down, or its order is damaged.
+        name: what that partition is called; empty: it has none, or nobody can tell.
+    """
 
     attempt: int
     since: Instant | None
+    partition: PartitionId | None = None
+    name: str = ""
+
+    def is_on(self, partition: Partition | None) -> bool:
+        """Whether it may be on that partition; of what is damaged nobody can tell more than that it is its claim's."""
+        if self.partition is None and not self.name:
+            return True
+        if partition is None:
+            return False
+        return self.partition == partition.id if self.partition is not None else self.name == partition.name
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """A run whose processes live.
+
+    Attributes:
+        job: what it runs.
+        engine: where.
+        started: how it stands.
+    """
+
+    run: RunId
+    job: JobSpec
+    engine: str
+    started: Started
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A run that no record knows, alive in a partition that one knows: its claim was there before, and it came since.
+
+    ``body_bytes``: of the job, of which the log has only a part.
+    """
+
+    run: RunId
+    claim: ClaimId
+    job: JobSpec
+    engine: str
+    started: Started
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the records learn of the world: everything that their changes follow from.
+
+    Attributes:
+        now: when.
+        epoch: of the leader who saves it.
+        after: number of the last event that the records are of.
+        started: what is left of the runs that wait or ran then, and have been started (again) since.
+        within: the runs that were made since in a claim that is known.
+    """
+
+    now: Instant
+    epoch: Epoch
+    after: Seq
+    started: Mapping[RunId, Started] = field(default_factory=dict)
+    within: tuple[Within, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +128,12 @@ class World:
 
     Attributes:
         started: what is left of a run where it was started; None: it was not.
+        living: the runs whose processes live, but for these.
         fenced: the epoch of the last leader that engines have heard of.
     """
 
     started: Callable[[RunId], Started | None]
+    living: Callable[[Collection[RunId]], Iterable[Living]]
     fenced: Callable[[], Epoch]
 
 
@@ -128,8 +206,8 @@ def make_ready(
     now: Instant,
     above: HighWater | None = None,
     note: Callable[[HighWater], None] = lambda _: None,
-) -> list[RunId]:
-    """Make a database that was turned back fit to be led from; the waiting runs that turned out to have started.
+) -> Learned:
+    """Make a database that was turned back fit to be led from; what its records have learned.
 
     Done twice it does no harm.
 
@@ -148,16 +226,39 @@ def make_ready(
     started = {
         run.id: found
         for run in saved.runs
-        if run.state is RunState.WAITING and run.claim is not None
+        if run.claim is not None
         for found in [world.started(run.id)]
-        if found is not None and found.attempt >= run.attempt  # an earlier attempt has yielded
+        if found is not None and _since(run, found)
     }
+    living = world.living({run.id for run in saved.runs})
+    within = tuple(_within(store, living, saved.claims, saved.partitions))
     if above is not None:
         store.rise(above)
     rise(store, world.fenced(), last, now)
     epoch = lead(store, above, note, HOLDER, now)
-    store.commit(epoch, _changes(saved, started, now, epoch))
-    return sorted(started)
+    learned = Learned(now, epoch, saved.seq, started, within)
+    store.commit(epoch, learn(saved.claims, saved.partitions, saved.runs, learned))
+    return learned
+
+
+def _since(run: Run, found: Started) -> bool:
+    """Whether it was started since: an earlier attempt has yielded, and tells nothing of the one that waits."""
+    if run.state is RunState.WAITING:
+        return found.attempt >= run.attempt
+    return run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING) and found.attempt > run.attempt
+
+
+def _within(
+    store: Store, living: Iterable[Living], claimed: Iterable[Claim], held: Iterable[Partition]
+) -> Iterable[Within]:
+    """The runs that live in a claim of the records, and that no record knows."""
+    on = {claim.partition: claim.id for claim in claimed if claim.state in _HELD}
+    used = [partition for partition in held if partition.id in on]
+    for one in sorted(living, key=lambda living: living.run):
+        on_it = [part for part in used if one.started.name and one.started.is_on(part)]
+        known = store.run(one.run) if on_it else None
+        if on_it and (known is None or known.id != one.run):  # else its job has that name
+            yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, bytes_of(one.job))
 
 
 def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Instant) -> None:
@@ -181,45 +282,157 @@ def _age_s(now: Instant) -> int:
     return max(now - BEGIN, 0) // SECOND
 
 
-def _changes(saved: Saved, started: Mapping[RunId, Started], now: Instant, epoch: Epoch) -> Changes:
-    changes = Changes()
-    waiting = {claim.id for claim in saved.claims if claim.state in WAITING}
-    served: set[ClaimId] = set()
-    for run in saved.runs:
-        if run.id in started:
-            starting = runs.step(replace(run, attempt=started[run.id].attempt), RunEvent.BERTH, now)
-            if run.claim in waiting:
-                # If it has ended since, the first look at it says how.
-                starting = runs.started(runs.step(starting, RunEvent.STARTED, now), started[run.id].since or now)
-                changes.events.append(Event(name="run.started", at=now, run=run.id, claim=run.claim))
-                served.add(run.claim)
-            else:  # it is on what its claim was granted, and nobody takes that before its engine was asked
-                changes.events.append(Event(name="run.starting", at=now, run=run.id, claim=run.claim))
-            changes.runs.append((starting, Save(run.version)))
-    for claim in saved.claims:
-        changed = _cancelled(claim, now) if claim.id in served else _apart(claim, now, epoch)
-        changes.claims.append((changed, Save(claim.version)))
-        if changed.ended:
-            data = canonical({"why": _WHY})
-            changes.events.append(Event(name="claim.cancelled", at=now, claim=claim.id, data=data))
-    for partition in saved.partitions:
-        if partition.state is PartitionState.RESETTING:
-            changes.partitions.append((_not_resetting(partition, now), Save(partition.version)))
-            changes.events.append(
-                Event(
-                    name="partition.active",
-                    at=now,
-                    claim=partition.claim,
-                    partition=partition.id,
-                    pool=partition.pool,
-                )
-            )
-    return changes
+def learn(claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable[Run], learned: Learned) -> Changes:
+    """What the records have to become by what they learn; the last event tells all that it follows from.
+
+    Args:
+        claimed: every claim that has not ended, in the order of ``Store.load``; so are
+        held: the partitions,
+        unended: and the runs.
+        learned: what they learn.
+    """
+    learning = _Learning(claimed, held, learned)
+    for run in unended:
+        if run.id in learned.started:
+            learning.restart(run, learned.started[run.id])
+    for within in learned.within:
+        learning.take(within)
+    return learning.changes()
 
 
-def _cancelled(claim: Claim, now: Instant) -> Claim:
-    """Its run has what it asked for: a second partition for it would be in nobody's use."""
-    return claims.step(claim, ClaimEvent.RELEASE, now, Reason("claim.released", _WHY))
+def parse_learned(text: str) -> Learned:
+    """What records learned, as the event tells it.
+
+    Raises:
+        MooringsError: ``log.unreadable``.
+    """
+    try:
+        return revive(Learned, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise MooringsError(
+            "log.unreadable",
+            f"what a database that was turned back had to learn cannot be read: {error!s:.200}",
+            hint="it was written by another release; replay it with that one",
+        ) from error
+
+
+class _Learning:
+    """The records as they change."""
+
+    def __init__(self, claimed: Iterable[Claim], held: Iterable[Partition], learned: Learned) -> None:
+        self._before = {claim.id: claim for claim in claimed}
+        self._held = {partition.id: partition for partition in held}
+        self._claims = dict(self._before)
+        self._partitions = dict(self._held)
+        self._learned = learned
+        self._now = learned.now
+        self._changes = Changes()
+
+    def restart(self, run: Run, started: Started) -> None:
+        """It runs, or has ended since: the first look at it says so. Its claim is what it is on, or of no use to it."""
+        assert run.claim is not None
+        waiting = run
+        if run.state is not RunState.WAITING:
+            running = run if run.state is not RunState.STARTING else runs.step(run, RunEvent.STARTED, self._now)
+            waiting = runs.yielded(running, self._now)
+        running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.BERTH, self._now)
+        running = runs.started(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
+        self._changes.runs.append((running, Save(run.version)))
+        self._tell("run.started", run=run.id, claim=run.claim)
+        claim = self._claims.get(run.claim)
+        if claim is None:
+            return
+        partition = self._partitions.get(claim.partition) if claim.partition is not None else None
+        if claim.state in _HELD and started.is_on(partition):
+            self._ready(claim)
+        else:
+            self._served(claim)
+
+    def take(self, within: Within) -> None:
+        """It is in the records again, within its claim, and as that one's subject's."""
+        claim, started = self._claims[within.claim], within.started
+        run = Run(
+            id=within.run,
+            job=head_of(within.job, within.body_bytes),
+            engine=within.engine,
+            subject=claim.subject,
+            claim=claim.id,
+            state=RunState.WAITING,
+            created_at=started.since or self._now,
+            within=True,
+            labels=dict(sorted(within.job.labels.items())),
+            attempt=started.attempt,
+        )
+        running = runs.step(runs.step(run, RunEvent.BERTH, self._now), RunEvent.STARTED, self._now)
+        running = replace(runs.started(running, started.since or self._now), version=run.version)
+        self._changes.runs.append((running, Save(None)))
+        self._changes.jobs[run.id] = within.job
+        self._tell("run.started", run=run.id, claim=claim.id)
+        self._ready(claim)
+
+    def _ready(self, claim: Claim) -> None:
+        """A run was started on its partition, so that was ACTIVE: to make it again might fail, and end the run.
+
+        If it is there no more, listings tell.
+        """
+        if claim.partition is not None:
+            self._active(self._partitions[claim.partition])
+        if claim.state is ClaimState.GRANTED:
+            self._claims[claim.id] = claims.step(claim, ClaimEvent.READY, self._now)
+            self._tell("claim.ready", claim=claim.id, partition=claim.partition, pool=claim.pool)
+
+    def _active(self, partition: Partition) -> None:
+        if partition.state in (PartitionState.PROVISIONING, PartitionState.RESETTING):
+            moved = partitions.step(partition, PartitionEvent.ACTIVE, self._now)
+            self._partitions[partition.id] = moved
+            self._tell("partition.active", claim=partition.claim, partition=partition.id, pool=partition.pool)
+
+    def _served(self, claim: Claim) -> None:
+        """Its run has what it asked for, elsewhere: what it has, or would get, would be in nobody's use."""
+        if claim.state is ClaimState.RELEASING:
+            return
+        why = Reason("claim.released", _WHY)
+        released = self._claims[claim.id] = claims.step(claim, ClaimEvent.RELEASE, self._now, why)
+        name = "claim.cancelled" if released.ended else "claim.releasing"
+        self._tell(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=_WHY)
+        partition = self._partitions.get(claim.partition) if claim.partition is not None else None
+        if partition is not None and partition.state is not PartitionState.REMOVING:
+            removing = partitions.step(partition, PartitionEvent.REMOVE, self._now, _WHY)
+            self._partitions[partition.id] = removing
+
+    def changes(self) -> Changes:
+        """What is to be saved."""
+        for ident in self._held:
+            # A reset was done, or never will be: by now a job may compute where it would wipe. Listings tell.
+            if self._partitions[ident].state is PartitionState.RESETTING:
+                self._active(self._partitions[ident])
+        for claim, before in self._before.items():
+            changed = self._claims[claim]
+            changed = changed if changed.ended else _apart(changed, self._now, self._learned.epoch)
+            self._changes.claims.append((changed, Save(before.version)))
+        for ident, partition in self._held.items():
+            if self._partitions[ident] != partition:
+                self._changes.partitions.append((self._partitions[ident], Save(partition.version)))
+        # A job's environment and folder stay out of the log, as in a turn's: everybody may read it (law 10).
+        within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
+        told = plain(replace(self._learned, within=tuple(within)))
+        assert isinstance(told, dict)
+        self._changes.events.append(Event(name=TURNED_BACK, at=self._now, data=canonical(told)))
+        return self._changes
+
+    def _tell(
+        self,
+        name: str,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        partition: str | None = None,
+        pool: str | None = None,
+        why: str = "",
+    ) -> None:
+        data = canonical({"why": why}) if why else "{}"
+        event = Event(name=name, at=self._now, claim=claim, run=run, partition=partition, pool=pool, data=data)
+        self._changes.events.append(event)
 
 
 def _apart(claim: Claim, now: Instant, epoch: Epoch) -> Claim:
@@ -231,8 +444,3 @@ def _apart(claim: Claim, now: Instant, epoch: Epoch) -> Claim:
     age_s = _age_s(now)
     attempt = age_s if age_s > claim.attempt else claim.attempt + ATTEMPT_GAP + epoch % ATTEMPT_GAP
     return replace(claim, attempt=attempt, version=claim.version + 1)
-
-
-def _not_resetting(partition: Partition, now: Instant) -> Partition:
-    """The reset was done, or never will be: by now a job may compute where it would wipe. Listings tell what is so."""
-    return replace(partition, state=PartitionState.ACTIVE, since=now, version=partition.version + 1, reason="")

@@ -63,6 +63,8 @@ EVENTS: dict[str, str] = {
     "key.created": "an access key was made",
     "key.rotated": "an access key got a new secret; data tells until when the old one works (microseconds since 1970)",
     "key.revoked": "an access key was revoked",
+    "database.turned_back": "the database went back to an earlier moment, or a backup was restored; data holds what "
+    "its records learned of the world: which runs were started since, and on which partitions",
     "controller.led": "a controller began to lead",
 }
 

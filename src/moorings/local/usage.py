@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from moorings.local.records import DamagedError, UnreadableError
 from moorings.local.rundir import RunFolder, Survey
 from moorings.local.settle import remains
+from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import RunId
 
 
@@ -22,13 +24,24 @@ def partitions_in_use(runs: Path) -> frozenset[str]:
     Raises:
         OSError, UnreadableError: it cannot be told; nothing follows, and nothing may be removed.
     """
-    used = set()
+    return frozenset(order.binding.partition for order, _ in living(runs)) - {""}
+
+
+def living(runs: Path, known: Collection[RunId] = ()) -> list[tuple[StartOrder, Survey]]:
+    """The runs that have not ended, but for those that are ``known``: what was ordered, and how each stands.
+
+    Raises:
+        OSError, UnreadableError: it cannot be told.
+    """
+    found = []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(runs)):  # noqa: PTH208 - names are all we need
             folder = RunFolder.of(runs, RunId(name))
+            if name in known:
+                continue
             if folder is not None and folder.path.is_dir() and not folder.path.is_symlink():
-                used.add(_used_by(folder, RunId(name)))
-    return frozenset(used) - {""}
+                found += _living(folder, RunId(name))
+    return found
 
 
 def find_started(runs: Path, run: RunId) -> Survey | None:
@@ -45,17 +58,29 @@ def find_started(runs: Path, run: RunId) -> Survey | None:
     return found if started else None
 
 
-def _used_by(folder: RunFolder, run: RunId) -> str:
+def find_order(runs: Path, run: RunId) -> StartOrder | None:
+    """What was ordered of a run last; None: nothing was, or it is damaged.
+
+    Raises:
+        OSError, UnreadableError: it cannot be told.
+    """
+    folder = RunFolder.of(runs, run)
+    with contextlib.suppress(DamagedError):
+        return folder.read_order() if folder is not None else None
+    return None
+
+
+def _living(folder: RunFolder, run: RunId) -> list[tuple[StartOrder, Survey]]:
     found = folder.survey()
     if found is None or found.end is not None:
-        return ""
+        return []
     try:
         order = folder.read_order()
     except DamagedError as error:
         if _lives(folder, run):  # and nobody can tell on what
             raise UnreadableError(str(error)) from error
-        return ""
-    return order.binding.partition if order is not None and _lives(folder, run) else ""
+        return []
+    return [(order, found)] if order is not None and _lives(folder, run) else []
 
 
 def _lives(folder: RunFolder, run: RunId) -> bool:

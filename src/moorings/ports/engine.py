@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moorings.core.bindings import Binding
+from moorings.core.claims import PartitionId
 from moorings.core.instants import Instant
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
@@ -24,6 +25,7 @@ class StartOrder:
         binding: what the driver gave for its partition; empty for an engine that schedules, which gets one itself.
         resume_from: path of a checkpoint to continue from, or None.
         epoch: of the controller that orders it.
+        partition: the id of its partition; None: it has none, or an engine that schedules sees to it.
     """
 
     run: RunId
@@ -32,6 +34,7 @@ class StartOrder:
     binding: Binding
     resume_from: str | None = None
     epoch: Epoch = Epoch(0)
+    partition: PartitionId | None = None
 
 
 class Engine(Protocol):

@@ -97,12 +97,18 @@ class Runs:
             if run.ended:
                 self.by_id.pop(run.id, None)
                 self._reasons.pop(run.id, None)
-                if run.claim is not None:
-                    self.by_claim.pop(run.claim, None)
+                if run.claim is not None and self.by_claim.get(run.claim) == run.id:
+                    self._leave(run.claim, within=run.within)
             else:
                 self.by_id[run.id] = run
                 if run.claim is not None:
                     self.by_claim[run.claim] = run.id
+
+    def _leave(self, claim: ClaimId, *, within: bool) -> None:
+        """The run on that claim has ended: in a database that went back another one may be within it by now."""
+        del self.by_claim[claim]
+        if within:
+            self.by_claim.update((claim, other.id) for other in self.by_id.values() if other.claim == claim)
 
     def _in_workflow(self, run: Run, workflow: str) -> None:
         kin = self._by_workflow.setdefault(workflow, {})

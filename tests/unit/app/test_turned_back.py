@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +13,25 @@ from moorings.app.folders import RESTORED
 from moorings.app.turned_back import make_ready, spare, take_up, why_spared
 from moorings.controller import turned_back as readying
 from moorings.controller.turned_back import BEGIN, BLIND_GAP, SEQ_GAP, lead
-from moorings.core.claims import ClaimState
+from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant, after
 from moorings.core.partitions import PartitionState
 from moorings.local.fence import EPOCH_FILE, Fence
 from moorings.local.records import Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
+from moorings.ports.engine import StartOrder
 from moorings.ports.store import Changes, Epoch, HighWater, Seq
 from moorings.store.high_water import HighWaterMark
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, a_claim, a_partition, a_run, jobs_of
-from moorings.workloads.runs import Phase, RunState
+from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_of
+from moorings.workloads.runs import Phase, RunId, RunState
 from tests.databases import open_new
 
 NOW = Instant(1_795_250_000 * SECOND)
-NOTHING_STARTED = readying.World(lambda _: None, lambda: Epoch(0))
+NOTHING_STARTED = readying.World(lambda _: None, lambda _: [], lambda: Epoch(0))
 LAST = HighWater(Seq(700), Epoch(9))
 
 
@@ -55,11 +58,18 @@ def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     folder.save_status(left, durable=False)
 
 
+def leave_order(runs: Path, run: str, name: str, partition: PartitionId | None, attempt: int = 0) -> None:
+    """What was ordered of its engine; the release before did not write down the partition's id."""
+    binding = Binding(name, {}, (GcdBinding(0, ()),))
+    job = a_job(environment={"TOKEN": "secret"})
+    RunFolder(runs / run).save_order(StartOrder(RunId(run), attempt, job, binding, partition=partition))
+
+
 def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlStore, runs: Path) -> None:
     """A claim that waited may have been served since: its job's partition has the mark the next one would get."""
     pending, held = a_claim(0), a_claim(1, state=ClaimState.READY, version=4, attempt=2)
     store.commit(store.lead("x", NOW), Changes(claims=[(pending, NEW), (held, NEW)]))
-    assert make_ready(store, runs, LAST, NOW) == []
+    assert make_ready(store, runs, LAST, NOW).started == {}
     first = {claim.id: claim for claim in store.load().claims}
     assert first[pending.id] == replace(pending, attempt=first[pending.id].attempt, version=2)
     assert first[pending.id].attempt >= 1000
@@ -102,7 +112,7 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
     changes.jobs = jobs_of(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)
-    assert make_ready(store, runs, LAST, NOW) == [waiting[0][1].id]
+    assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[0][1].id]
     started, still = sorted(store.load().runs, key=lambda run: run.id)
     assert (started.state, started.started_at) == (RunState.RUNNING, after(NOW, -60))
     assert still.state is RunState.WAITING
@@ -118,10 +128,100 @@ def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_f
     changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_of(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id)
-    assert make_ready(store, runs, LAST, NOW) == [run.id]
+    assert [*make_ready(store, runs, LAST, NOW).started] == [run.id]
     saved = store.load()
-    assert [one.state for one in saved.runs] == [RunState.STARTING]
-    assert [one.state for one in saved.claims] == [ClaimState.GRANTED]
+    assert [one.state for one in saved.runs] == [RunState.RUNNING]
+    assert [one.state for one in saved.claims] == [ClaimState.READY]
+    assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE], "or making it again might fail"
+
+
+@pytest.mark.parametrize("on", [a_partition(7).id, None])
+def test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_claims(
+    store: SqlStore, runs: Path, on: PartitionId | None
+) -> None:
+    """The block broke, or it has yielded and gone on elsewhere: the claim's partition, made or not, is in no use."""
+    held = [a_partition(0), a_partition(1, state=PartitionState.ACTIVE)]
+    states = [(ClaimState.GRANTED, RunState.WAITING), (ClaimState.READY, RunState.RUNNING)]
+    claimed = [a_claim(at, state=state, partition=held[at].id) for at, (state, _) in enumerate(states)]
+    known = [a_run(at, state=state) for at, (_, state) in enumerate(states)]
+    changes = Changes(claims=[(one, NEW) for one in claimed], partitions=[(one, NEW) for one in held])
+    changes.runs, changes.jobs = [(one, NEW) for one in known], jobs_of(*known)
+    store.commit(store.lead("x", NOW), changes)
+    for at, run in enumerate(known):
+        leave_status(runs, run.id, attempt=at)
+        leave_order(runs, run.id, "another", on, attempt=at)
+    assert [*make_ready(store, runs, LAST, NOW).started] == [run.id for run in known]
+    saved = store.load()
+    assert [(one.state, one.attempt) for one in saved.runs] == [(RunState.RUNNING, 0), (RunState.RUNNING, 1)]
+    assert [one.state for one in saved.claims] == [ClaimState.RELEASING] * 2
+    assert [one.state for one in saved.partitions] == [PartitionState.REMOVING] * 2
+
+
+def test_a_run_on_the_partition_that_its_records_know_goes_on(store: SqlStore, runs: Path) -> None:
+    held, run = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.RUNNING, attempt=2)
+    claim = a_claim(0, state=ClaimState.READY, partition=held.id, attempt=2)
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(run, NEW)], jobs=jobs_of(run))
+    store.commit(store.lead("x", NOW), changes)
+    leave_status(runs, run.id, attempt=2)
+    assert make_ready(store, runs, LAST, NOW).started == {}
+    saved = store.load()
+    assert (saved.runs, saved.partitions) == ((run,), (held,))
+
+
+@pytest.fixture
+def alive() -> Iterator[Callable[[Path, str], None]]:
+    """Has a supervisor live, as far as its lock tells."""
+    held: list[int] = []
+
+    def hold(runs: Path, run: str) -> None:
+        life = RunFolder(runs / run).take_life()
+        assert life is not None
+        held.append(life)
+
+    yield hold
+    for life in held:
+        os.close(life)
+
+
+@pytest.mark.parametrize("written_by", ["this release", "the release before"])
+@pytest.mark.parametrize("state", [ClaimState.READY, ClaimState.GRANTED, ClaimState.RECLAIMING])
+def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], state: ClaimState, written_by: str
+) -> None:
+    """Laws 1, 3: nobody would know that its claim's partition is in use."""
+    making = PartitionState.PROVISIONING if state is ClaimState.GRANTED else PartitionState.ACTIVE
+    held, before = a_partition(0, state=making), a_run(0, state=RunState.RUNNING, within=True)
+    claim = a_claim(0, state=state, partition=held.id)
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(before, NEW)], jobs=jobs_of(before))
+    store.commit(store.lead("x", NOW), changes)
+    leave_status(runs, before.id)
+    for ident in ("run-since", "run-elsewhere", "run-dead"):
+        leave_status(runs, ident)
+        name, partition = (held.name, held.id) if ident != "run-elsewhere" else ("another", PartitionId("another"))
+        leave_order(runs, ident, name, partition if written_by == "this release" else None)
+        if ident != "run-dead":
+            alive(runs, ident)
+    assert [one.run for one in make_ready(store, runs, LAST, NOW).within] == ["run-since"]
+    saved = store.load()
+    assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE]
+    found = next(run for run in saved.runs if run.id == "run-since")
+    assert (found.state, found.claim, found.within) == (RunState.RUNNING, claim.id, True)
+    assert (found.subject, found.started_at) == (claim.subject, after(NOW, -60))
+    assert store.jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
+    assert make_ready(store, runs, LAST, NOW).within == (), "and once"
+    assert "secret" not in "".join(row.event.data for row in store.events(Seq(0), 1_000)), "law 10"
+
+
+def test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_one_of_the_first(
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None]
+) -> None:
+    held = a_partition(0, state=PartitionState.ACTIVE)
+    claim = a_claim(0, state=ClaimState.READY, partition=held.id)
+    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], partitions=[(held, NEW)]))
+    leave_status(runs, "run-since")
+    leave_order(runs, "run-since", held.name, a_partition(7).id)
+    alive(runs, "run-since")
+    assert make_ready(store, runs, LAST, NOW).within == ()
 
 
 def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_ready_before(
@@ -149,7 +249,7 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
     leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
-    assert make_ready(store, runs, LAST, NOW) == [waiting[1][1].id]
+    assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[1][1].id]
     still, started = sorted(store.load().runs, key=lambda run: run.id)
     assert (still.state, still.attempt) == (RunState.WAITING, 1)
     assert (started.state, started.attempt) == (RunState.RUNNING, 3)
@@ -227,7 +327,7 @@ def test_what_died_while_it_made_it_ready_does_it_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("moorings.controller.turned_back._changes", dies)
+        patched.setattr("moorings.controller.turned_back.learn", dies)
         with pytest.raises(KeyboardInterrupt):
             take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.high_water().seq > 50

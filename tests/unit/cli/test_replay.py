@@ -5,6 +5,7 @@ import gzip
 import json
 import sqlite3
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from moorings.cli.logs import parse_log, policy_of, trace_of
 from moorings.cli.main import main
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import ReleaseClaim
+from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.policy import Policy
+from moorings.core.projects import Project
 from moorings.core.simulate import SimulatedJob
 from moorings.wire.codec import encode, time_text
 from moorings.wire.shapes import EventBody
@@ -95,6 +97,38 @@ def test_a_line_an_event_is_the_same_log(moor, tmp_path):
     code, out, err = moor("alone.jsonl")
     assert (code, out) == (1, "")
     assert err.startswith("error: alone.jsonl cannot be replayed: there is no turn in it (log.unreadable)\nhint: ")
+
+
+def test_a_log_whose_numbers_leap_where_its_database_went_back_is_whole(moor, tmp_path):
+    log = lived()
+    for _ in range(2):
+        log.turn_back()
+        log.turn(claim(log.rows[-1].seq, 1))
+    (tmp_path / "log.json").write_text(exported(log))
+    assert moor("log.json") == (0, "9 turns, all the same, byte for byte\n", "")
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ("the last before", "stands where event"),
+        ("controller.led", "stands where event"),
+        ("database.turned_back", "was turned back there by a release that did not write down"),
+    ],
+)
+def test_a_leap_excuses_no_event_that_is_missing(moor, tmp_path, lost, told):
+    log = lived()
+    last = log.rows[-1]
+    log.turn_back()
+    log.turn(SetProject(Project(name="lab"), None))
+    log.rows = [row for row in log.rows if row.event.name != lost and (lost != "the last before" or row != last)]
+    if lost == "database.turned_back":
+        ends = log.rows[-1].seq - 1  # it was never written
+        log.rows = [row if row.seq <= last.seq + 1_000 else replace(row, seq=row.seq - 1) for row in log.rows]
+        assert log.rows[-1].seq == ends
+    (tmp_path / "log.json").write_text(exported(log))
+    code, out, err = moor("log.json")
+    assert (code, out, told in err) == (1, "", True), err
 
 
 def saved(folder, log, *, pools=POOLS, then=""):

@@ -20,6 +20,7 @@ from moorings.controller.record import (
     parse_decided,
 )
 from moorings.controller.replay import Replay
+from moorings.controller.turned_back import HOLDER, TURNED_BACK, Learned, Started, Within, learn
 from moorings.controller.turns import Demanded, decide
 from moorings.core.access import Role
 from moorings.core.announced import Announced, AnnouncedJob
@@ -27,8 +28,8 @@ from moorings.core.backlog import Amount
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet
+from moorings.core.events import Event, canonical
+from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import (
     CreateClaim,
@@ -37,6 +38,7 @@ from moorings.core.inputs import (
     PoolAnswers,
     QueueTold,
     ReleaseClaim,
+    ResetPartition,
     WithdrawClaim,
 )
 from moorings.core.instants import Instant
@@ -44,9 +46,10 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.plans import Plan
 from moorings.core.policy import Policy
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import Epoch, Row, Seq
+from moorings.testing.records import a_job
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import RunId
+from moorings.workloads.runs import RunId, RunState
 from moorings.workloads.turn import CreateRun, Runs
 from tests.cases import cases
 from tests.unit.controller.recording import POOLS, RELEASED, recorded
@@ -75,7 +78,7 @@ class Log:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         for event in outcome.changes.events:
-            self.rows.append(Row(Seq(len(self.rows) + 1), event))
+            self.rows.append(Row(Seq((self.rows[-1].seq if self.rows else 0) + 1), event))
         if outcome.changes:
             self.loaded = None
 
@@ -94,6 +97,38 @@ class Log:
         beside.foreign, beside.problems, beside.reservations = {POOL.name: {}}, {POOL.name: ""}, ()
         self.fleet.apply(beside)
         self.reload(again=True)
+
+    def turn_back(self) -> None:
+        """The database is put back, and what becomes of that: numbers leap, and its records learn of the world."""
+        self.now = Instant(self.now + SECOND)
+        claims = sorted(self.fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
+        held = sorted(self.fleet.partitions.values(), key=lambda partition: partition.id)
+        runs = list(self.runs.by_id.values())
+        at = self.rows[-1].seq if self.rows else Seq(0)
+        epoch = Epoch(self.rows[-1].seq + 7 if self.rows else 7)
+        started = {}
+        for run in runs:
+            on = self.fleet.claims.get(run.claim) if run.claim is not None else None
+            if run.state is RunState.WAITING and on is not None and run.id < "run-5":
+                started[run.id] = Started(run.attempt, self.since, on.partition or PartitionId("elsewhere"))
+        within = [
+            Within(RunId(f"run-{at}-{one.id}"), one.claim, a_job(), "local", Started(0, None, one.id, one.name), 99)
+            for one in held
+            if one.state is PartitionState.PROVISIONING and not self.runs.by_claim.get(one.claim)
+        ]
+        learned = Learned(self.now, epoch, at, started, tuple(within))
+        changes = learn(claims, held, runs, learned)
+        self.fleet.apply(
+            FleetChanges(
+                claims={claim.id: (claim, save.expected) for claim, save in changes.claims},
+                partitions={partition.id: (partition, save.expected) for partition, save in changes.partitions},
+            )
+        )
+        self.runs.apply(run for run, _ in changes.runs)
+        led = Event(name="controller.led", at=self.now, data=canonical({"epoch": epoch, "holder": HOLDER}))
+        for number, event in enumerate([led, *changes.events], start=at + 1000):
+            self.rows.append(Row(Seq(number), event))
+        self.reload(again=False)
 
     def orders(self) -> list[Partition]:
         return [one for one in self.fleet.partitions.values() if one.state is not PartitionState.ACTIVE]
@@ -141,12 +176,38 @@ def logs(draw: st.DrawFn) -> Log:
         elif what == 8:
             log.turn(PoolAnswers(PoolName("pod8"), draw(st.sampled_from(["", "no listing"]))))
         else:
-            match draw(st.integers(0, 2)):
+            match draw(st.integers(0, 3)):
                 case 0:
                     log.forget()
+                case 3:
+                    log.turn_back()
                 case again:
                     log.reload(again=again == 1)
     return log
+
+
+def create_run(number: int, size: int) -> CreateRun:
+    job = replace(a_job(number), accelerators=Accelerators(size=size))
+    return CreateRun(
+        id=RunId(f"run-{number}"), claim=ClaimId(f"claim-{number}"), job=job, engine="local", subject="ann"
+    )
+
+
+def test_where_a_database_went_back_a_replay_lets_its_records_learn_the_same() -> None:
+    """Law 9: a run has started, one was made within a claim, a reset was done, and no attempt is what it was."""
+    log = Log()
+    log.turn(claim(1, 2), create_run(2, 2), claim(9, 2))
+    log.turn(*(answer(one) for one in log.orders() if one.name == "c1"))
+    log.turn(ResetPartition(next(iter(log.fleet.partitions))), create_run(3, 8))
+    log.turn_back()
+    names = [row.event.name for row in log.rows]
+    assert (names.count("run.started"), names.count("partition.active")) == (3, 4), names
+    log.turn(claim(4, 4), ReleaseClaim(ClaimId("claim-9"), "a run is within it"))
+    for _ in range(3):
+        log.turn(*(answer(one) for one in log.orders()))
+    assert list(Replay([POOL]).take(log.rows)) == []
+    without = [row for row in log.rows if row.event.name != TURNED_BACK]
+    assert list(Replay([POOL]).take(without)) != []
 
 
 @given(logs())

@@ -418,6 +418,17 @@ def test_no_run_is_made_within_a_claim_that_goes(state: ClaimState):
     assert now.events == []
 
 
+def test_a_claim_has_a_run_as_long_as_one_is_within_it():
+    """Of a database that went back: one has ended since, which nobody has seen yet, and another was made."""
+    first, second = (a_run(at, claim=CLAIM, within=True, state=RunState.RUNNING) for at in range(2))
+    for changed in ((first, second), (second, first)):
+        known = Runs(changed)
+        known.apply([replace(first, state=RunState.SUCCEEDED)])
+        assert RunTurn(known, lambda _: None, LATER).holds(CLAIM)
+        known.apply([replace(second, state=RunState.SUCCEEDED)])
+        assert not RunTurn(known, lambda _: None, LATER).holds(CLAIM)
+
+
 def test_one_run_at_a_time_is_within_a_claim_and_of_its_shape():
     kept = held()
     now = turn(a_run(claim=kept.id, state=RunState.RUNNING), claims=[kept])

@@ -11,15 +11,15 @@ fault, and ends a controller at once.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
-from moorings.controller.turned_back import Started, World, make_ready_if_it_went_back
+from moorings.controller.turned_back import Living, Started, World, make_ready_if_it_went_back
 from moorings.core.instants import Instant
 from moorings.ports.store import Store
 from moorings.store.high_water import HighWaterMark
-from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.engine import NAME, Process, SimulatedCluster
 from moorings.testing.simulation.ledger import Ledger, Picture
 from moorings.testing.simulation.story import Story
 from moorings.workloads.runs import RunId
@@ -96,13 +96,17 @@ class Past:
         """
         known = mark.known()
         if known is not None:
-            world = World(self._started, lambda: self._cluster.epoch)
+            world = World(self._started, self._living, lambda: self._cluster.epoch)
             make_ready_if_it_went_back(store, known, world, now, self._spare, mark.keep, unready=not self._ready)
         mark.keep(store.high_water())
 
     def _started(self, run: RunId) -> Started | None:
         process = self._cluster.processes.get(run)
-        return Started(process.order.attempt, process.started_at) if process is not None else None
+        return _started(process) if process is not None else None
+
+    def _living(self, known: Collection[RunId]) -> list[Living]:
+        live = self._cluster.live.items()
+        return [Living(run, one.order.job, NAME, _started(one)) for run, one in live if run not in known]
 
     def _spare(self, why: str, ready: bool) -> None:
         self._why, self._ready = why, ready
@@ -117,6 +121,11 @@ class Past:
             self._ledger.finished()
             self._story.reach("restore finished")
             self._story.tell("RESTORED", "an admin says that what no record knows may go")
+
+
+def _started(process: Process) -> Started:
+    order = process.order
+    return Started(order.attempt, process.started_at, order.partition, order.binding.partition)
 
 
 def _copy(source: Path, target: Path) -> None:
