@@ -165,7 +165,7 @@ def test_a_run_that_waited_then_and_runs_now_is_not_started_again_and_keeps_its_
     assert controller.stop() == 0
     code, told, err = tool("restore", controller.data, file)
     assert (code, err) == (0, "")
-    assert f"{run} waited then and started since" in told
+    assert f"{run} started since: they are not started again" in told
     controller.start()
 
     assert controller.ask("GET", f"/v1/runs/{run}")[1]["state"] == "RUNNING", "at once, and the truth"

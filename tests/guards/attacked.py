@@ -102,7 +102,7 @@ ATTACKED = (
         cut="learning.take(within)",
         put="",
         tests=(
-            f"{TURNED_BACK}{WITHIN}[ClaimState.READY-this release]",
+            f"{TURNED_BACK}{WITHIN}[READY-this release]",
             f"{LEARNED}{WITHIN}[a copy is put in its place]",
         ),
     ),
@@ -135,7 +135,6 @@ ATTACKED = (
         put="(PartitionState.RESETTING,)",
         tests=(
             f"{TURNED_BACK}test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits",
-            f"{LEARNED}test_a_partition_that_was_being_made_is_not_made_again_under_its_run",
         ),
     ),
     Guard(

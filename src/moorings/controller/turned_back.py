@@ -396,7 +396,10 @@ class _Learning:
         name = "claim.cancelled" if released.ended else "claim.releasing"
         self._tell(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=_WHY)
         partition = self._partitions.get(claim.partition) if claim.partition is not None else None
-        if partition is not None and partition.state is not PartitionState.REMOVING:
+        if partition is None and not released.ended:  # it needs no devices, or they are free by now
+            self._claims[claim.id] = claims.step(released, ClaimEvent.FREED, self._now, why)
+            self._tell("claim.released", claim=claim.id, partition=claim.partition, pool=claim.pool)
+        elif partition is not None and partition.state is not PartitionState.REMOVING:
             removing = partitions.step(partition, PartitionEvent.REMOVE, self._now, _WHY)
             self._partitions[partition.id] = removing
 

@@ -157,6 +157,21 @@ def test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_cla
     assert [one.state for one in saved.partitions] == [PartitionState.REMOVING] * 2
 
 
+def test_a_claim_that_has_no_partition_any_more_ends_when_its_run_goes_on_elsewhere(
+    store: SqlStore, runs: Path
+) -> None:
+    """Nothing of it is to be removed: no driver would ever say that it is gone."""
+    claim = a_claim(0, state=ClaimState.YIELDING, partition=a_partition(0).id)
+    run = a_run(0, state=RunState.WAITING, attempt=1)
+    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
+    leave_status(runs, run.id, attempt=1)
+    make_ready(store, runs, LAST, NOW)
+    assert store.load().claims == ()
+    ended = store.claim(claim.id)
+    assert ended is not None
+    assert ended.state is ClaimState.RELEASED
+
+
 def test_a_run_on_the_partition_that_its_records_know_goes_on(store: SqlStore, runs: Path) -> None:
     held, run = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.RUNNING, attempt=2)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id, attempt=2)
