@@ -81,6 +81,12 @@ GUARDS = (
         only=("store_back",),
     ),
     Guard(
+        "what the records of a database that went back learn is replayed",
+        (9,),
+        (Change("controller/replay.py", "Replay.take", "(TURN, TURNED_BACK)", "(TURN,)"),),
+        only=("store_back",),
+    ),
+    Guard(
         "what the records of a database that went back do not know is left alone until an admin decides",
         (3,),
         (

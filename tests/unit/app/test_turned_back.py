@@ -219,7 +219,8 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     assert [one.run for one in make_ready(store, runs, LAST, NOW).within] == ["run-since"]
     saved = store.load()
     assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE]
-    found = next(run for run in saved.runs if run.id == "run-since")
+    assert {run.id for run in saved.runs} == {before.id, "run-since"}
+    found = next(run for run in saved.runs if run.id != before.id)
     assert (found.state, found.claim, found.within) == (RunState.RUNNING, claim.id, True)
     assert (found.subject, found.started_at) == (claim.subject, after(NOW, -60))
     assert store.jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
