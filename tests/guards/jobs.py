@@ -18,6 +18,7 @@ CONTROLLER = "tests/e2e/test_controller.py::"
 QUEUES = "tests/e2e/test_queues.py::"
 ANNOUNCED = "tests/unit/core/test_announced.py::"
 OFFERS = "tests/unit/slurm/test_offers.py::"
+AGENT = "tests/unit/slurm/test_plan.py::"
 LEDGER = "tests/unit/slurm/test_ledger.py::"
 BERTHS = "tests/unit/slurm/test_berths.py::"
 
@@ -97,6 +98,33 @@ JOBS = (
         cut="job.state == COMPLETING",
         put="False",
         tests=(f"{LEDGER}test_a_requeued_job_keeps_its_partition_until_its_processes_are_gone",),
+    ),
+    Guard(
+        law="3",
+        what="a list of Slurm's jobs from which one is missing is counted once, however often the agent decides",
+        file="slurm/host/plan.py",
+        at="plan",
+        cut="view.listed_at != memory.listed_at",
+        put="True",
+        tests=(f"{AGENT}test_a_list_is_acted_on_once",),
+    ),
+    Guard(
+        law="3",
+        what="while another Slurm of this name is heard of, a Slurm job that is missing keeps its claim",
+        file="slurm/host/plan.py",
+        at="_follow_jobs",
+        cut="not view.offer.contested",
+        put="True",
+        tests=(f"{AGENT}test_what_follows",),
+    ),
+    Guard(
+        law="3",
+        what="an agent whose Slurm the controller does not believe judges no claim",
+        file="slurm/host/plan.py",
+        at="plan",
+        cut="view.accepted and view.claims_listed",
+        put="view.claims_listed",
+        tests=(f"{AGENT}test_what_follows",),
     ),
     Guard(
         law="3",

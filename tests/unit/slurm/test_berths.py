@@ -13,8 +13,9 @@ from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host import berths as module
-from moorings.slurm.host.berths import HOLDS, WAITS, Berths, RefusedError
+from moorings.slurm.host.berths import WAITS, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
+from moorings.slurm.host.gate import HOLDS, awaiting, in_use_beside
 from moorings.slurm.host.ledger import Start
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
@@ -207,10 +208,10 @@ async def test_a_start_that_waits_has_its_binding_from_one_call() -> None:
     work = berths.serve(JOB)
     while OWNER not in berths.claims:  # noqa: ASYNC110 - a plain value
         await asyncio.sleep(0)
-    assert berths.awaiting({OWNER}) == [4]
+    assert awaiting(berths.claims.values(), {OWNER}) == [4]
     controller.state = "READY"
     assert (await work).partition == "of-claim-0"
-    assert (berths.claims[OWNER].state, berths.awaiting({OWNER})) == ("READY", [])
+    assert (berths.claims[OWNER].state, awaiting(berths.claims.values(), {OWNER})) == ("READY", [])
 
 
 async def test_devices_are_in_use_beside_the_licenses_until_the_job_is_over() -> None:
@@ -218,11 +219,11 @@ async def test_devices_are_in_use_beside_the_licenses_until_the_job_is_over() ->
     berths, _ = make(controller, patience_s=0.05)
     with pytest.raises(RefusedError):
         await berths.serve(JOB)
-    assert berths.in_use_beside((), ()) == [], "it has no devices"
+    assert in_use_beside(berths.claims.values(), (), ()) == [], "it has no devices"
     berths.note(replace(berths.claims[OWNER], state="READY"))
-    assert berths.in_use_beside({OWNER}, ()) == [], "it has its licenses"
-    assert berths.in_use_beside((), ()) == [4], "it is completing, or merely missing from a list"
-    assert berths.in_use_beside((), {berths.claims[OWNER].id}) == []
+    assert in_use_beside(berths.claims.values(), {OWNER}, ()) == [], "it has its licenses"
+    assert in_use_beside(berths.claims.values(), (), ()) == [4], "it is completing, or merely missing from a list"
+    assert in_use_beside(berths.claims.values(), (), {berths.claims[OWNER].id}) == []
 
 
 async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be_had() -> None:

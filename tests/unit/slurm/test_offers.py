@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -16,7 +15,7 @@ from moorings.slurm.host import offers as module
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.troubles import Troubles
-from moorings.wire.shapes import QueueBody, QueuedJobShape, QueueRequest
+from moorings.wire.shapes import QueueBody, QueueRequest
 from tests.waiting import until_async as until
 
 T = TypeVar("T")
@@ -205,15 +204,6 @@ async def test_of_the_own_pool_alone_is_known_what_is_held_and_whether_others_wa
         assert offers.held == {4: 1, 8: 1}
         controller.others_wait = ("other", "pod")
         await until(lambda: not offers.alone)
-
-
-async def test_the_largest_job_is_one_of_those_told_last() -> None:
-    async with serving(Controller()) as (offers, _):
-        assert offers.largest == 0
-        offers.tell(replace(NOTHING, jobs=tuple(QueuedJobShape(owner=f"{QUEUE}/{n}/a", size=n) for n in (2, 8, 4))))
-        assert offers.largest == 8
-        offers.tell(NOTHING)
-        assert offers.largest == 0
 
 
 async def test_who_was_accepted_tells_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

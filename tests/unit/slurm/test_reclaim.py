@@ -16,9 +16,9 @@ from moorings.slurm.host.reclaim import (
     REMARK_AGAIN_S,
     REMARKED_MAX,
     WRITES_MAX,
-    Plan,
+    Yields,
     in_the_way,
-    plan,
+    plan_yields,
     remark_of,
     remarks,
     told,
@@ -51,12 +51,12 @@ def decide(
     after_s: float = 0.0,
     home: Home = HOME,
     locked: Collection[tuple[int, int]] = (),
-) -> Plan:
+) -> Yields:
     now = Instant(NOW + round(after_s * SECOND))
-    return plan(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S, locked)
+    return plan_yields(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S, locked)
 
 
-def requeued(found: Plan) -> list[int]:
+def requeued(found: Yields) -> list[int]:
     return [job.job_id for job, _ in found.requeues]
 
 
@@ -78,7 +78,7 @@ def test_with_little_time_half_of_it_is_the_jobs() -> None:
 
 
 def test_who_was_warned_in_this_start_is_not_warned_again() -> None:
-    assert decide(borrower(asked=WARNED)) == Plan()
+    assert decide(borrower(asked=WARNED)) == Yields()
 
 
 def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_place() -> None:
@@ -89,7 +89,7 @@ def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_
 
 
 def test_who_was_warned_is_requeued_when_its_time_is_over_and_not_before() -> None:
-    assert decide(borrower(asked=WARNED), after_s=59.9) == Plan()
+    assert decide(borrower(asked=WARNED), after_s=59.9) == Yields()
     assert requeued(decide(borrower(asked=WARNED), after_s=60.0)) == [1]
 
 
@@ -101,19 +101,19 @@ def test_who_ends_badly_after_the_warning_is_put_back_before_its_claim_goes() ->
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
 def test_who_ends_otherwise_is_over_as_always(state: str) -> None:
-    assert decide(borrower(state=state, asked=WARNED)) == Plan()
+    assert decide(borrower(state=state, asked=WARNED)) == Yields()
 
 
 def test_who_fails_without_a_warning_has_failed() -> None:
-    assert decide(borrower(state="FAILED")) == Plan()
-    assert decide(borrower(state="FAILED", asked=WARNED, restarts=1), reclaimed(restarts=1)) == Plan()
-    assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == Plan()
+    assert decide(borrower(state="FAILED")) == Yields()
+    assert decide(borrower(state="FAILED", asked=WARNED, restarts=1), reclaimed(restarts=1)) == Yields()
+    assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == Yields()
 
 
 @pytest.mark.parametrize("asked", [None, WARNED], ids=["not warned", "warned"])
 def test_who_may_not_be_requeued_is_let_first(asked: Asked | None) -> None:
     job = borrower(requeue=False, asked=asked)
-    assert decide(job, after_s=600.0) == Plan(unlocks=(job,))
+    assert decide(job, after_s=600.0) == Yields(unlocks=(job,))
     assert decide(job, after_s=600.0, locked=[(1, 1), (2, 0)]).unlocks == (job,), "another start, another job"
 
 
@@ -128,12 +128,12 @@ def test_who_cannot_be_requeued_is_warned_all_the_same_and_cancelled_when_its_ti
     found = decide(borrower(**how), locked=locked)
     assert list(found.stuck) == ["claim-1-0"]
     assert "; it cannot be requeued, so cancelled at " in found.warnings[0].note
-    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == Plan(stuck=found.stuck)
+    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == Yields(stuck=found.stuck)
     late = decide(borrower(asked=WARNED, **how), after_s=60.0, locked=locked)
     ((job, why),) = late.cancels
     assert job.job_id == 1
     assert "cancelled, for " in why
-    assert late == Plan(cancels=late.cancels, stuck=found.stuck)
+    assert late == Yields(cancels=late.cancels, stuck=found.stuck)
 
 
 def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
@@ -145,16 +145,16 @@ def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING"])
 def test_who_is_on_its_way_is_left_alone(state: str) -> None:
-    assert decide(borrower(state=state, asked=WARNED), after_s=600.0) == Plan()
+    assert decide(borrower(state=state, asked=WARNED), after_s=600.0) == Yields()
 
 
 def test_nothing_follows_from_what_is_not_that_start_or_not_asked() -> None:
-    assert decide(borrower(restarts=1), reclaimed()) == Plan(), "its next start is not asked"
-    assert decide(borrower(), reclaimed(nonce="f" * 16)) == Plan(), "another job has its number"
-    assert decide(borrower(order=None)) == Plan()
-    assert decide(borrower(), a_claim(1)) == Plan(), "its claim is READY"
-    assert decide(borrower(), home=Home(HOME.cluster, "f" * 16)) == Plan(), "another Slurm's"
-    assert decide(borrower(2), reclaimed(1)) == Plan()
+    assert decide(borrower(restarts=1), reclaimed()) == Yields(), "its next start is not asked"
+    assert decide(borrower(), reclaimed(nonce="f" * 16)) == Yields(), "another job has its number"
+    assert decide(borrower(order=None)) == Yields()
+    assert decide(borrower(), a_claim(1)) == Yields(), "its claim is READY"
+    assert decide(borrower(), home=Home(HOME.cluster, "f" * 16)) == Yields(), "another Slurm's"
+    assert decide(borrower(2), reclaimed(1)) == Yields()
 
 
 def way(

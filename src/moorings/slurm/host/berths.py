@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moorings.core.bindings import Binding, GcdBinding
@@ -12,6 +12,7 @@ from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.calls import Calls
+from moorings.slurm.host.gate import HOLDS
 from moorings.slurm.host.ledger import Home, Start, is_over, request_for, start_of
 from moorings.wire.shapes import BindingBody, ClaimBody
 
@@ -20,8 +21,6 @@ log = logging.getLogger("moorings.slurm.agent")
 HELD_S = 15.0  # for so long one call waits for the partition
 PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
 AGAIN_S = 5.0  # between two tries to give a job up
-HOLDS = ("READY", "RECLAIMING", "MIGRATING")
-HAS_DEVICES = ("GRANTED", *HOLDS)
 WAITS = ("PENDING", "GRANTED")
 NOT_READY = "claim.not_ready"
 GONE = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
@@ -101,20 +100,6 @@ class Berths:
         """A claim has ended."""
         self.claims.pop(owner, None)
         self._unbind(owner)
-
-    def in_use_beside(self, live: Collection[str], releasing: Collection[str]) -> list[int]:
-        """The sizes of the claims that hold devices for jobs without licenses: completing, or missing from a list.
-
-        Args:
-            live: owners of the jobs that have theirs.
-            releasing: ids of the claims whose jobs are over.
-        """
-        held = [claim for owner, claim in self.claims.items() if owner not in live and claim.state in HAS_DEVICES]
-        return [claim.size for claim in held if claim.id not in releasing]
-
-    def awaiting(self, live: Collection[str]) -> list[int]:
-        """The sizes of the live jobs whose claims have no devices yet."""
-        return [c.size for owner, c in self.claims.items() if owner in live and c.state not in HAS_DEVICES]
 
     def _unbind(self, owner: str) -> None:
         work = self.known.get(owner)

@@ -8,11 +8,38 @@ would admit too much: of free blocks of 4, 1 and 1 both a job of 4 and one of 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from moorings.slurm.formats import GATE, LICENSE, License
+from moorings.wire.shapes import ClaimBody, ReasonBody
 
+HOLDS = ("READY", "RECLAIMING", "MIGRATING")  # states of a claim that has its partition
+HAS_DEVICES = ("GRANTED", *HOLDS)
 _TWIN = re.compile(rf"{LICENSE}_([1-9][0-9]{{0,6}})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What the controller offers this cluster, and what it said of the jobs announced.
+
+    Attributes:
+        counts: how many partitions of each size may be started; None: nothing is known, so nothing may.
+        asked_at: the loop's time; every claim that was made before is counted.
+        held: how many partitions of each size this cluster's claims held then.
+        alone: whether nobody but this cluster's jobs waits for what it is offered.
+        reasons: why each of the jobs announced waits that has not been offered its devices, by owner, in order.
+        offered: the owners of the jobs announced whose devices are kept for them, free.
+        contested: whether another Slurm of this name was refused a little while ago: unknown jobs may be that one's.
+    """
+
+    counts: Mapping[int, int] | None = None
+    asked_at: float = 0.0
+    held: Mapping[int, int] = field(default_factory=dict)
+    alone: bool = False
+    reasons: Mapping[str, ReasonBody] = field(default_factory=dict)
+    offered: frozenset[str] = frozenset()
+    contested: bool = False
 
 
 def twins(licenses: Mapping[str, License]) -> dict[int, str]:
@@ -29,6 +56,23 @@ def stay_ours(held: Iterable[int], largest: int, *, alone: bool) -> bool:
         alone: whether nobody else waits for devices.
     """
     return alone and all(size >= largest for size in held)
+
+
+def in_use_beside(claims: Iterable[ClaimBody], live: Collection[str], releasing: Collection[str]) -> list[int]:
+    """The sizes of the claims that hold devices for jobs without licenses: completing, or missing from a list.
+
+    Args:
+        claims: of the cluster, unended.
+        live: owners of the jobs that have their licenses.
+        releasing: ids of the claims whose jobs are over.
+    """
+    held = [claim for claim in claims if claim.owner not in live and claim.state in HAS_DEVICES]
+    return [claim.size for claim in held if claim.id not in releasing]
+
+
+def awaiting(claims: Iterable[ClaimBody], live: Collection[str]) -> list[int]:
+    """The sizes of the live jobs whose claims have no devices yet."""
+    return [claim.size for claim in claims if claim.owner in live and claim.state not in HAS_DEVICES]
 
 
 def to_reserve(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from moorings.client.client import Client
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.calls import Calls
+from moorings.slurm.host.gate import Offer
 from moorings.slurm.host.troubles import Troubles
 from moorings.wire.shapes import QueueBody, QueueRequest, ReasonBody
 
@@ -99,10 +100,17 @@ class Offers:
         if self._news != self._told:
             self._telling.set()
 
-    @property
-    def largest(self) -> int:
-        """The size of the largest job that waits, of those told last."""
-        return max((job.size for job in self._news.jobs), default=0) if self._news is not None else 0
+    def snapshot(self) -> Offer:
+        """What is offered at this moment."""
+        return Offer(
+            counts=self.counts,
+            asked_at=self.asked_at,
+            held=self.held,
+            alone=self.alone,
+            reasons=self.reasons,
+            offered=self.offered,
+            contested=self.contested,
+        )
 
     @property
     def contested(self) -> bool:

@@ -36,6 +36,13 @@ def waiting_in_order(jobs: Iterable[JobRecord], rules: Rules) -> list[JobRecord]
     return sorted(found, key=lambda job: (-rules.tier(job), -job.priority, job.job_id))
 
 
+def may_displace_any(jobs: Mapping[int, JobRecord], rules: Rules, now: Instant) -> bool:
+    """Whether any waiting job may displace any running one, whoever holds what."""
+    waiting = waiting_in_order(jobs.values(), rules)
+    running = [job for job in jobs.values() if uses_licenses(job)] if waiting else []
+    return any(rules.may_displace(high, low, now) for high in waiting for low in running)
+
+
 def choose(
     jobs: Mapping[int, JobRecord],
     pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]],

@@ -32,8 +32,8 @@ _OWNER = re.compile(r"slurm/[A-Za-z0-9_.-]+/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """A job to be warned: what is noted of it first, and what its users read."""
+class Warn:
+    """Warn a job that it has to make room: what is noted of it first, and what its users read."""
 
     job: JobRecord
     asked: Asked
@@ -41,8 +41,8 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done now.
+class Yields:
+    """What is to be done about the jobs of claims that were asked to yield.
 
     Attributes:
         warnings: jobs that were not warned yet.
@@ -54,7 +54,7 @@ class Plan:
         stuck: claims, by id, whose jobs cannot make room and go on later, with the reason.
     """
 
-    warnings: tuple[Asking, ...] = ()
+    warnings: tuple[Warn, ...] = ()
     requeues: tuple[tuple[JobRecord, str], ...] = ()
     unlocks: tuple[JobRecord, ...] = ()
     cancels: tuple[tuple[JobRecord, str], ...] = ()
@@ -62,14 +62,14 @@ class Plan:
     stuck: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan(
+def plan_yields(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
     home: Home,
     now: Instant,
     kill_wait_s: float,
     locked: Collection[tuple[int, int]] = (),
-) -> Plan:
+) -> Yields:
     """What the claims that were asked to yield demand of their jobs.
 
     Args:
@@ -80,7 +80,7 @@ def plan(
         kill_wait_s: seconds that Slurm leaves a job between TERM and KILL.
         locked: starts, by number and restarts of their job, that Slurm does not let be requeued.
     """
-    warnings: list[Asking] = []
+    warnings: list[Warn] = []
     requeues: list[tuple[JobRecord, str]] = []
     unlocks: list[JobRecord] = []
     cancels: list[tuple[JobRecord, str]] = []
@@ -113,7 +113,7 @@ def plan(
             requeues.append((job, "its time to make room is over"))
         elif now >= warned.requeue_at:
             cancels.append((job, "cancelled, for its devices are needed and it cannot be requeued"))
-    return Plan(tuple(warnings), tuple(requeues), tuple(unlocks), tuple(cancels), kept, stuck)
+    return Yields(tuple(warnings), tuple(requeues), tuple(unlocks), tuple(cancels), kept, stuck)
 
 
 def in_the_way(
@@ -166,7 +166,7 @@ def _end_of(job: JobRecord) -> str:
     return f"signal {signal}" if signal else f"exit code {code}"
 
 
-def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, goes_on: bool) -> Asking:
+def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, goes_on: bool) -> Warn:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
     at = after(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
@@ -174,7 +174,7 @@ def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float,
     asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
     then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
-    return Asking(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest"))
+    return Warn(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest"))
 
 
 def _whole(at: Instant) -> Instant:

@@ -1,4 +1,8 @@
-"""Has jobs make room, and tells those that wait why: writes AdminComments, signals, requeues."""
+"""Doing what a plan says about Slurm's jobs: AdminComments, signals, requeues, cancellations.
+
+What is slow with one job holds up no other. What was done is to be seen in the list of jobs a little later, and is not
+done again before.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,26 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import Asked, JobRecord, Phase, build_cancel, build_note, build_requeue, build_requeueable
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import Home, since_of
-from moorings.slurm.host.reclaim import Asking, Plan, plan, remarks
+from moorings.slurm.host.ledger import since_of
+from moorings.slurm.host.plan import (
+    TRIES_MAX,
+    AllowRequeue,
+    Cancel,
+    Outcomes,
+    PreemptJobs,
+    Requeue,
+    SetAside,
+    WriteNote,
+)
+from moorings.slurm.host.reclaim import Warn
 from moorings.slurm.host.troubles import Troubles
-from moorings.wire.shapes import ClaimBody, ReasonBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -25,111 +37,98 @@ AGAIN_S = 10.0  # what was done is to be seen in the list by then; else it is do
 SIGNAL_TRIES, PAUSE_S = 5, 1.0
 SIGNALS_MAX = 2  # at a time: of a job that is not running any more, scancel tells for minutes that it tries again
 FOR_GOOD = ("slurm.denied", "slurm.job_unknown", "slurm.refused")  # what is asked again is refused again
-REMARKS_S = 10.0
-ASIDE_S = 5.0  # for so long a job must have stood in another's way: starts and listings pass each other
 ASIDE = "it was started on devices that are kept for a job of their owner, so it waits again"
 UNLOCKED = "requeue=0 was taken back: the job runs on devices that others are guaranteed and now need"
-TRIES_MAX = 3  # to put a job back that has ended by itself, and to let one be requeued that may not
+
+JobAct = Warn | AllowRequeue | Requeue | Cancel | SetAside | WriteNote | PreemptJobs
 
 
-class Reclaimer:
-    """Sees to it that a claim that was asked to yield does, and that its job goes on later.
+class Doer:
+    """Does acts on jobs, and knows what came of them.
 
     Args:
         slurm: its commands.
         calls: to the controller.
-        home: of the jobs.
         troubles: where it is told what fails.
     """
 
-    def __init__(self, slurm: Commands, calls: Calls, home: Home, troubles: Troubles) -> None:
+    def __init__(self, slurm: Commands, calls: Calls, troubles: Troubles) -> None:
         self._slurm = slurm
         self._calls = calls
-        self._home = home
         self._troubles = troubles
-        self._plan = Plan()
-        self._look = asyncio.Event()
-        self._done_at: dict[tuple[int, int, str], float] = {}  # by job, start and act
-        self._under_way: set[tuple[int, int, str]] = set()
-        self._tries: dict[tuple[int, int], int] = {}
+        self._acts: asyncio.Queue[JobAct] = asyncio.Queue()
+        self._done_at: dict[tuple[int, int, type], float] = {}  # by job, start and kind of act
+        self._under_way: set[tuple[int, int, type]] = set()
+        self._requeues: dict[tuple[int, int], int] = {}
         self._unlocked: dict[tuple[int, int], int] = {}  # by start, how often
-        self._locked: set[tuple[int, int]] = set()  # starts that Slurm does not let be requeued
-        self._stuck: Mapping[str, str] = {}
+        self._locked: set[tuple[int, int]] = set()
+        self._notes: dict[int, tuple[str, Instant]] = {}
         self._jobs: Mapping[int, JobRecord] = {}
-        self._reasons: Mapping[str, ReasonBody] = {}
-        self._written: dict[int, tuple[str, Instant]] = {}
         self._warned: dict[int, int] = {}  # by job, which start of it
         self._writes: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job
         self._signals = asyncio.Semaphore(SIGNALS_MAX)
-        self._aside: dict[str, JobRecord] = {}
-        self._aside_since: dict[str, float] = {}
+        self._one_note = asyncio.Lock()
 
-    def look(
-        self,
-        jobs: Mapping[int, JobRecord],
-        claims: Collection[ClaimBody],
-        reasons: Mapping[str, ReasonBody],
-        kill_wait_s: float,
-    ) -> None:
-        """Take in a good listing."""
-        self._jobs, self._reasons = jobs, reasons
-        self._plan = plan(jobs, claims, self._home, _clock(), kill_wait_s, self._locked)
-        for ident, why in self._plan.stuck.items():
-            if ident not in self._stuck:
-                hint = "it is warned, and cancelled when its time is over; with requeue=1 it would go on later"
-                log.warning("job.cannot_yield", extra={"claim": ident, "detail": why, "hint": hint})
-        self._stuck = self._plan.stuck
-        if self._plan.warnings or self._plan.requeues or self._plan.unlocks or self._plan.cancels:
-            self._look.set()
+    def do(self, act: JobAct) -> None:
+        """Have it done, unless it is under way or was just done."""
+        self._acts.put_nowait(act)
 
-    def clear_the_way(self, found: Mapping[str, JobRecord]) -> None:
-        """Take in who stands in the way of an owner (``reclaim.in_the_way``), by a good listing."""
-        now = _now()
-        self._aside_since = {claim: self._aside_since.get(claim, now) for claim in found}
-        self._aside = {claim: job for claim, job in found.items() if now - self._aside_since[claim] >= ASIDE_S}
-        if self._aside:
-            self._look.set()
+    @property
+    def outcomes(self) -> Outcomes:
+        """What came of the acts so far."""
+        return Outcomes(locked=frozenset(self._locked), requeues=dict(self._requeues), notes=dict(self._notes))
 
-    def keeps(self, claim: str) -> bool:
-        """Whether a claim is not to be released yet: its job goes back into the queue first, if Slurm takes it."""
-        start = self._plan.kept.get(claim)
-        return start is not None and self._tries.get(start, 0) < TRIES_MAX
+    def see(self, jobs: Mapping[int, JobRecord]) -> None:
+        """Take in a good list of jobs: what is known of others is forgotten."""
+        self._jobs = jobs
+        self._notes = {job: known for job, known in self._notes.items() if job in jobs}
+        self._warned = {job: start for job, start in self._warned.items() if job in jobs}
+        self._requeues = {start: n for start, n in self._requeues.items() if start[0] in jobs}
+        self._unlocked = {start: n for start, n in self._unlocked.items() if start[0] in jobs}
+        self._locked = {start for start in self._locked if start[0] in jobs}
+        for job in [job for job, lock in self._writes.items() if job not in jobs and not lock.locked()]:
+            del self._writes[job]
 
     async def serve(self) -> None:
-        """Act on the listings, for ever; what is slow with one job does not hold up the others."""
+        """Do what ``do`` is given, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._look.wait()
-                self._look.clear()
-                now = _now()
-                self._done_at = {key: at for key, at in self._done_at.items() if now - at < AGAIN_S}
-                for warning in self._plan.warnings:
-                    self._begin(group, warning.job, "warn", partial(self._warn, warning))
-                for job in self._plan.unlocks:
-                    self._begin(group, job, "unlock", partial(self._unlock, job))
-                for job, why in self._plan.requeues:
-                    self._begin(group, job, "requeue", partial(self._requeue, job, why))
-                for job, why in self._plan.cancels:
-                    self._begin(group, job, "cancel", partial(self._cancel, job, why))
-                for claim, job in self._aside.items():
-                    self._begin(group, job, "aside", partial(self._step_aside, claim, job))
+                self._begin(group, await self._acts.get())
 
-    def _begin(
-        self, group: asyncio.TaskGroup, job: JobRecord, act: str, work: Callable[[], Coroutine[None, None, None]]
-    ) -> None:
-        """Do that, unless it is under way or was just done."""
-        key = (job.job_id, job.restarts, act)
+    def _begin(self, group: asyncio.TaskGroup, act: JobAct) -> None:
+        job = act.waiting if isinstance(act, PreemptJobs) else act.job
+        key = (job.job_id, job.restarts, type(act))
+        now = _now()
+        self._done_at = {done: at for done, at in self._done_at.items() if now - at < AGAIN_S}
         if key in self._under_way or key in self._done_at:
             return
         self._under_way.add(key)
 
         def end(_: asyncio.Task[None]) -> None:
             self._under_way.discard(key)
-            self._done_at[key] = _now()
+            if not isinstance(act, PreemptJobs | WriteNote):  # their plan knows when again
+                self._done_at[key] = _now()
 
-        group.create_task(work()).add_done_callback(end)
+        group.create_task(self._do(act)).add_done_callback(end)
 
-    async def _warn(self, warning: Asking) -> None:
+    async def _do(self, act: JobAct) -> None:
+        match act:
+            case Warn():
+                await self._warn(act)
+            case AllowRequeue():
+                await self._unlock(act.job)
+            case Requeue():
+                await self._requeue(act.job, act.why)
+            case Cancel():
+                await self._cancel(act.job, act.why)
+            case SetAside():
+                await self._set_aside(act.claim, act.job)
+            case WriteNote():
+                await self._write_note(act.job, act.text)
+            case PreemptJobs():
+                await self._preempt(act)
+
+    async def _warn(self, warning: Warn) -> None:
         job, order = warning.job, warning.job.order
         assert order is not None
         note = warning.note if job.note_is_ours else job.note
@@ -140,7 +139,7 @@ class Reclaimer:
                 await self._slurm.ask(build_note(job.target, order, warning.asked, note))
         if not good:
             return
-        self._written[job.job_id] = note, _clock()
+        self._notes[job.job_id] = note, clock()
         log.info("job.warned", extra={"job": job.job_id, "signal": order.signal, "detail": warning.note})
         for _ in range(SIGNAL_TRIES if order.signal else 0):
             if await self._signal(job, order.signal) or not self._runs_still(job):
@@ -186,7 +185,7 @@ class Reclaimer:
             with self._troubles.told("job.note") as noted:
                 await self._slurm.ask(build_note(job.target, job.order, job.asked, note))
         if noted:
-            self._written[job.job_id] = note, _clock()
+            self._notes[job.job_id] = note, clock()
         with self._troubles.told("job.cancel") as good:
             await self._slurm.ask(build_cancel(job.target))
         if good:
@@ -194,13 +193,13 @@ class Reclaimer:
 
     async def _requeue(self, job: JobRecord, why: str) -> None:
         start = (job.job_id, job.restarts)
-        self._tries[start] = self._tries.get(start, 0) + 1
+        self._requeues[start] = self._requeues.get(start, 0) + 1
         with self._troubles.told("job.requeue") as good:
             await self._slurm.ask(build_requeue(job.target))
         if good:
             log.info("job.yielded", extra={"job": job.job_id, "detail": why})
 
-    async def _step_aside(self, claim: str, job: JobRecord) -> None:
+    async def _set_aside(self, claim: str, job: JobRecord) -> None:
         """Put a job that was started in another's place back into the queue, with its own place there."""
         with self._troubles.told("job.aside"):
             found = await self._calls(lambda client: client.claim(claim))
@@ -208,41 +207,33 @@ class Reclaimer:
             if found.state != "PENDING" or order is None:
                 return
             if since is not None and job.note_is_ours:
-                asked = Asked(job.restarts, _clock(), since)
+                asked = Asked(job.restarts, clock(), since)
                 async with self._writes[job.job_id]:
                     await self._slurm.ask(build_note(job.target, order, asked, ASIDE))
             await self._slurm.ask(build_requeue(job.target))
             log.info("job.set_aside", extra={"job": job.job_id, "detail": ASIDE})
 
-    # -- why jobs wait -----------------------------------------------------------------------------------------------
-
-    async def serve_remarks(self) -> None:
-        """Keep what the jobs that wait are told, for ever."""
-        while True:
-            await asyncio.sleep(REMARKS_S)
-            jobs = self._jobs
-            self._written = {job: known for job, known in self._written.items() if job in jobs}
-            self._warned = {job: start for job, start in self._warned.items() if job in jobs}
-            self._tries = {start: n for start, n in self._tries.items() if start[0] in jobs}
-            self._unlocked = {start: n for start, n in self._unlocked.items() if start[0] in jobs}
-            self._locked = {start for start in self._locked if start[0] in jobs}
-            for job in [job for job, lock in self._writes.items() if job not in jobs and not lock.locked()]:
-                del self._writes[job]
-            for record, text in remarks(jobs, self._reasons, self._written, _clock()):
-                with self._troubles.told("job.remark"):
-                    await self._remark(record, text)
-
-    async def _remark(self, job: JobRecord, text: str) -> None:
+    async def _write_note(self, job: JobRecord, text: str) -> None:
         assert job.order is not None
-        async with self._writes[job.job_id]:
+        async with self._one_note, self._writes[job.job_id]:
             listed = job.asked.restarts if job.asked is not None else None
             if self._warned.get(job.job_id) == job.restarts != listed:
                 return  # it was warned since it was listed, and that must not be written over
-            await self._slurm.ask(build_note(job.target, job.order, job.asked, text))
-        self._written[job.job_id] = text, _clock()
+            with self._troubles.told("job.remark") as good:
+                await self._slurm.ask(build_note(job.target, job.order, job.asked, text))
+        if good:
+            self._notes[job.job_id] = text, clock()
+
+    async def _preempt(self, act: PreemptJobs) -> None:
+        with self._troubles.told("job.displace"):
+            for job, again in act.victims:
+                fields = {"job": job.job_id, "for_job": act.waiting.job_id, "requeued": again}
+                log.info("job.displaced", extra=fields)
+                await self._slurm.ask(build_requeue(job.target) if again else build_cancel(job.target))
 
 
-def _clock() -> Instant:
+def clock() -> Instant:
+    """The wall clock's time."""
     return Instant(int(time.time() * SECOND))
 
 

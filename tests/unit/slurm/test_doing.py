@@ -16,9 +16,10 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant, after
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import Asked, JobRecord, Order
-from moorings.slurm.host import reclaimer as module
+from moorings.slurm.host import doing as module
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.reclaimer import SIGNAL_TRIES, TRIES_MAX, Reclaimer
+from moorings.slurm.host.doing import SIGNAL_TRIES, Doer, JobAct
+from moorings.slurm.host.plan import TRIES_MAX, Memory, Report, View, plan
 from moorings.slurm.host.troubles import Troubles
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody
@@ -59,12 +60,12 @@ def borrower(job_id: int = 1, **more: Any) -> JobRecord:
 
 
 def reclaimed(job_id: int) -> ClaimBody:
-    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=time_text(after(module._clock(), 600.0)))
+    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=time_text(after(module.clock(), 600.0)))
 
 
 def over(seconds: float = 1.0) -> Asked:
     """A warning whose time is over."""
-    return Asked(0, Instant(after(module._clock(), -seconds) // SECOND * SECOND), Instant(SECOND))
+    return Asked(0, Instant(after(module.clock(), -seconds) // SECOND * SECOND), Instant(SECOND))
 
 
 @pytest.fixture
@@ -74,10 +75,47 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm()
 
 
+class Followed:
+    """A doer that does what is planned from the lists of jobs it is shown; ``reports`` are those of all plans."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self.doer = Doer(cast(Commands, slurm), cast(Calls, None), Troubles())
+        self.reports: list[Report] = []
+        self._memory = Memory()
+        self._at_s = 0.0
+
+    def look(self, *jobs: JobRecord, claims: bool = True) -> None:
+        """A good list of jobs; the claim of each was asked to yield."""
+        self._at_s += 1.0
+        known = [reclaimed(job.job_id) for job in jobs] if claims else []
+        view = View(
+            home=HOME,
+            at_s=self._at_s,
+            jobs=by_id(*jobs),
+            listed_at=self._at_s,
+            claims_before={claim.owner: claim for claim in known},
+            accepted=True,
+            claims_listed=True,
+            outcomes=self.doer.outcomes,
+            memory=self._memory,
+        )
+        found = plan(view, module.clock())
+        self._memory = found.memory
+        self.doer.see(view.jobs)
+        for act in found.acts:
+            if isinstance(act, Report):
+                self.reports.append(act)
+            elif isinstance(act, JobAct):
+                self.doer.do(act)
+
+    async def idle(self) -> None:
+        await until(lambda: self.doer._acts.empty() and not self.doer._under_way)
+
+
 @contextlib.asynccontextmanager
-async def serving(slurm: Slurm) -> AsyncIterator[Reclaimer]:
-    made = Reclaimer(cast(Commands, slurm), cast(Calls, None), HOME, Troubles())
-    work = asyncio.ensure_future(made.serve())
+async def serving(slurm: Slurm) -> AsyncIterator[Followed]:
+    made = Followed(slurm)
+    work = asyncio.ensure_future(made.doer.serve())
     try:
         yield made
     finally:
@@ -86,104 +124,94 @@ async def serving(slurm: Slurm) -> AsyncIterator[Reclaimer]:
             await work
 
 
-def look(reclaimer: Reclaimer, *jobs: JobRecord) -> None:
-    reclaimer.look(by_id(*jobs), [reclaimed(job.job_id) for job in jobs], {}, 30.0)
-
-
-async def idle(reclaimer: Reclaimer) -> None:
-    await until(lambda: not reclaimer._look.is_set() and not reclaimer._under_way)
-
-
 async def test_who_may_not_be_requeued_is_let_and_then_warned_as_always(slurm: Slurm) -> None:
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, borrower(requeue=False))
-        await idle(reclaimer)
+    async with serving(slurm) as followed:
+        followed.look(borrower(requeue=False))
+        await followed.idle()
         assert slurm.asked == ["scontrol update jobid=1 requeue=1"]
-        look(reclaimer, borrower())
-        await idle(reclaimer)
+        followed.look(borrower())
+        await followed.idle()
     assert "requeued at " in slurm.asked[1]
     assert slurm.asked[2:] == ["scancel --signal=USR1 --batch 1"]
 
 
-async def test_who_slurm_does_not_let_is_cancelled_when_its_time_is_over_and_told_of_once(
-    slurm: Slurm, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_who_slurm_does_not_let_is_cancelled_when_its_time_is_over_and_told_of_once(slurm: Slurm) -> None:
     slurm.fails["requeue=1"] = REFUSED
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, borrower(requeue=False))
-        await idle(reclaimer)
-        look(reclaimer, borrower(requeue=False))
-        await idle(reclaimer)
+    async with serving(slurm) as followed:
+        followed.look(borrower(requeue=False))
+        await followed.idle()
+        followed.look(borrower(requeue=False))
+        await followed.idle()
         assert "it cannot be requeued, so cancelled at " in slurm.asked[1]
         for _ in range(2):
-            look(reclaimer, borrower(requeue=False, asked=over()))
-            await idle(reclaimer)
+            followed.look(borrower(requeue=False, asked=over()))
+            await followed.idle()
     assert slurm.asked[-2].endswith("-- cancelled, for its devices are needed and it cannot be requeued")
     assert slurm.asked[-1] == "scancel 1"
     assert slurm.count("requeue=1") == 1
-    assert [record.message for record in caplog.records].count("job.cannot_yield") == 1
+    assert [report.event for report in followed.reports] == ["job.cannot_yield"]
 
 
 async def test_that_slurm_is_away_is_no_refusal(slurm: Slurm) -> None:
     slurm.fails["requeue=1"] = AWAY
-    async with serving(slurm) as reclaimer:
+    async with serving(slurm) as followed:
         for _ in range(TRIES_MAX + 2):
-            look(reclaimer, borrower(requeue=False, asked=over()))
-            await idle(reclaimer)
+            followed.look(borrower(requeue=False, asked=over()))
+            await followed.idle()
     assert slurm.count("requeue=1") == TRIES_MAX + 2
     assert slurm.count("scancel") == 0
 
 
 async def test_who_takes_it_back_again_and_again_is_cancelled(slurm: Slurm) -> None:
-    async with serving(slurm) as reclaimer:
+    async with serving(slurm) as followed:
         for _ in range(TRIES_MAX + 1):
-            look(reclaimer, borrower(requeue=False, asked=over()))
-            await idle(reclaimer)
+            followed.look(borrower(requeue=False, asked=over()))
+            await followed.idle()
     assert slurm.count("requeue=1") == TRIES_MAX
     assert slurm.asked[-1] == "scancel 1"
 
 
 async def test_a_signal_that_slurm_refuses_is_not_sent_again(slurm: Slurm) -> None:
     slurm.fails["--signal"] = REFUSED
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, borrower())
-        await idle(reclaimer)
+    async with serving(slurm) as followed:
+        followed.look(borrower())
+        await followed.idle()
     assert slurm.count("--signal") == 1
 
 
 async def test_a_signal_that_slurm_did_not_take_is_sent_again_while_its_job_runs(slurm: Slurm) -> None:
     slurm.fails["--signal"] = AWAY
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, borrower())
-        await idle(reclaimer)
+    async with serving(slurm) as followed:
+        followed.look(borrower())
+        await followed.idle()
         assert slurm.count("--signal") == SIGNAL_TRIES
         slurm.asked.clear()
-        look(reclaimer, borrower(2))
+        followed.look(borrower(2))
         while not slurm.count("--signal"):  # noqa: ASYNC110 - seen at once: the tries are a millisecond apart
             await asyncio.sleep(0)
-        reclaimer.look(by_id(borrower(2, state="PENDING", restarts=1)), [], {}, 30.0)
-        await idle(reclaimer)
+        followed.look(borrower(2, state="PENDING", restarts=1), claims=False)
+        await followed.idle()
     assert slurm.count("--signal") < SIGNAL_TRIES
 
 
 @pytest.mark.parametrize("hangs", ["jobid=1 admincomment", "--signal=USR1 --batch 1"])
 async def test_a_command_that_hangs_holds_up_no_other_job(slurm: Slurm, hangs: str) -> None:
     slurm.hangs = hangs
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, borrower(1), borrower(2))
+    async with serving(slurm) as followed:
+        followed.look(borrower(1), borrower(2))
         await until(lambda: slurm.count("--batch 2"))
-        look(reclaimer, borrower(1), borrower(2, asked=over()), borrower(3))
+        followed.look(borrower(1), borrower(2, asked=over()), borrower(3))
         await until(lambda: slurm.count("scontrol requeue 2") and slurm.count("--batch 3"))
     assert slurm.count(hangs) == 1, "and is not begun a second time"
 
 
 async def test_of_an_array_only_the_task_that_was_asked_makes_room(slurm: Slurm) -> None:
     job = borrower(7, array_job=7, array_tasks="3")
-    async with serving(slurm) as reclaimer:
-        look(reclaimer, job)
-        await idle(reclaimer)
-        look(reclaimer, replace(job, asked=over()))
-        await idle(reclaimer)
+    async with serving(slurm) as followed:
+        followed.look(job)
+        await followed.idle()
+        followed.look(replace(job, asked=over()))
+        await followed.idle()
     assert slurm.asked[0].startswith("scontrol update jobid=7_3 admincomment=")
     assert slurm.asked[1:] == ["scancel --signal=USR1 --batch 7_3", "scontrol requeue 7_3"]
 

@@ -1,0 +1,92 @@
+"""Slurm's IPU jobs as last listed, and one of them as it is now for a node that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.commands import Commands
+from moorings.slurm.formats import LICENSE, JobLists, JobRecord, build_jobs, parse_jobs
+from moorings.slurm.host.ledger import Start, uses_licenses
+from moorings.slurm.host.nodes import BindRequest
+from moorings.slurm.host.plan import FRESH_S
+from moorings.slurm.listings import expand_hosts
+
+
+class JobListing:
+    """The list of jobs.
+
+    Attributes:
+        jobs: the last good one, by number.
+        listed_at: when it was asked for, by the loop's clock; None: there was none.
+        wanted: somebody waits for another one.
+    """
+
+    def __init__(self, slurm: Commands) -> None:
+        self.jobs: Mapping[int, JobRecord] = {}
+        self.listed_at: float | None = None
+        self.wanted = asyncio.Event()
+        self._slurm = slurm
+        self._lists = JobLists()
+        self._listed = asyncio.Condition()
+
+    async def refresh(self, starts: Callable[[], Iterable[Start]]) -> None:
+        """List the jobs that have not ended, and those of ``starts`` that Slurm still knows.
+
+        Of those that ended only these: a busy cluster remembers thousands for minutes.
+
+        Args:
+            starts: asked once the list is there, for some begin meanwhile.
+
+        Raises:
+            MooringsError: Slurm did not answer.
+        """
+        begun = _now()
+        answer = await self._slurm.ask(build_jobs(license_name=LICENSE, ended=False))
+        jobs = {job.job_id: job for job in self._lists.parse(answer)}
+        if missing := sorted({start.job_id for start in starts()} - jobs.keys()):
+            jobs |= {job.job_id: job for job in await self.ask(missing)}
+        self.jobs = jobs
+        async with self._listed:
+            self.listed_at = begun
+            self._listed.notify_all()
+
+    async def ask(self, jobs: Sequence[int]) -> list[JobRecord]:
+        """These jobs as they are now; none that Slurm does not know."""
+        try:
+            return parse_jobs(await self._slurm.ask(build_jobs(jobs=jobs)))
+        except MooringsError as error:
+            if error.code != "slurm.job_unknown":
+                raise
+            return []
+
+    async def find(self, request: BindRequest) -> JobRecord | None:
+        """The running job that a node asks for; None: Slurm, asked after the node asked us, knows no such job.
+
+        One that is ending is none: requeued, it would get the claim of its next start. What a node says of the restarts
+        is no proof, for the user may have had a say in it; that it does not fit is a reason to ask Slurm.
+        """
+        begun = _now()
+        while True:
+            job = self.jobs.get(request.job)
+            seen = self.listed_at
+            late_s = begun - seen if seen is not None else math.inf  # by how much the question came after the list
+            if job is not None and _may_ask(job, request):
+                if late_s <= 0 or (late_s <= FRESH_S and job.restarts == request.restart):
+                    return job
+            elif late_s <= 0:
+                return None
+            self.wanted.set()
+            async with self._listed:
+                await self._listed.wait_for(lambda: self.listed_at != seen)  # noqa: B023 - used before it changes
+
+
+def _may_ask(job: JobRecord, request: BindRequest) -> bool:
+    here = not job.nodes_whole or request.node in expand_hosts(job.nodes)
+    return job.order is not None and uses_licenses(job) and here
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

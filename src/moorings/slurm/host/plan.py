@@ -1,0 +1,371 @@
+"""What a cluster's agent does next: a function of what was listed, what is claimed and offered, and ``now``.
+
+Level-triggered: it may be asked at any moment, and goes on from what it finds. A list of jobs and a list of licenses
+are each acted on once, for what is missing from a list is counted; ``Memory`` says which were. Of the two clocks the
+loop's, in seconds, measures what lies apart (a wall clock that jumps must end nothing); ``now`` is for people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from moorings.core.instants import Instant
+from moorings.core.reconcile import Streak
+from moorings.slurm.formats import LICENSE, JobRecord, License
+from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, stay_ours, to_reserve, what_lacks
+from moorings.slurm.host.ledger import Home, Start, announce, judge, uses_licenses
+from moorings.slurm.host.preempt import choose, may_displace_any
+from moorings.slurm.host.reclaim import Warn, in_the_way, plan_yields, remarks
+from moorings.slurm.host.tiers import Preempt, Rules
+from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
+
+FRESH_S = 5.0  # an older list says nothing: ids come again when slurmctld has lost its state
+BELIEVED_S = 120.0  # what is announced of the queue is believed for so long
+REMARKS_S = 10.0  # between two looks at what waiting jobs are told
+ASIDE_S = 5.0  # for so long a job must have stood in another's way: starts and listings pass each other
+TRIES_MAX = 3  # to put a job back that has ended by itself, and to let one be requeued that may not
+_CANNOT_YIELD = "it is warned, and cancelled when its time is over; with requeue=1 it would go on later"
+_LACKS = "moor slurm install --plan shows the line"
+_OF_ANOTHER = "if that Slurm is gone for good, 'moor slurm doctor' lists them and 'moor delete claim' ends them"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Who holds which devices, as the controller answered.
+
+    Attributes:
+        pools: those that jobs of the cluster may be placed in, with their devices.
+        next_up: by pool, the owner of the job that gets what becomes free there next.
+    """
+
+    pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]]
+    next_up: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What came of earlier acts on jobs; a start is a job's number and its restarts.
+
+    Attributes:
+        locked: starts that Slurm does not let be requeued.
+        requeues: how often a requeue of a start was tried.
+        notes: by job, what was written into its AdminComment last, and when.
+    """
+
+    locked: frozenset[tuple[int, int]] = frozenset()
+    requeues: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    notes: Mapping[int, tuple[str, Instant]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one plan leaves for the next.
+
+    Attributes:
+        listed_at: of the last list of jobs that was acted on.
+        licenses_at: of the last list of licenses that was acted on.
+        judged_at: of the last list by which claims were judged; None: none.
+        doubts: claims of which that list knew nothing, by owner.
+        blocking_since: by claim, since when its job holds the licenses of one for which devices are kept.
+        largest: the size of the largest job announced.
+        remarked_at: when waiting jobs were last told why.
+        reported: what was reported and is so still.
+    """
+
+    listed_at: float | None = None
+    licenses_at: float | None = None
+    judged_at: float | None = None
+    doubts: Mapping[str, Streak] = field(default_factory=dict)
+    blocking_since: Mapping[str, float] = field(default_factory=dict)
+    largest: int = 0
+    remarked_at: float | None = None
+    reported: frozenset[Report] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that a plan is made from. Times are the loop's, in seconds.
+
+    Attributes:
+        home: whose jobs they are.
+        pool: to place jobs in; empty: any of the kind.
+        at_s: when this was put together.
+        jobs: the last good list: all IPU jobs that have not ended, and those of claims that Slurm still knows.
+        listed_at: when it was asked for; None: there was none.
+        claims_before: claims that were known before that list was asked for, by owner; what came since is not judged.
+        accepted: whether the controller believed this Slurm then and does now; else they may be another one's claims.
+        claims: the unended claims, by owner.
+        claims_listed: whether that is all there is.
+        releasing: ids of claims that are being released.
+        settled_at: by owner, since when a start has its claim or is known to get none.
+        offer: of the controller.
+        licenses: as last listed.
+        licenses_at: when they were listed; None: never.
+        rules: of preemption.
+        devices: who holds which; None: that was not asked for.
+        outcomes: what came of earlier acts.
+        memory: of the plan before.
+    """
+
+    home: Home
+    pool: str = ""
+    at_s: float = 0.0
+    jobs: Mapping[int, JobRecord] = field(default_factory=dict)
+    listed_at: float | None = None
+    claims_before: Mapping[str, ClaimBody] = field(default_factory=dict)
+    accepted: bool = False
+    claims: Mapping[str, ClaimBody] = field(default_factory=dict)
+    claims_listed: bool = False
+    releasing: frozenset[str] = frozenset()
+    settled_at: Mapping[str, float] = field(default_factory=dict)
+    offer: Offer = field(default_factory=Offer)
+    licenses: Mapping[str, License] = field(default_factory=dict)
+    licenses_at: float | None = None
+    rules: Rules = field(default_factory=Rules)
+    devices: Devices | None = None
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeJob:
+    """Claim a partition for a started job, and have its binding ready."""
+
+    job: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Release a claim: its start is over."""
+
+    claim: ClaimBody
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseIfGone:
+    """Release a claim, unless Slurm, asked for that very job, knows it."""
+
+    claim: ClaimBody
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRequeue:
+    """Let a job be requeued that may not."""
+
+    job: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Put a job back into the queue."""
+
+    job: JobRecord
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a job, and tell its user why."""
+
+    job: JobRecord
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Put a job back that holds another's licenses, if its claim still has no devices; it keeps its place."""
+
+    claim: str
+    job: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNote:
+    """Write for people into a job's AdminComment."""
+
+    job: JobRecord
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptJobs:
+    """Preempt jobs for a waiting one of higher rank, in this order; the truth beside each: it is requeued."""
+
+    waiting: JobRecord
+    victims: tuple[tuple[JobRecord, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListDevices:
+    """Ask the controller who holds which devices: a job may have to be preempted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Announce to the controller which jobs wait, if that is news."""
+
+    queue: QueueRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Set what the reservation holds; ``closed``: what it holds if it must be made first."""
+
+    licenses: Mapping[str, int]
+    closed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Log what an admin should know, once: an event with its detail and a hint, an error if ``is_error``."""
+
+    event: str
+    detail: str
+    hint: str
+    claim: str = ""
+    is_error: bool = False
+
+
+Act = (
+    ServeJob
+    | Release
+    | ReleaseIfGone
+    | Warn
+    | AllowRequeue
+    | Requeue
+    | Cancel
+    | SetAside
+    | WriteNote
+    | PreemptJobs
+    | ListDevices
+    | Announce
+    | Reserve
+    | Report
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done now, and what is remembered of it; ``judged``: claims were held against the list of jobs."""
+
+    acts: tuple[Act, ...]
+    memory: Memory
+    judged: bool = False
+
+
+def plan(view: View, now: Instant) -> Plan:
+    """What is to be done now.
+
+    Args:
+        view: what is known.
+        now: the wall clock's time.
+    """
+    acts: list[Act] = []
+    memory = view.memory
+    judged = False
+    if view.listed_at is not None and view.listed_at != memory.listed_at:
+        judged = view.accepted and view.claims_listed
+        memory = replace(memory, listed_at=view.listed_at)
+        if judged:
+            memory = _follow_jobs(view, memory, view.listed_at, now, acts)
+        elif not view.accepted:
+            memory = replace(memory, doubts={}, judged_at=None)
+        if view.claims_listed:
+            memory = _report(memory, "claims.of_another", _claims_of_another(view), acts)
+        queue = announce(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier)
+        memory = replace(memory, largest=max((job.size for job in queue.jobs), default=0))
+        acts.append(Announce(queue))
+        if view.accepted and view.rules.by is not Preempt.NONE and may_displace_any(view.jobs, view.rules, now):
+            acts.append(ListDevices())
+    if view.devices is not None:
+        acts += _preempt(view, view.devices, now)
+    if view.licenses_at is not None and view.licenses_at != memory.licenses_at:
+        memory = replace(memory, licenses_at=view.licenses_at)
+        lack = what_lacks(view.licenses, view.offer.counts)
+        found = [Report("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
+        memory = _report(memory, "gate.lacks", found, acts)
+        wanted = _to_reserve(view, memory.largest)
+        if not is_kept(view.licenses, wanted):
+            acts.append(Reserve(wanted, to_reserve(view.licenses, None)))
+    return Plan(tuple(acts), memory, judged)
+
+
+def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Instant, acts: list[Act]) -> Memory:
+    """Add what a good list of jobs demands for the claims that were known before it; what is remembered then."""
+    known = view.claims_before.values()
+    room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked)
+    acts += room.warnings
+    acts += [AllowRequeue(job) for job in room.unlocks]
+    acts += [Requeue(job, why) for job, why in room.requeues]
+    acts += [Cancel(job, why) for job, why in room.cancels]
+    stuck = [Report("job.cannot_yield", why, _CANNOT_YIELD, claim) for claim, why in room.stuck.items()]
+    memory = _report(memory, "job.cannot_yield", stuck, acts)
+    blocking = in_the_way(view.jobs, view.claims.values(), view.offer.offered, view.licenses)
+    since = {claim: memory.blocking_since.get(claim, view.at_s) for claim in blocking}
+    acts += [SetAside(claim, job) for claim, job in blocking.items() if view.at_s - since[claim] >= ASIDE_S]
+    apart_s = listed_at - memory.judged_at if memory.judged_at is not None else 0.0
+    judged = judge(view.jobs, known, memory.doubts, view.home, apart_s)
+    acts += map(ServeJob, judged.starts)
+    for claim in known:
+        if claim.owner not in view.claims:
+            continue  # it went while the list was made
+        why = judged.releases.get(claim.id)
+        start = room.kept.get(claim.id)
+        waits = start is not None and view.outcomes.requeues.get(start, 0) < TRIES_MAX  # for its job to be requeued
+        if why is not None and not waits:
+            acts.append(Release(claim, why))
+        elif claim.id in judged.lost and not view.offer.contested:
+            acts.append(ReleaseIfGone(claim, judged.lost[claim.id]))
+    remarked_at = memory.remarked_at if memory.remarked_at is not None else view.at_s
+    if view.at_s - remarked_at >= REMARKS_S:
+        remarked_at = view.at_s
+        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now)
+        acts += [WriteNote(job, text) for job, text in texts]
+    doubts = judged.doubts
+    return replace(memory, judged_at=listed_at, doubts=doubts, blocking_since=since, remarked_at=remarked_at)
+
+
+def _report(memory: Memory, event: str, found: Sequence[Report], acts: list[Act]) -> Memory:
+    """Add what is new of the reports of that event."""
+    acts += [report for report in found if report not in memory.reported]
+    others = {report for report in memory.reported if report.event != event}
+    return replace(memory, reported=frozenset(others.union(found)))
+
+
+def _claims_of_another(view: View) -> list[Report]:
+    names = sorted(claim.name for claim in view.claims.values() if not view.home.may_judge(claim.owner))
+    if not names:
+        return []
+    detail = f"{len(names)} claims of another Slurm of this name, {names[0]} among them, are left alone"
+    return [Report("claims.of_another", detail, _OF_ANOTHER)]
+
+
+def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
+    found = choose(view.jobs, devices.pools, devices.next_up, view.home, view.rules, now)
+    if found is None:
+        return []
+    return [PreemptJobs(found.waiting, tuple((job, view.rules.is_requeued(job)) for job in found.victims))]
+
+
+def _to_reserve(view: View, largest: int) -> dict[str, int]:
+    """What the reservation must hold, as far as offer and lists know."""
+    offer, live, counted = view.offer, set(), []
+    for job in view.jobs.values():
+        if job.order is not None and uses_licenses(job):
+            owner = Start.of(job, job.order).owner(view.home)
+            if LICENSE in job.licenses:  # an admin may have taken them
+                live.add(owner)
+            settled_at = view.settled_at.get(owner)
+            if settled_at is not None and settled_at <= offer.asked_at:
+                counted.append(job.order.ipus)
+    claims = view.claims.values()
+    largest = max([largest, *awaiting(claims, live)])
+    young = view.listed_at is not None and view.at_s - view.listed_at <= FRESH_S
+    if not young or not stay_ours(offer.held, largest, alone=offer.alone):
+        return to_reserve(view.licenses, offer.counts, counted)
+    bare = Counter(in_use_beside(claims, live, view.releasing))
+    return to_reserve(view.licenses, offer.counts, held={size: n - bare[size] for size, n in offer.held.items()})
