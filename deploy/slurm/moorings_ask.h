@@ -179,8 +179,9 @@ static long ask_once(const struct job *job, char *line, char *text, long long un
 	char question[512];
 	long length = -1;
 	(void)snprintf(question, sizeof question,
-		       "moorings 1 bind\njob=%lu\nstep=%lu\nnode=%s\nrestart=%lu\nnonce=%s\n", (unsigned long)job->id,
-		       (unsigned long)job->step, job->node, (unsigned long)job->restart, job->nonce);
+		       "moorings 1 bind\njob=%lu\nstep=%lu\nnode=%s\nrestart=%lu\nnonce=%s\ntasks=%lu\nnodes=%lu\n",
+		       (unsigned long)job->id, (unsigned long)job->step, job->node, (unsigned long)job->restart, job->nonce,
+		       (unsigned long)job->tasks, (unsigned long)job->nodes);
 	int fd = connect_agent(until);
 	if (fd < 0) {
 		(void)snprintf(why, size, "no agent answers at %.200s port %s", settings.agents, settings.port);

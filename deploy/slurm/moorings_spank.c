@@ -279,13 +279,15 @@ static bool describe_job(spank_t sp, struct job *job)
 	    spank_get_item(sp, S_JOB_UID, &job->uid) != ESPANK_SUCCESS ||
 	    spank_get_item(sp, S_JOB_GID, &job->gid) != ESPANK_SUCCESS ||
 	    spank_get_item(sp, S_TASK_GLOBAL_ID, &job->rank) != ESPANK_SUCCESS ||
-	    spank_get_item(sp, S_JOB_TOTAL_TASK_COUNT, &job->tasks) != ESPANK_SUCCESS)
+	    spank_get_item(sp, S_JOB_TOTAL_TASK_COUNT, &job->tasks) != ESPANK_SUCCESS ||
+	    spank_get_item(sp, S_JOB_NNODES, &job->nodes) != ESPANK_SUCCESS)
 		return false;
 	if (job->step == BATCH_STEP || job->step == INTERACTIVE_STEP) {
 		job->rank = 0; /* one process, whatever the job asked for: Slurm says 0 tasks here, or the job's */
 		job->tasks = 1;
+		job->nodes = 1;
 	}
-	if (job->rank >= job->tasks)
+	if (job->rank >= job->tasks || !job->nodes)
 		return false;
 	if (spank_get_item(sp, S_SLURM_RESTART_COUNT, &job->restart) != ESPANK_SUCCESS)
 		job->restart = 0;

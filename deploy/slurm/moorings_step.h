@@ -180,7 +180,7 @@ static pid_t step_pid;
 static bool by_note; /* its command had no --ipus, a note of this node told: it may start without a binding */
 
 struct job {
-	uint32_t id, step, restart, rank, tasks;
+	uint32_t id, step, restart, rank, tasks, nodes; /* tasks and nodes of the step */
 	uid_t uid;
 	gid_t gid;
 	char node[256];

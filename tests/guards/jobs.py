@@ -21,6 +21,7 @@ OFFERS = "tests/unit/slurm/test_offers.py::"
 AGENT = "tests/unit/slurm/test_plan.py::"
 LEDGER = "tests/unit/slurm/test_ledger.py::"
 BERTHS = "tests/unit/slurm/test_berths.py::"
+STEPS = "tests/unit/slurm/test_steps.py::"
 
 JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
@@ -134,6 +135,24 @@ JOBS = (
         cut="self._holds(owner)",
         put="False",
         tests=(f"{BERTHS}test_a_job_that_holds_its_partition_is_never_given_up",),
+    ),
+    Guard(
+        law="1",
+        what="no two steps of a Slurm job have one GCD",
+        file="slurm/host/steps.py",
+        at="share_out",
+        cut="busy & set(alone)",
+        put="False",
+        tests=(f"{STEPS}test_who_gets_which_gcds",),
+    ),
+    Guard(
+        law="1",
+        what="what a step of a Slurm job holds is written down before it is given out",
+        file="slurm/host/steps.py",
+        at="Steps.take",
+        cut="self._write(start, [*held.values(), share])",
+        put="",
+        tests=(f"{STEPS}test_what_is_held_outlives_the_agent_and_goes_with_the_claim",),
     ),
     Guard(
         law="3",

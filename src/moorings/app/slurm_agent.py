@@ -29,6 +29,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.door import CONNECTIONS_MAX, Door
 from moorings.slurm.host.instance import keep_instance
 from moorings.slurm.host.site import Site, parse_site
+from moorings.slurm.host.steps import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
 from moorings.wire.errors import Exit, kind_of
@@ -79,6 +80,7 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
         pool=conf.pool,
         folder=str(conf.ipuof_dir or ""),
         patience_s=conf.timeout_s,
+        steps_folder=site.state_folder / STEPS,
     )
     calls = Calls(conf.endpoint(CALL_S))
     agent = Agent(settings, slurm, calls)

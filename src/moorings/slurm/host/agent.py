@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
@@ -35,7 +36,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.doing import Doer, clock
 from moorings.slurm.host.ledger import KIND, Home, Start, may_live, start_of
 from moorings.slurm.host.listing import JobListing
-from moorings.slurm.host.nodes import BindReply, BindRequest, Status, reply_for
+from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.plan import (
     Act,
@@ -51,9 +52,11 @@ from moorings.slurm.host.plan import (
     View,
     plan,
 )
+from moorings.slurm.host.steps import Steps, first_port
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import expand_hosts
+from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -68,8 +71,6 @@ RENEW_S = 86_400.0  # Slurm ends a reservation after 365 days, "infinite" or not
 HELD_S = 20.0  # a node's question is held so long
 PAUSE_S = 0.5
 FAILED_PAUSE_S = 1.0
-# Where the tasks of a job meet: by job id, so that two jobs of a node do not collide.
-PORT_FIRST, PORTS = 20_000, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class AgentSettings:
         pool: to place jobs in; empty: any of the kind.
         folder: IpuofDir; empty: jobs get variables.
         patience_s: how long a started job may wait for its partition.
+        steps_folder: where it is written down what the steps of jobs hold; None: nowhere.
     """
 
     cluster: str
@@ -89,6 +91,7 @@ class AgentSettings:
     pool: str = ""
     folder: str = ""
     patience_s: float = 50.0
+    steps_folder: Path | None = None
 
 
 class Agent:
@@ -113,6 +116,7 @@ class Agent:
         )
         self._berths = Berths(calls, home, settings.pool, settings.patience_s, self._give_up, self._offers.recount)
         self._doer = Doer(slurm, calls, troubles)
+        self._steps = Steps(settings.steps_folder)
         self._claims_listed = asyncio.Event()
         self._releasing: set[str] = set()
         self._gate_lock = asyncio.Lock()
@@ -157,6 +161,7 @@ class Agent:
             self._do(act)
         if found.judged:
             berths.tidy(view.jobs)
+            self._steps.keep_only(berths.claims.keys())
         return found.acts
 
     def _do(self, act: Act) -> None:
@@ -380,9 +385,48 @@ class Agent:
             return BindReply(Status.RETRY, "the job has ended, or is asked for anew")
         except RefusedError as error:
             return BindReply(Status.REFUSED, error.detail)
-        nodes = expand_hosts(job.nodes) if job.nodes_whole else (request.node,)
-        meeting = Rendezvous(nodes[0], PORT_FIRST + job.job_id % PORTS)
-        return reply_for(binding, meeting, self._settings.folder)
+        try:
+            meeting, gcds = await self._share(job, request, len(binding.gcds))
+        except RefusedError as error:
+            return BindReply(Status.REFUSED, error.detail)
+        except MooringsError as error:  # other steps have what it needs, or Slurm does not answer: it asks again
+            return BindReply(Status.RETRY, error.detail)
+        return reply_for(binding, meeting, self._settings.folder, gcds)
+
+    async def _share(
+        self, job: JobRecord, request: BindRequest, n_gcds: int
+    ) -> tuple[Rendezvous, tuple[int, ...] | None]:
+        """Where the tasks of a step meet, and which GCDs it gets; None: all.
+
+        Raises:
+            RefusedError: the job does not run on that node.
+            MooringsError: the step has to wait for others, or Slurm does not answer.
+        """
+        nodes = expand_hosts(job.nodes) if job.nodes_whole else await self._nodes_of(job.job_id)
+        if request.node not in nodes:
+            raise RefusedError("auth.denied", f"job {job.job_id} does not run on {request.node}")
+        if request.tasks is None or request.nodes is None or request.step in (BATCH_STEP, INTERACTIVE_STEP):
+            return Rendezvous(nodes[0], first_port(job.job_id)), None
+
+        async def find_master() -> str:
+            if request.nodes == 1:
+                return request.node
+            return (nodes if request.nodes == len(nodes) else await self._nodes_of(job.job_id, request.step))[0]
+
+        async def find_running() -> Collection[int]:
+            return parse_steps(await self._slurm.ask(build_steps(job.job_id)), job.job_id)
+
+        assert job.order is not None
+        owner = Start.of(job, job.order).owner(self._home)
+        share = await self._steps.take(owner, request.step, request.tasks, n_gcds, find_master, find_running)
+        return Rendezvous(share.master, share.port), share.gcds
+
+    async def _nodes_of(self, job: int, step: int | None = None) -> tuple[str, ...]:
+        nodes = parse_nodes_of(await self._slurm.ask(build_nodes_of(job, step)), job, step)
+        if not nodes:
+            what = f"job {job}" if step is None else f"step {step} of job {job}"
+            raise MooringsError("slurm.job_unknown", f"Slurm knows of no running {what}", retryable=True)
+        return nodes
 
     def _why_not_yet(self) -> str:
         if self._offers.refused:

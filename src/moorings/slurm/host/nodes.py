@@ -8,6 +8,8 @@ A node connects and sends one line, a munge credential made by root, with the pa
     node=n1
     restart=0
     nonce=0123456789abcdef
+    tasks=4
+    nodes=2
 
 The agent answers with one line, a munge credential that only root may decode, with lines ``key=value``: ``job``,
 ``step`` and ``nonce`` of the request (so that an answer cannot be sent on to another node), ``status`` and what
@@ -22,7 +24,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -87,6 +89,8 @@ class BindRequest:
         node: its NodeName. Whether the job runs there is for the agent to check.
         restart: how often the job was requeued, as far as the node knows: the user may have a say in it.
         nonce: 16 hexadecimal digits, new for each request.
+        tasks: of the step, on all its nodes; None: the plugin of an older release does not say.
+        nodes: how many these are; likewise.
     """
 
     job: int
@@ -94,6 +98,8 @@ class BindRequest:
     node: str
     restart: int
     nonce: str
+    tasks: int | None = None
+    nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +138,19 @@ def gcd_of(rank: int, tasks: int, gcds: int) -> int:
     return rank * gcds // tasks
 
 
-def reply_for(binding: Binding, meeting: Rendezvous, folder: str) -> BindReply:
-    """The answer that hands ``binding`` to a step.
+def reply_for(binding: Binding, meeting: Rendezvous, folder: str, numbers: Sequence[int] | None = None) -> BindReply:
+    """The answer that hands ``binding``, or a part of it, to a step.
 
     Args:
         binding: what the driver gave.
         meeting: where task 0 listens.
         folder: IpuofDir; empty: API form.
+        numbers: of the GCDs that the step gets, in the order of its tasks; None: all.
     """
     files = bool(folder) and any(gcd.file_name for gcd in binding.gcds)
     common = {"MOORINGS_PARTITION_ID": binding.partition} | ({} if files else dict(binding.api))
     gcds = []
-    for gcd in binding.gcds:
+    for gcd in binding.gcds if numbers is None else [binding.gcds[number] for number in numbers]:
         own = {"MOORINGS_DEVICES": ",".join(gcd.devices), **gcd.environment}
         if binding.api and not files:
             own["IPUOF_VIPU_API_GCD_ID"] = str(gcd.gcd)
@@ -164,6 +171,11 @@ def build_request(request: BindRequest) -> bytes:
     return (
         f"{GREETING}\njob={request.job}\nstep={request.step}\nnode={request.node}\n"
         f"restart={request.restart}\nnonce={request.nonce}\n"
+        + "".join(
+            f"{name}={number}\n"
+            for name, number in (("tasks", request.tasks), ("nodes", request.nodes))
+            if number is not None
+        )
     ).encode("ascii")
 
 
@@ -184,6 +196,8 @@ def parse_request(payload: bytes) -> BindRequest:
         node=_matched(values, "node", _NODE),
         restart=_number(values, "restart", 0, _UINT32_MAX),
         nonce=_matched(values, "nonce", _NONCE),
+        tasks=_number(values, "tasks", 1, _UINT32_MAX) if "tasks" in values else None,
+        nodes=_number(values, "nodes", 1, _UINT32_MAX) if "nodes" in values else None,
     )
 
 

@@ -1,0 +1,146 @@
+"""What the steps of a job get of its partition."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.host.ledger import Home, Start
+from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, share_out
+from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
+
+OWNER = Start(39, "0123456789abcdef", 0).owner(Home("c1", "f" * 32))
+
+
+def shared(tasks, n_gcds, *held):
+    share = share_out(39, 7, tasks, n_gcds, "n1", [StepShare(step, gcds, "n1", 1) for step, gcds in held])
+    return share.gcds if share is not None else None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "n_gcds", "held", "gcds"),
+    [
+        (1, 1, (), (0,)),
+        (1, 2, (), (0,)),
+        (2, 2, (), (0, 1)),
+        (2, 4, (), (0, 2)),  # as it gets them alone
+        (4, 4, (), (0, 1, 2, 3)),
+        (8, 4, (), (0, 1, 2, 3)),  # more tasks than GCDs: all of them, each for two
+        (1, 2, [(0, (0,))], (1,)),
+        (2, 4, [(0, (0, 2))], (1, 3)),
+        (2, 4, [(0, (1, 3))], (0, 2)),
+        (2, 4, [(0, (0,))], (1, 2)),
+        (1, 2, [(0, (0,)), (1, (1,))], None),
+        (4, 4, [(0, (3,))], None),
+        (8, 4, [(0, (3,))], None),
+        (3, 4, [(0, (1,)), (1, (2,))], None),
+    ],
+)
+def test_who_gets_which_gcds(tasks, n_gcds, held, gcds):
+    assert shared(tasks, n_gcds, *held) == gcds
+
+
+def test_no_two_steps_of_a_job_meet_at_one_port():
+    held: list[StepShare] = []
+    for step in range(200):
+        share = share_out(39_999, step, 1, 200, "n1", held)
+        assert share is not None
+        held.append(share)
+    assert held[0].port == first_port(39_999) == 39_999
+    assert len({share.port for share in held}) == 200
+    assert all(20_000 <= share.port < 40_000 for share in held)
+
+
+class Slurm:
+    """Which steps Slurm has, and how often it was asked."""
+
+    def __init__(self, *running):
+        self.running = running
+        self.asked = 0
+
+    async def __call__(self):
+        self.asked += 1
+        return self.running
+
+
+async def take(steps, step, tasks, slurm, n_gcds=2):
+    async def master():
+        return f"n{step}"
+
+    return await steps.take(OWNER, step, tasks, n_gcds, master, slurm)
+
+
+async def test_every_node_of_a_step_is_told_the_same(tmp_path):
+    steps = Steps(tmp_path / "steps")
+    told = await asyncio.gather(*(take(steps, 0, 2, Slurm()) for _ in range(8)))
+    assert len(set(told)) == 1
+
+
+async def test_slurm_is_asked_only_where_a_step_would_have_to_wait(tmp_path):
+    steps, slurm = Steps(tmp_path / "steps"), Slurm(1)
+    await take(steps, 0, 2, slurm)
+    assert slurm.asked == 0
+    assert (await take(steps, 1, 2, slurm)).gcds == (0, 1)  # step 0 has ended
+    assert slurm.asked == 1
+    with pytest.raises(BusyError, match=r"1 of the job's 2 GCDs: step 1 has 0, 1"):
+        await take(steps, 2, 1, slurm)
+    with pytest.raises(BusyError):
+        await take(steps, 2, 1, slurm)
+    assert slurm.asked == 1, "once a second at most"
+
+
+async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path):
+    folder = tmp_path / "steps"
+    first = await take(Steps(folder), 0, 1, Slurm(0))
+    assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
+    again = Steps(folder)
+    assert await take(again, 0, 1, Slurm(0)) == first
+    assert (await take(again, 1, 1, Slurm(0, 1))).gcds == (1,)
+    again.keep_only([OWNER])
+    assert len(list(folder.iterdir())) == 1
+    again.keep_only([])
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{}x", '[{"step": 0}]', "[1]", '{"a": 1}'])
+async def test_a_damaged_file_gives_nothing_out(tmp_path, text):
+    folder = tmp_path / "steps"
+    await take(Steps(folder), 0, 1, Slurm(0))
+    next(folder.iterdir()).write_text(text)
+    with pytest.raises(MooringsError) as caught:
+        await take(Steps(folder), 1, 1, Slurm(0, 1))
+    assert (caught.value.code, caught.value.retryable) == ("slurm.unreadable", True)
+    assert "remove that file" in caught.value.hint
+
+
+async def test_what_cannot_be_written_down_is_not_given_out(tmp_path):
+    (tmp_path / "steps").write_text("a file in its place")
+    steps = Steps(tmp_path / "steps")
+    for _ in range(2):
+        with pytest.raises(MooringsError) as caught:
+            await take(steps, 0, 1, Slurm(0))
+        assert caught.value.retryable
+
+
+def row(*fields):
+    return ("".join(f"{text:{width}}|" for text, width in fields) + "\n").encode()
+
+
+def test_the_steps_of_a_job_and_not_those_of_its_array():
+    answer = row(("1", 12), ("1_2.0", 64)) + row(("1", 12), ("1_2.batch", 64)) + row(("2", 12), ("1_1.3", 64))
+    assert [sorted(parse_steps(answer, job)) for job in (1, 2)] == [[0], [3]]
+    assert build_steps(1)[-2] == "--jobs=1"
+
+
+def test_nodes_of_a_job_whose_list_is_long():
+    names = ",".join(f"a-long-name-{number * 7:05}" for number in range(100))
+    assert len(names) > 512
+    answer = row(("5", 12), (names, 65_536))
+    assert len(parse_nodes_of(answer, 5)) == 100
+    assert parse_nodes_of(row(("6", 12), ("n[2-3]", 65_536)), 6, 1) == ("n2", "n3")
+    assert parse_nodes_of(answer, 6) == ()
+    assert "--steps=6.1" in build_nodes_of(6, 1)
+    with pytest.raises(MooringsError):
+        parse_nodes_of(row(("5", 12), ("n" * 65_536, 65_536)), 5)
