@@ -24,6 +24,9 @@ CLI_REPLAY = "tests/unit/cli/test_replay.py::"
 WITHIN = "test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again"
 LEARNED = "tests/e2e/test_learned.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
+SLURM_FORMATS = "tests/unit/slurm/test_formats.py::"
+SLURM_RULES = "tests/unit/slurm/test_preempt.py::"
+SLURM_ACCOUNTS = "tests/unit/slurm/test_accounts.py::"
 
 ATTACKED = (
     Guard(
@@ -526,5 +529,50 @@ ATTACKED = (
         cut="head_of(job_of(job))",
         put="head_of(job_of(job), len(job))",
         tests=("tests/unit/store/test_rows.py::test_a_row_of_a_release_that_knew_no_heads",),
+    ),
+    Guard(
+        law="10",
+        what="where Slurm does not enforce accounts, a job has none",
+        file="slurm/formats.py",
+        at="_job",
+        cut='given(row["account"]) if accounts else ""',
+        put='given(row["account"])',
+        tests=(f"{SLURM_FORMATS}test_accounts_that_may_be_forged_are_nobodys",),
+    ),
+    Guard(
+        law="10",
+        what="accounts that were believed while Slurm enforced them are read again when it does no longer",
+        file="slurm/formats.py",
+        at="JobLists.parse",
+        cut="accounts == self._accounts",
+        put="True",
+        tests=(f"{SLURM_FORMATS}test_accounts_that_may_be_forged_are_nobodys",),
+    ),
+    Guard(
+        law="10",
+        what="accounts are believed only where Slurm enforces associations",
+        file="slurm/host/site.py",
+        at="enforces_accounts",
+        cut="not words.isdisjoint(_ENFORCING)",
+        put="True",
+        tests=(f"{SLURM_RULES}test_accounts_are_believed_where_slurm_enforces_them",),
+    ),
+    Guard(
+        law="10",
+        what="no job is told of before it is known whether its account may be believed",
+        file="slurm/host/agent.py",
+        at="Agent._watch_jobs",
+        cut="await self._accounts_known.wait()",
+        put="",
+        tests=(f"{SLURM_ACCOUNTS}test_no_job_is_told_of_before_it_is_known_whether_its_account_is_its_users",),
+    ),
+    Guard(
+        law="10",
+        what="the agent reads its jobs by whether Slurm enforces accounts",
+        file="slurm/host/listing.py",
+        at="JobListing.refresh",
+        cut="accounts=self.accounts",
+        put="accounts=True",
+        tests=(f"{SLURM_ACCOUNTS}test_no_job_is_told_of_before_it_is_known_whether_its_account_is_its_users",),
     ),
 )

@@ -29,9 +29,11 @@ USER = "games"  # whom the controller runs as: never root, and nobody who asks f
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
     """A site whose controller submits to its cluster."""
-    with ipu_site(slurm_release) as made, pytest.MonkeyPatch.context() as patch:
+    with ipu_site(slurm_release, accounting=True) as made, pytest.MonkeyPatch.context() as patch:
         for name, value in made.cluster.env.items():
             patch.setenv(name, f"{made.cluster.path_for(USER)}:{os.environ['PATH']}" if name == "PATH" else value)
+        made.cluster.check("sacctmgr", "-i", "add", "account", "guest")
+        made.cluster.check("sacctmgr", "-i", "add", "user", USER, "account=guest")
         runs = made.cluster.work / "runs"
         runs.mkdir(mode=0o700)
         shutil.chown(runs, USER, USER)

@@ -43,7 +43,9 @@ srun sh program.$SLURM_JOB_ID
 
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
-    with ipu_site(slurm_release, nodes=2) as made:
+    with ipu_site(slurm_release, nodes=2, accounting=True) as made:
+        made.cluster.check("sacctmgr", "-i", "add", "account", "guest")
+        made.cluster.check("sacctmgr", "-i", "add", "user", "games", "account=guest")
         (made.controller.data / "policy.toml").write_text(f'min_run = 0\nyield = "{YIELD_S}s"\n')
         made.controller.stop()
         made.controller.start()

@@ -95,6 +95,7 @@ class JobRecord:
         array_tasks: which of the array: ``3``, or ``5-9%2`` for the rest that waits; may be cut with ``...``.
         het_job: the first component of the heterogeneous job it is of; ``het_offset`` is its place there.
         state: Slurm's word; ``phase`` is what it means.
+        account: whose it says it is; a user can say any, where Slurm does not enforce associations.
         submitted: changes at a requeue; ``eligible``: from when on it may start.
         ends: for a live job, when its time limit is up (None: never).
         limit_s: its time limit; None: none.
@@ -258,13 +259,17 @@ def build_jobs(
     return [*argv, f"--user={int(user)}"] if user is not None else argv
 
 
-def parse_jobs(answer: bytes) -> list[JobRecord]:
+def parse_jobs(answer: bytes, *, accounts: bool = True) -> list[JobRecord]:
     """The jobs that ``build_jobs`` lists; times are UTC, for ``commands`` asks in that zone.
+
+    Args:
+        answer: what squeue wrote.
+        accounts: whether accounts are to be believed; if not, no job has one.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
-    return [_job(row) for row in parse_rows(answer, _JOB, source="squeue")]
+    return [_job(row, accounts=accounts) for row in parse_rows(answer, _JOB, source="squeue")]
 
 
 class JobLists:
@@ -275,11 +280,14 @@ class JobLists:
 
     def __init__(self) -> None:
         self._known: dict[bytes, JobRecord] = {}
+        self._accounts = False  # whether those of ``_known`` were believed
 
-    def parse(self, answer: bytes) -> list[JobRecord]:
+    def parse(self, answer: bytes, *, accounts: bool) -> list[JobRecord]:
         """As ``parse_jobs``."""
+        known = self._known if accounts == self._accounts else {}
         rows = cut_rows(answer, _JOB, source="squeue")
-        self._known = {row: self._known.get(row) or _job(read_row(row, _JOB)) for row in rows}
+        self._known = {row: known.get(row) or _job(read_row(row, _JOB), accounts=accounts) for row in rows}
+        self._accounts = accounts
         return list(self._known.values())
 
 
@@ -290,7 +298,7 @@ def phase_of(state: str) -> Phase:
     return Phase.ENDED if state in _ENDED else Phase.LIVE
 
 
-def _job(row: Mapping[str, str]) -> JobRecord:
+def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
     try:
         tasks = given(row["array_tasks"])
         note, note_is_ours = parse_note(row["order"])
@@ -305,7 +313,7 @@ def _job(row: Mapping[str, str]) -> JobRecord:
             reason=given(row["reason"]),
             uid=int(row["uid"]),
             user=row["user"],
-            account=given(row["account"]),
+            account=given(row["account"]) if accounts else "",
             partition=row["partition"],
             qos=given(row["qos"]),
             priority=int(row["priority"]),

@@ -16,7 +16,7 @@ from moorings.slurm.host.installation import build_limits
 from moorings.slurm.host.ledger import Home
 from moorings.slurm.host.site import licenses_wanted
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody, TopologyShape
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody, TopologyShape
 from tests.cases import cases
 from tests.docs.pages import ROOT, anchors
 from tests.unit.slurm.test_installation import CHOICES, SITE
@@ -115,6 +115,19 @@ def test_another_slurm_of_this_name():
     is_told(checks.check_instance("c1", alone, noon), "PASS", "slurm/c1")
     is_told(checks.check_instance("c1", contested, after(noon, 599)), "WARN", "another Slurm called c1", "12:00:00")
     is_told(checks.check_instance("c1", contested, after(noon, 600)), "PASS")
+
+
+def test_accounts_that_stand_for_projects():
+    def project(name: str, *aliases: str) -> ProjectBody:
+        return ProjectBody(name=name, shares=(), weight=1.0, version=1, aliases=aliases)
+
+    loose = dataclasses.replace(SITE, enforces_accounts=False)
+    mapped = [project("rich", "kubernetes/k1/team", "slurm/c1/gold", "slurm/c2/other"), project("poor")]
+    is_told(checks.check_accounts(SITE, mapped), "PASS", "enforces accounts")
+    is_told(checks.check_accounts(loose, mapped), "FAIL", "does not enforce accounts", ": gold (project rich)")
+    assert "other" not in checks.check_accounts(loose, mapped).evidence
+    is_told(checks.check_accounts(loose, [project("rich", "slurm/c2/gold")]), "WARN", "'default'", "rich")
+    is_told(checks.check_accounts(loose, []), "PASS")
 
 
 def test_select():

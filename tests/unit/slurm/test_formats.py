@@ -137,15 +137,28 @@ def test_nothing_is_nothing():
 def test_of_a_list_only_what_is_new_is_read_and_nothing_of_it_is_missed(release):
     answer = recorded(release, "jobs")
     lists = formats.JobLists()
-    first = lists.parse(answer)
+    first = lists.parse(answer, accounts=True)
     assert first == formats.parse_jobs(answer)
-    second = lists.parse(answer)
+    second = lists.parse(answer, accounts=True)
     assert all(one is other for one, other in zip(first, second, strict=True)), "not one was read again"
     row = len(answer) // len(first)
     changed = answer[row:].replace(b"|PENDING ", b"|RUNNING ", 1)
-    assert lists.parse(changed) == formats.parse_jobs(changed) != first[1:]
-    assert lists.parse(b"") == []
-    assert refusal(lambda: lists.parse(answer[:-1])) is not None
+    assert lists.parse(changed, accounts=True) == formats.parse_jobs(changed) != first[1:]
+    assert lists.parse(b"", accounts=True) == []
+    assert refusal(lambda: lists.parse(answer[:-1], accounts=True)) is not None
+
+
+@every_release
+def test_accounts_that_may_be_forged_are_nobodys(release):
+    """Law 10: where Slurm enforces no accounts, ``sbatch -A`` names any."""
+    answer = recorded(release, "jobs")
+    named = formats.parse_jobs(answer)
+    assert any(job.account for job in named)
+    bare = [replace(job, account="") for job in named]
+    lists = formats.JobLists()
+    for accounts, expected in ((True, named), (False, bare), (True, named), (False, bare)):
+        assert formats.parse_jobs(answer, accounts=accounts) == expected
+        assert lists.parse(answer, accounts=accounts) == expected, "what was read by the other rule counts no more"
 
 
 # -- what a user may write ---------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ SITE = Site(
     licenses={},
     tres=("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"),
     accounting=True,
+    enforces_accounts=True,
     scheduler=(),
     job_requeue=True,
     requeue_exit=(),

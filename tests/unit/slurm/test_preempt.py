@@ -12,8 +12,10 @@ from moorings.core.instants import SECOND, Instant
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.ledger import Start, announce
 from moorings.slurm.host.preempt import choose
+from moorings.slurm.host.site import enforces_accounts
 from moorings.slurm.host.tiers import Partition, Preempt, Qos, Rules, parse_rules
 from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
+from tests.cases import cases
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
 NOW = Instant(10_000 * SECOND)
@@ -165,6 +167,32 @@ def test_the_tiers_as_sinfo_tells_them() -> None:
 @pytest.mark.parametrize(("told", "seconds"), [("30 sec", 30.0), ("2 sec", 2.0), ("", 30.0), ("soon", 30.0)])
 def test_how_long_slurm_waits_before_it_kills(told: str, seconds: float) -> None:
     assert parse_rules({"KillWait": told}, b"").kill_wait_s == seconds
+
+
+@cases(
+    ("kind", "enforce", "believed"),
+    [
+        ("accounting_storage/slurmdbd", "associations", True),
+        ("accounting_storage/slurmdbd", "associations,limits,qos", True),
+        ("accounting_storage/slurmdbd", "nojobs,LIMITS", True),
+        ("accounting_storage/slurmdbd", "safe", True),
+        ("accounting_storage/slurmdbd", "qos", True),
+        ("accounting_storage/slurmdbd", "all", True),
+        ("accounting_storage/slurmdbd", "none", False),
+        ("accounting_storage/slurmdbd", "", False),
+        ("accounting_storage/slurmdbd", "nojobs,nosteps", False),
+        ("accounting_storage/slurmdbd", "associationsx", False),
+        ("accounting_storage/none", "associations", False),
+        ("", "associations", False),
+    ],
+)
+def test_accounts_are_believed_where_slurm_enforces_them(kind: str, enforce: str, believed: bool) -> None:
+    config = {"AccountingStorageType": kind, "AccountingStorageEnforce": enforce}
+    assert enforces_accounts(config) is believed
+
+
+def test_nothing_is_believed_that_was_not_read() -> None:
+    assert not enforces_accounts({})
 
 
 def test_nobody_goes_for_a_block_that_somebody_else_would_get() -> None:

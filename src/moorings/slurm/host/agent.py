@@ -1,8 +1,8 @@
 """The agent of one Slurm cluster, beside slurmctld: looks, has ``plan`` decide, does what it says, and answers nodes.
 
 Slurm is the authority for what runs, the controller for who holds what; the agent remembers nothing that it could not
-learn anew from the two, so it may be killed at any moment. What it does follows from levels, not from messages: lists
-of jobs and claims every second or few, the offer as it changes.
+learn anew from the two, or that it did not write down (``steps``), so it may be killed at any moment. What it does
+follows from levels, not from messages: lists of jobs and claims every second or few, the offer as it changes.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from moorings.slurm.host.plan import (
     View,
     plan,
 )
+from moorings.slurm.host.site import enforces_accounts
 from moorings.slurm.host.steps import Steps, first_port
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
@@ -118,6 +119,7 @@ class Agent:
         self._doer = Doer(slurm, calls, troubles)
         self._steps = Steps(settings.steps_folder)
         self._claims_listed = asyncio.Event()
+        self._accounts_known = asyncio.Event()
         self._releasing: set[str] = set()
         self._gate_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -197,6 +199,7 @@ class Agent:
     # -- Slurm's jobs ------------------------------------------------------------------------------------------------
 
     async def _watch_jobs(self) -> None:
+        await self._accounts_known.wait()  # nothing is claimed or told in the name of an account that may be forged
         wanted = self._listing.wanted
         while True:
             begun = _now()
@@ -238,6 +241,9 @@ class Agent:
 
     async def _read_rules(self) -> Rules:
         config = parse_config(await self._slurm.ask(build_config()))
+        # Whatever becomes of the rest: sacctmgr fails while slurmdbd is away, and jobs start all the same.
+        self._listing.accounts = enforces_accounts(config)
+        self._accounts_known.set()
         partitions = await self._slurm.ask(build_partitions())
         by_qos = config.get("PreemptType") == Preempt.QOS
         return parse_rules(config, partitions, await self._slurm.ask(build_qos()) if by_qos else b"")

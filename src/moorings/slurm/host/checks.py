@@ -21,7 +21,7 @@ from moorings.slurm.host.nodes import LATE_EXIT
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, QueueBody
+from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody
 
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
@@ -49,6 +49,7 @@ CHECKS: dict[str, str] = {
     "slurm.waits": "nodes wait longer for a partition than the agent does",
     "slurm.vipu": "vipu.conf can be used, and nobody else can read it",
     "slurm.agent": "the agent answers as the nodes ask it",
+    "slurm.accounts": "projects that Slurm's accounts stand for cannot be forged",
     "slurm.pool": "the controller answers to the agent's access key",
     "slurm.instance": "no other Slurm of this name uses the agent's access key",
     "slurm.reservation": "Slurm lets start only what the controller can give",
@@ -233,6 +234,28 @@ def check_accounting(site: Site) -> FindingBody:
         return _found("slurm.accounting", PASS, f"AccountingStorageTRES has license/{LICENSE}")
     told = f"AccountingStorageTRES lacks license/{LICENSE}: sacct counts no IPUs, and limits do not hold"
     return _found("slurm.accounting", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
+
+
+def check_accounts(site: Site, projects: Sequence[ProjectBody]) -> FindingBody:
+    """Whether what accounts stand for is what they are taken for: without enforcement anybody names any with ``-A``."""
+    check = "slurm.accounts"
+    if site.enforces_accounts:
+        return _found(check, PASS, "Slurm enforces accounts, so a job's account is its project")
+    why = "Slurm does not enforce accounts, so every job is of the project 'default'"
+    fix = "AccountingStorageEnforce=associations in slurm.conf, with slurmdbd and the users' accounts (sacctmgr)"
+    prefix = f"{queue_of(site.cluster)}/"
+    mapped = sorted(
+        f"{alias.removeprefix(prefix)} (project {project.name})"
+        for project in projects
+        for alias in project.aliases
+        if alias.startswith(prefix)
+    )
+    if mapped:
+        return _found(check, FAIL, f"{why}, whatever its account: {_named(mapped)}", fix)
+    if projects:
+        named = _named(sorted(project.name for project in projects))
+        return _found(check, WARN, f"{why}, also where its account is called as one: {named}", fix)
+    return _found(check, PASS, f"{why}; there are no others")
 
 
 def check_backfill(site: Site) -> FindingBody:

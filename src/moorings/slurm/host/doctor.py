@@ -57,7 +57,7 @@ _INSTALLED = (
 )
 _SITE = ("slurm.release", "slurm.conf", "slurm.user", *_INSTALLED, "slurm.agent")
 _POOL = (
-    *("slurm.pool", "slurm.licenses", "slurm.instance", "slurm.reservation"),
+    *("slurm.pool", "slurm.accounts", "slurm.licenses", "slurm.instance", "slurm.reservation"),
     *("slurm.orphans", "slurm.foreign", "slurm.unclaimed"),
 )
 
@@ -312,6 +312,7 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
         told = f"{conf.server} answers to the agent's key: {sum(pool.devices for pool in pools)} IPUs"
         found = [FindingBody(id="slurm.pool", verdict=checks.PASS, evidence=told)]
         found.append(checks.check_licenses(site, pools, conf.max_ipus))
+        found.append(checks.check_accounts(site, await _aside(client.projects)))
         home, instance = await _instance(client, site)
         found.append(instance)
 

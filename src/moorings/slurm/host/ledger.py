@@ -110,7 +110,10 @@ def request_for(job: JobRecord, home: Home, pool: str, *, long_name: bool = Fals
 
 
 def project_of(job: JobRecord) -> str:
-    """The project a job asks for: its account, which the controller may know by another name."""
+    """The project a job asks for: its account, which the controller may know by another name.
+
+    Where Slurm does not enforce accounts no job has one here (``formats.parse_jobs``), for ``sbatch -A`` may name any.
+    """
     return job.account if _PROJECT.fullmatch(job.account) else "default"
 
 

@@ -22,12 +22,14 @@ class JobListing:
         jobs: the last good one, by number.
         listed_at: when it was asked for, by the loop's clock; None: there was none.
         wanted: somebody waits for another one.
+        accounts: whether Slurm checks that a job's account is its user's; else jobs are read without one.
     """
 
     def __init__(self, slurm: Commands) -> None:
         self.jobs: Mapping[int, JobRecord] = {}
         self.listed_at: float | None = None
         self.wanted = asyncio.Event()
+        self.accounts = False
         self._slurm = slurm
         self._lists = JobLists()
         self._listed = asyncio.Condition()
@@ -45,7 +47,7 @@ class JobListing:
         """
         begun = _now()
         answer = await self._slurm.ask(build_jobs(license_name=LICENSE, ended=False))
-        jobs = {job.job_id: job for job in self._lists.parse(answer)}
+        jobs = {job.job_id: job for job in self._lists.parse(answer, accounts=self.accounts)}
         if missing := sorted({start.job_id for start in starts()} - jobs.keys()):
             jobs |= {job.job_id: job for job in await self.ask(missing)}
         self.jobs = jobs
@@ -56,7 +58,7 @@ class JobListing:
     async def ask(self, jobs: Sequence[int]) -> list[JobRecord]:
         """These jobs as they are now; none that Slurm does not know."""
         try:
-            return parse_jobs(await self._slurm.ask(build_jobs(jobs=jobs)))
+            return parse_jobs(await self._slurm.ask(build_jobs(jobs=jobs)), accounts=self.accounts)
         except MooringsError as error:
             if error.code != "slurm.job_unknown":
                 raise

@@ -16,6 +16,8 @@ _TRIED = ("22.05", "24.11", "26.05")
 
 # What Slurm counts by itself; AccountingStorageTRES adds to it.
 _TRES = ("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages")
+# Each of these words makes Slurm refuse an account that is not the user's (slurm.conf(5)); else ``-A`` may name any.
+_ENFORCING = frozenset({"associations", "limits", "qos", "safe", "all"})
 _USER = re.compile(r"(.+)\(([0-9]+)\)")
 _HOST = re.compile(r"([^()]+)(?:\((.+)\))?")
 _RANGE = re.compile(r"[0-9]+(-[0-9]+)?")
@@ -37,6 +39,7 @@ class Site:
         munge_socket: of AuthInfo; empty: munge's own.
         tres: what the accounting counts.
         accounting: whether there is a slurmdbd.
+        enforces_accounts: whether a job's account is one that its user may use.
         job_requeue: whether a batch job that does not say may start again.
         requeue_exit: exit codes and ranges of them (``3-5``) with which a batch job goes back into the queue.
         log_file: of slurmctld, on its machine; empty: it has none.
@@ -56,6 +59,7 @@ class Site:
     licenses: Mapping[str, int]
     tres: tuple[str, ...]
     accounting: bool
+    enforces_accounts: bool
     scheduler: tuple[str, ...]
     job_requeue: bool
     requeue_exit: tuple[str, ...]
@@ -100,7 +104,8 @@ def parse_site(config: Mapping[str, str]) -> Site:
             job_submit=_words(config["JobSubmitPlugins"]),
             licenses=dict(parse_license_list(config["Licenses"])),
             tres=_words(config["AccountingStorageTRES"]),
-            accounting=config["AccountingStorageType"].endswith("slurmdbd"),
+            accounting=has_accounting(config),
+            enforces_accounts=enforces_accounts(config),
             scheduler=_words(config["SchedulerParameters"]),
             job_requeue=config.get("JobRequeue", "1") != "0",
             requeue_exit=_words(config.get("RequeueExit", "")),
@@ -109,6 +114,21 @@ def parse_site(config: Mapping[str, str]) -> Site:
         )
     except KeyError as error:
         raise MooringsError("slurm.unreadable", f"'scontrol show config' does not tell {error}") from error
+
+
+def has_accounting(config: Mapping[str, str]) -> bool:
+    """Whether there is a slurmdbd."""
+    return config.get("AccountingStorageType", "").endswith("slurmdbd")
+
+
+def enforces_accounts(config: Mapping[str, str]) -> bool:
+    """Whether Slurm refuses a job whose user may not use the account that it names; it does not, as it comes.
+
+    Args:
+        config: ``formats.parse_config``.
+    """
+    words = {word.lower() for word in _words(config.get("AccountingStorageEnforce", ""))}
+    return has_accounting(config) and not words.isdisjoint(_ENFORCING)
 
 
 def munge_socket_of(auth_info: str) -> str:
