@@ -12,6 +12,7 @@ from moorings.core.instants import SECOND
 from moorings.slurm import formats
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.host.reclaim import NOTE_CHARS_MAX
 from tests.slurm.cluster import SlurmCluster, new_folder
 
 HELD = {"ipu_4": 60, "moorings_gate": 1}
@@ -66,6 +67,15 @@ async def test_the_life_of_a_job(cluster, slurm):
     cluster.wait_job(job, "CANCELLED")
     (ended,) = await listed(slurm, job)
     assert ended.phase is Phase.ENDED
+
+
+async def test_a_note_is_kept_whole(cluster, slurm):
+    job = cluster.sbatch("true", "--hold", user="games")
+    order = formats.Order(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
+    note = ("devices 0-3 of pod16 are kept for it, still held by job 7 on slurm/c1; " * 20)[:NOTE_CHARS_MAX]
+    await slurm.ask(formats.build_note(job, order, None, note))
+    shown = cluster.check("squeue", "-h", "-j", str(job), "-O", "admin_comment:1200").strip()
+    assert shown.endswith(f" -- {note.strip()}")
 
 
 async def test_a_job_that_is_not_known(slurm):

@@ -223,6 +223,8 @@ def test_who_waits_reads_why(site: IpuSite) -> None:
     owner = site.cluster.sbatch(HOLDS, *LAB, user="man")
     site.cluster.wait_job(owner, "RUNNING")
     waiting = site.cluster.sbatch("true", *GUEST, "--ipu-preemptible", user="games")
+    blocked = site.cluster.sbatch("true", *GUEST, f"--dependency=afterok:{waiting}", user="games")
     until(lambda: f"held by slurm_{owner}" in comment(site, waiting), what=lambda: comment(site, waiting))
+    until(lambda: comment(site, blocked).endswith("for Slurm says Dependency"), what=lambda: comment(site, blocked))
     (site.cluster.work / f"over.{owner}").touch()
     site.cluster.wait_job(waiting, "COMPLETED")

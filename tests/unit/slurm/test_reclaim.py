@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from moorings.core.announced import JOBS_MAX
 from moorings.core.instants import SECOND, Instant
 from moorings.slurm.formats import Asked, JobRecord, License, Order
 from moorings.slurm.host.ledger import Home, Start
 from moorings.slurm.host.reclaim import (
+    BEHIND,
     NOTE_CHARS_MAX,
     REMARK_AGAIN_S,
-    REMARKED_MAX,
     WRITES_MAX,
     Yields,
     in_the_way,
@@ -185,7 +186,7 @@ def test_who_is_in_nobodys_way_stays() -> None:
 
 def test_what_is_told_is_one_line_of_plain_characters_and_bounded() -> None:
     assert told("two\nlines\x1b[2J and \u202eword") == "two lines?[2J and ?word"
-    assert len(told("x" * 999)) == NOTE_CHARS_MAX
+    assert len(told("x" * 9999)) == NOTE_CHARS_MAX
     assert told(f"held by {Start(12, NONCE, 3).owner(HOME)} (agent)") == "held by job 12 (agent)"
 
 
@@ -216,15 +217,56 @@ def test_only_what_is_new_is_written_and_not_too_often() -> None:
     assert remarked(waiting(1), written={1: (same, old)}) == []
     assert remarked(waiting(1), written={1: ("another", old)}) == [(1, same)]
     assert remarked(waiting(1), written={1: ("another", NOW)}) == []
-    assert remarked(waiting(1, note="waits for 4 dev")) == [], "an agent before wrote it, and the column cut it"
+    assert remarked(waiting(1, note=same)) == [], "an agent before wrote it"
+    assert remarked(waiting(1, note="waits for 4 dev")) == [(1, same)], "what is behind the column's end may be another"
     assert remarked(waiting(1, note="another")) == [(1, same)]
 
 
-def test_few_are_told_at_a_time_and_only_the_first() -> None:
-    jobs = [waiting(n) for n in range(1, 40)]
-    assert [job for job, _ in remarked(*jobs)] == list(range(1, WRITES_MAX + 1))
-    done = {n: ("waits for 4 devices in pod", Instant(0)) for n in range(1, REMARKED_MAX + 1)}
+def test_few_are_told_at_a_time_and_in_the_end_all() -> None:
+    jobs, done = [waiting(n) for n in range(1, 41)], dict[int, tuple[str, Instant]]()
+    for _ in range(2):
+        found = remarked(*jobs, written=done)
+        assert len(found) == WRITES_MAX
+        done |= {number: (text, NOW) for number, text in found}
+    assert done.keys() == set(range(1, 41))
     assert remarked(*jobs, written=done) == []
+
+
+def test_who_is_behind_the_first_is_told_that() -> None:
+    first = [waiting(n) for n in range(1, JOBS_MAX + 1)]
+    done = {job.job_id: ("waits for 4 devices in pod", NOW) for job in first}
+    behind = [waiting(n, reason=reason) for n, reason in ((101, "Licenses"), (102, "Priority"), (103, "None"))]
+    why = reasons(*(job.job_id for job in first))
+    assert remarked(*first, *behind, reasons=why, written=done) == [(101, BEHIND), (102, BEHIND)]
+    few = dict(list(why.items())[:-1])
+    assert remarked(behind[0], reasons=few) == [], "the controller has not spoken of it yet"
+
+
+def test_who_waits_for_something_else_is_told_that() -> None:
+    other = waiting(1, reason="Dependency")
+    assert remarked(other, reasons={}) == [(1, "it does not wait for IPUs yet, for Slurm says Dependency")]
+    assert remarked(waiting(1, reason="Dependency")) == [(1, "waits for 4 devices in pod")], "as long as it is told of"
+    assert remarked(a_job(1, "PENDING", order=None, reason="Dependency"), reasons={}) == [], "it is no job of ours"
+
+
+def test_those_of_whom_nothing_was_said_for_longest_come_first() -> None:
+    """A queue whose reasons change all the time must not keep its end from being told anything."""
+    jobs = [waiting(n, reason="Dependency") for n in range(1, WRITES_MAX + 2)]
+    done = {n: ("another", Instant(n)) for n in range(1, WRITES_MAX + 1)}
+    assert [job for job, _ in remarked(*jobs, reasons={}, written=done)] == [WRITES_MAX + 1, *range(1, WRITES_MAX)]
+
+
+def test_a_reason_of_another_start_is_not_that_jobs() -> None:
+    assert remarked(waiting(1, restarts=1)) == []
+
+
+def test_a_reason_is_told_whole() -> None:
+    long = "devices 0-63 of pod64 are kept for it, still held by " + ", ".join(
+        f"job {n} on slurm/c1" for n in range(20)
+    )
+    assert 200 < len(long) < NOTE_CHARS_MAX
+    why = {Start(1, NONCE, 0).owner(HOME): ReasonBody(code="queue.reserved", message=long)}
+    assert remarked(waiting(1), reasons=why) == [(1, long)]
 
 
 def test_of_an_array_that_cannot_be_named_whole_nothing_is_written() -> None:

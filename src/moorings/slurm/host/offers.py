@@ -42,7 +42,7 @@ class Offers:
         asked_at: the loop's time; every claim that was made before is counted.
         held: how many partitions of each size its claims held when it was offered ``counts``.
         alone: whether nobody but this queue's jobs waits for what it is offered.
-        reasons: why each of the jobs told last waits that has not been offered its devices, by owner, in order.
+        reasons: why each of the jobs told last waits, by owner, in order.
         offered: the owners of the jobs told last whose devices are kept for them, free.
         accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
         refused: why it believes another Slurm of this name instead; empty: it does not.
@@ -190,7 +190,7 @@ class Offers:
     def _accept(self, body: QueueBody) -> None:
         self.refused = ""
         self.offered = frozenset(job.owner for job in body.jobs if job.offered)
-        self.reasons = {job.owner: job.reason for job in body.jobs if job.reason is not None and not job.offered}
+        self.reasons = {job.owner: job.reason for job in body.jobs if job.reason is not None}
         if not self.accepted.is_set():
             self.accepted.set()
             self._taken()

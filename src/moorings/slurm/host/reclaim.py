@@ -15,18 +15,27 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from moorings.core.announced import JOBS_MAX
 from moorings.core.instants import SECOND, Instant, after, seconds_between
 from moorings.slurm.formats import LICENSE, Asked, JobRecord, License, Phase
-from moorings.slurm.host.ledger import COMPLETING, WAITS_FOR_US, Home, since_of, start_of
+from moorings.slurm.host.ledger import (
+    BEHIND_OTHERS,
+    COMPLETING,
+    NOT_SEEN_YET,
+    WAITS_FOR_US,
+    Home,
+    Start,
+    since_of,
+    start_of,
+)
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 
 ASKED = "RECLAIMING"
 FAILED = "FAILED"  # Slurm's word for another exit code than 0, or a signal
 MARGIN_S = 3.0  # for the list of jobs, and for Slurm's messages to its nodes
-NOTE_CHARS_MAX = 200
-REMARKED_MAX = 10  # of the jobs that wait, the first so many are told why
-WRITES_MAX = 5  # at a time: each is a command, and makes slurmctld look at the job anew
+NOTE_CHARS_MAX = 1000  # longer than any sentence of the controller's; Slurm itself keeps any length
+WRITES_MAX = 20  # at a time: each is a command, and makes slurmctld look at the job anew
 REMARK_AGAIN_S = 60.0  # a job's remark changes so often at most
 _OWNER = re.compile(r"slurm/[A-Za-z0-9_.-]+/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f]{16}")
 
@@ -196,9 +205,28 @@ def told(text: str) -> str:
 # -- why jobs wait -----------------------------------------------------------------------------------------------------
 
 
+BEHIND = f"it waits for IPUs behind the first {JOBS_MAX} jobs that do; once it is one of them, it says here for which"
+
+
 def remark_of(reason: ReasonBody) -> str:
     """Why a job waits, as its users read it in squeue."""
     return told(reason.sentence)
+
+
+def unexplained(job: JobRecord, *, crowded: bool) -> str:
+    """Why a job waits of which the controller says nothing; empty: that is not known yet.
+
+    Args:
+        job: that waits.
+        crowded: whether the controller is told of no more jobs than it is.
+    """
+    if job.reason in NOT_SEEN_YET:
+        return ""
+    if job.reason in (WAITS_FOR_US, BEHIND_OTHERS) and crowded:
+        return BEHIND
+    if job.reason == WAITS_FOR_US:
+        return ""
+    return told(f"it does not wait for IPUs yet, for Slurm says {job.reason}")
 
 
 def remarks(
@@ -207,7 +235,7 @@ def remarks(
     written: Mapping[int, tuple[str, Instant]],
     now: Instant,
 ) -> list[tuple[JobRecord, str]]:
-    """The jobs that are to have another remark, with it; few at a time.
+    """The jobs that are to have another remark, with it; few at a time, those first that come first.
 
     Args:
         jobs: a good listing.
@@ -216,22 +244,38 @@ def remarks(
         now: the time.
     """
     found = []
-    for owner, reason in list(reasons.items())[:REMARKED_MAX]:
-        start = start_of(owner)
-        job = jobs.get(start.job_id) if start is not None else None
-        if job is None or job.order is None or job.phase is not Phase.WAITING or not job.note_is_ours:
-            continue
-        if job.array_tasks.endswith("..."):
+    for job, text in _told_why(jobs, reasons, written):
+        if not job.note_is_ours or job.array_tasks.endswith("..."):
             continue  # a note could be written only to all of its array, and over what the started ones were asked
-        text = remark_of(reason)
-        known, at = written.get(job.job_id, (None, None))
+        known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
         young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
-        # What was written before the agent's start is known as far as the column goes.
-        same = known == text if known is not None else bool(job.note) and text.startswith(job.note)
-        if not same and not young:
+        if known != text and not young:
             found.append((job, text))
     for job in jobs.values():
         waits_no_more = job.phase is Phase.LIVE and job.note and job.note_is_ours
         if waits_no_more and (job.asked is None or job.asked.restarts != job.restarts):
             found.append((job, ""))
     return found[:WRITES_MAX]
+
+
+def _told_why(
+    jobs: Mapping[int, JobRecord], reasons: Mapping[str, ReasonBody], written: Mapping[int, tuple[str, Instant]]
+) -> Iterator[tuple[JobRecord, str]]:
+    """Every job that waits for IPUs, with the reason: in the queue's order, then who was told nothing for longest."""
+    explained = set()
+    for owner, reason in reasons.items():
+        start = start_of(owner)
+        job = jobs.get(start.job_id) if start is not None else None
+        if (
+            job is not None
+            and job.order is not None
+            and job.phase is Phase.WAITING
+            and Start.of(job, job.order) == start
+        ):
+            explained.add(job.job_id)
+            yield job, remark_of(reason)
+    rest = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
+    for job in sorted(rest, key=lambda job: written[job.job_id][1] if job.job_id in written else 0):
+        text = unexplained(job, crowded=len(reasons) >= JOBS_MAX) if job.job_id not in explained else ""
+        if text:
+            yield job, text
