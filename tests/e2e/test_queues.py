@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +36,14 @@ def tell(controller: ControllerProcess, *sizes: int, **more: Any) -> tuple[int, 
     return controller.ask("POST", "/v1/queues", {"queue": "slurm/baltic", "jobs": jobs(*sizes), **more})
 
 
+def moor(controller: ControllerProcess, *words: str, key: str) -> str:
+    """What the command prints."""
+    where = {"MOORINGS_SERVER": f"http://127.0.0.1:{controller.port}", "MOORINGS_ACCESS_KEY": key}
+    argv = [sys.executable, "-m", "moorings.cli.main", *words]
+    env = {**controller.environment(), **where}
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=patient(30), env=env).stdout
+
+
 def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert controller.ask("GET", "/v1/queues/slurm/baltic")[1]["code"] == "queue.unknown"
     status, first = tell(controller, 16, 8)
@@ -54,6 +64,28 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert answers[0][1]["offer"] == {"pod16": {}}
     assert (answers[0][1]["held"], answers[0][1]["othersWait"]) == ({"pod16": {"16": 1}}, [])
     assert [job["owner"] for job in answers[0][1]["jobs"]] == ["slurm/baltic/2/cafe"]
+
+
+def test_everybody_reads_what_waits_there_and_why(controller: ControllerProcess) -> None:
+    """No words like the agent's name: it is nobody."""
+    assert controller.ask("GET", "/v1/queues")[1]["items"] == []
+    holder = {"size": 16, "owner": "slurm/baltic/7/cafe"}
+    agent = {"subject": "slurmagent", "role": "agent", "ownerPrefix": "slurm/baltic"}
+    key = controller.ask("POST", "/v1/keys", agent)[1]["secret"]
+    assert controller.ask("POST", "/v1/claims?wait=20s", holder, key=key)[1]["state"] == "READY"
+    assert controller.ask("POST", "/v1/queues", {"queue": "slurm/baltic", "jobs": jobs(16, 8)}, key=key)[0] == 200
+    reader = controller.ask("POST", "/v1/keys", {"subject": "ann", "role": "viewer"})[1]["secret"]
+    status, told = controller.ask("GET", "/v1/queues", key=reader)
+    assert (status, [queue["queue"] for queue in told["items"]]) == (200, ["slurm/baltic"])
+    first, second = (job["reason"]["message"] for job in told["items"][0]["jobs"])
+    assert first == "devices 0-15 of pod16 are kept for it, still held by job 7 on slurm/baltic (no time limit)"
+    assert "job 1 on slurm/baltic" in second
+    assert "slurmagent" not in str(told)
+    shown = moor(controller, "describe", "pool", "pod16", key=reader)
+    assert f"  job 1 on slurm/baltic, 16 devices: {first}\n" in shown
+    assert f"  job 2 on slurm/baltic, 8 devices: {second}\n" in shown
+    controller.ask("POST", "/v1/queues", {"queue": "slurm/baltic", "jobs": [{**jobs(1)[0], "pool": "pod16"}]}, key=key)
+    assert "job 1 on slurm/baltic, 1 devices" in moor(controller, "describe", "pool", "pod16", key=reader)
 
 
 def test_that_others_wait_is_told_at_once(controller: ControllerProcess) -> None:

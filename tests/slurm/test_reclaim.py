@@ -126,7 +126,7 @@ def test_who_does_not_hear_is_requeued_in_time(site: IpuSite) -> None:
     job = borrow(site, DEAF)
     owner = site.cluster.sbatch("true", *LAB, user="man")
     told = asked(site, job)
-    assert f"needed for job {owner}" in told
+    assert f"needed for man's job {owner} " in told
     assert "requeued at " in told
     site.cluster.wait_job(owner, "COMPLETED")
     assert site.cluster.output(job).count("warned") == 1
@@ -224,7 +224,7 @@ def test_who_waits_reads_why(site: IpuSite) -> None:
     site.cluster.wait_job(owner, "RUNNING")
     waiting = site.cluster.sbatch("true", *GUEST, "--ipu-preemptible", user="games")
     blocked = site.cluster.sbatch("true", *GUEST, f"--dependency=afterok:{waiting}", user="games")
-    until(lambda: f"held by slurm_{owner}" in comment(site, waiting), what=lambda: comment(site, waiting))
+    until(lambda: f"held by man's job {owner}" in comment(site, waiting), what=lambda: comment(site, waiting))
     until(lambda: comment(site, blocked).endswith("for Slurm says Dependency"), what=lambda: comment(site, blocked))
     (site.cluster.work / f"over.{owner}").touch()
     site.cluster.wait_job(waiting, "COMPLETED")

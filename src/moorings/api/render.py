@@ -308,7 +308,11 @@ def queue_body(view: QueueView) -> QueueBody:
         held=_by_size(view.held),
         jobs=tuple(
             QueuedJobBody(
-                owner=item.job.owner, size=item.job.spec.size, offered=item.offered, reason=reason_body(item.reason)
+                owner=item.job.owner,
+                size=item.job.spec.size,
+                offered=item.offered,
+                reason=reason_body(item.reason),
+                pool=item.job.spec.pool,
             )
             for item in view.jobs
         ),

@@ -169,6 +169,10 @@ class Client:
         """Tell what waits in another scheduler's queue, in the place of what was told before."""
         return self._transport.send(requests.tell_queue(request))
 
+    def queues(self) -> tuple[QueueBody, ...]:
+        """All queues of other schedulers, with the jobs that wait there and why."""
+        return self._all(requests.list_queues)
+
     def queue(
         self, queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
     ) -> QueueBody:

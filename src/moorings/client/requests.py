@@ -320,6 +320,11 @@ def tell_queue(request: QueueRequest) -> Call[QueueBody]:
     return Call("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
 
 
+def list_queues(after: str | None = None) -> Call[Listing[QueueBody]]:
+    """``GET /v1/queues``."""
+    return Call("GET", build_target("/v1/queues", limit=PAGE_ITEMS, continue_=after), parse_listing(QueueBody))
+
+
 def get_queue(
     queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
 ) -> Call[QueueBody]:

@@ -133,6 +133,11 @@ class Queues:
             pass
         return self._view(queue, instance)
 
+    def all(self) -> list[Announced]:
+        """What is told of queues, and believed now; by their names."""
+        now = self._clock.now()
+        return [told for _, told in sorted(self._loop.fleet.announced.items()) if told.until > now]
+
     def _told(self, queue: str, instance: str | None) -> Announced:
         told, now = self._loop.fleet.announced.get(queue), self._clock.now()
         if told is not None and instance is not None and told.is_taken_from(instance, now):
@@ -152,7 +157,11 @@ class Queues:
         return _version_of(self._offer(told), held_by(fleet, told), others_wait(fleet, told))
 
     def _view(self, queue: str, instance: str | None) -> QueueView:
-        fleet, told = self._loop.fleet, self._told(queue, instance)
+        return self.view(self._told(queue, instance))
+
+    def view(self, told: Announced) -> QueueView:
+        """A queue as it is told, with why each of its jobs waits and what it is offered."""
+        fleet = self._loop.fleet
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
         jobs = [

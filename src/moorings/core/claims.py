@@ -278,6 +278,16 @@ def _story(claim: Claim) -> tuple[str, ...]:
     return tuple(told)
 
 
+def job_called(owner: str) -> str:
+    """A job of another scheduler as its users know it, by the owner of its claim; empty: it is none."""
+    parts = owner.split("/")
+    if parts[0] == "slurm" and len(parts) > 2:
+        return f"job {parts[2]} on slurm/{parts[1]}"
+    if parts[0] == "kubernetes" and len(parts) > 3:
+        return f"{parts[2]}/{parts[3]} on kubernetes/{parts[1]}"
+    return ""
+
+
 def check_name(name: str, *, what: str = "claim") -> str:
     """``name`` if a vendor's controller would take it.
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 from moorings.core.ageing import aged_by
 from moorings.core.cells import Estate, estate_of
-from moorings.core.claims import Claim, ClaimId, ClaimSpec
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, job_called
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState, Reservation
@@ -286,9 +286,14 @@ def _devices(count: int) -> str:
 
 
 def _called(fleet: Fleet, ident: ClaimId) -> str:
-    """A claim as a human knows it: its name, and whose it is."""
+    """A claim as a human knows it: the job of another scheduler, else its name, and whose it is.
+
+    The subject of another scheduler's job is its agent's, who is nobody; that of an announced job is the owner itself.
+    """
     claim = fleet.claims.get(ident)
-    return f"{claim.name} ({claim.subject})" if claim is not None else ident
+    if claim is None:
+        return job_called(ident) or ident
+    return job_called(claim.owner) or f"{claim.name} ({claim.subject})"
 
 
 def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: Reservation | None) -> Reason:

@@ -380,12 +380,16 @@ class DeviceBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJobBody:
-    """A job that waits elsewhere, and why; ``offered`` if its scheduler may start it now."""
+    """A job that waits elsewhere, and why; ``offered`` if its scheduler may start it now.
+
+    ``pool`` is the only one that it may be placed in, if it names one.
+    """
 
     owner: str
     size: int
     offered: bool
     reason: ReasonBody | None = None
+    pool: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

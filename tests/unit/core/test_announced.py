@@ -113,6 +113,26 @@ def test_what_is_kept_for_a_large_job_elsewhere_is_offered_to_no_small_one() -> 
     assert offer(world)[16] == 1
 
 
+def test_other_schedulers_jobs_are_called_as_their_users_know_them() -> None:
+    """Their subject is an agent's, who is nobody."""
+    world = World(POD)
+    nonce, uid = "00c0ffee00c0ffee", "0123456789abcdef"
+    for number, (owner, called) in enumerate(
+        (
+            (f"slurm/c1/17/{nonce}/0/{uid}", "job 17 on slurm/c1"),
+            ("kubernetes/k1/team/train/uid/0", "team/train on kubernetes/k1"),
+            ("user/ann", "(ann)"),
+        )
+    ):
+        holder = world.ready(16, gcds=2, owner=owner)
+        waiting = world.create(16, gcds=2)
+        why = explain(world.fleet, world.claim(waiting.id), world.now).reasons[0].message
+        assert called in why, why
+        assert ("ann" in why) is (number == 2), why
+        world.end(world.claim(waiting.id))
+        world.end(holder)
+
+
 def test_its_order_is_its_scheduler_s() -> None:
     """The list is in that queue's order; the second came first, and does not pass the first."""
     world = World(POD)

@@ -191,6 +191,14 @@ def test_accounts_are_believed_where_slurm_enforces_them(kind: str, enforce: str
     assert enforces_accounts(config) is believed
 
 
+@cases(
+    ("told", "private"), [("none", False), ("", False), ("accounts,usage", False), ("jobs", True), ("users,Jobs", True)]
+)
+def test_what_users_are_not_to_see_of_each_other(told: str, private: bool) -> None:
+    assert parse_rules({"PrivateData": told}, b"").private is private
+    assert Rules().private, "until it was read"
+
+
 def test_nothing_is_believed_that_was_not_read() -> None:
     assert not enforces_accounts({})
 

@@ -17,6 +17,7 @@ from moorings.slurm.host.reclaim import (
     NOTE_CHARS_MAX,
     REMARK_AGAIN_S,
     WRITES_MAX,
+    People,
     Yields,
     in_the_way,
     plan_yields,
@@ -30,6 +31,7 @@ from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
 NOW = Instant(1_795_400_000 * SECOND)
 KILL_WAIT_S = 30.0
+PEOPLE = People(HOME.cluster)
 ORDER = Order(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="B:USR1")
 WARNED = Asked(0, Instant(NOW + 60 * SECOND), Instant(5 * SECOND))
 
@@ -185,9 +187,23 @@ def test_who_is_in_nobodys_way_stays() -> None:
 
 
 def test_what_is_told_is_one_line_of_plain_characters_and_bounded() -> None:
-    assert told("two\nlines\x1b[2J and \u202eword") == "two lines?[2J and ?word"
-    assert len(told("x" * 9999)) == NOTE_CHARS_MAX
-    assert told(f"held by {Start(12, NONCE, 3).owner(HOME)} (agent)") == "held by job 12 (agent)"
+    assert told("two\nlines\x1b[2J and \u202eword", PEOPLE) == "two lines?[2J and ?word"
+    assert len(told("x" * 9999, PEOPLE)) == NOTE_CHARS_MAX
+
+
+def test_jobs_are_called_as_their_users_know_them() -> None:
+    people = People(HOME.cluster, by_id(a_job(12, user="bert")))
+    other = Start(12, NONCE, 3).owner(Home("other", HOME.instance))
+    for owner, called in (
+        (Start(12, NONCE, 3).owner(HOME), "bert's job 12"),
+        (f"job 12 on slurm/{HOME.cluster}", "bert's job 12"),
+        (f"job 13 on slurm/{HOME.cluster}", "job 13"),
+        (other, "job 12 on slurm/other"),
+        ("job 12 on slurm/other.site", "job 12 on slurm/other.site"),
+        ("team/train on kubernetes/k1", "team/train on kubernetes/k1"),
+    ):
+        assert told(f"held by {owner}, and others", people) == f"held by {called}, and others"
+    assert told("held by job 12 on slurm/vt", PEOPLE) == "held by job 12", "where users see nothing of each other"
 
 
 # -- why jobs wait -----------------------------------------------------------------------------------------------------
@@ -202,14 +218,19 @@ def waiting(job_id: int, **more: Any) -> JobRecord:
 
 
 def remarked(*jobs: JobRecord, **more: Any) -> list[tuple[int, str]]:
-    known: dict[str, Any] = {"reasons": reasons(*(job.job_id for job in jobs)), "written": {}, "now": NOW}
+    known: dict[str, Any] = {
+        "reasons": reasons(*(job.job_id for job in jobs)),
+        "written": {},
+        "now": NOW,
+        "people": PEOPLE,
+    }
     return [(job.job_id, text) for job, text in remarks(by_id(*jobs), **(known | more))]
 
 
 def test_who_waits_is_told_why_and_until_when() -> None:
     assert remarked(waiting(1)) == [(1, "waits for 4 devices in pod")]
     reason = ReasonBody(code="queue.reserved", message="held by slurm_3", until="2026-01-01T00:00:00Z")
-    assert remark_of(reason) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
+    assert remark_of(reason, PEOPLE) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
 
 
 def test_only_what_is_new_is_written_and_not_too_often() -> None:

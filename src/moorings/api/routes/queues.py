@@ -6,10 +6,13 @@ from starlette.responses import Response
 
 from moorings.api.calls import Call
 from moorings.api.demands import announced_jobs
-from moorings.api.operations import Operation, one
-from moorings.api.parameters import INSTANCE, VERSION, WAIT
+from moorings.api.operations import Operation, many, one
+from moorings.api.parameters import INSTANCE, PAGING, VERSION, WAIT
 from moorings.api.render import queue_body
+from moorings.core.announced import Announced
 from moorings.wire.shapes import QueueBody, QueueRequest
+
+QUEUES_MAX = 8  # at a time: each of their jobs is explained
 
 
 async def tell_queue(call: Call) -> Response:
@@ -26,6 +29,17 @@ async def tell_queue(call: Call) -> Response:
     return call.answer(queue_body(view))
 
 
+async def list_queues(call: Call) -> Response:
+    """List the queues that other schedulers' agents tell of, with the jobs that wait there and why."""
+    queues = call.controller.queues
+    shown, after = call.wanted("queues", most=QUEUES_MAX).choose(queues.all(), _name)
+    return await call.answer_list((queue_body(queues.view(told)) for told in shown), after)
+
+
+def _name(told: Announced) -> str:
+    return told.queue
+
+
 async def get_queue(call: Call) -> Response:
     """Show another scheduler's queue, and what it may start now.
 
@@ -40,6 +54,7 @@ async def get_queue(call: Call) -> Response:
 
 
 OPERATIONS = (
+    Operation("GET", "/v1/queues", list_queues, many("Queue", QueueBody), query=PAGING),
     Operation("POST", "/v1/queues", tell_queue, one("Queue", QueueBody), body=QueueRequest),
     Operation(
         "GET", "/v1/queues/{kind}/{cluster}", get_queue, one("Queue", QueueBody), query=(WAIT, VERSION, INSTANCE)

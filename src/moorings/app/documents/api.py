@@ -48,6 +48,7 @@ WHO: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint_claim": (HOLDERS, ("claim.unknown", "claim.invalid", "owner.denied")),
     "explain_claim": (READERS, ("claim.unknown", "forecast.busy")),
     "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
+    "list_queues": (READERS, ("page.invalid",)),
     "tell_queue": (AGENTS, ("queue.invalid", "queue.taken", "owner.invalid", "owner.denied")),
     "get_queue": (AGENTS, ("queue.unknown", "queue.taken", "owner.denied")),
     "list_runs": (READERS, ("page.invalid",)),

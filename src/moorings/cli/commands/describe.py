@@ -12,9 +12,10 @@ from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.cli.text import plain
 from moorings.client.requests import EventFilter
+from moorings.core.claims import job_called
 from moorings.core.instants import Instant
 from moorings.wire.codec import encode
-from moorings.wire.shapes import API_VERSION, ExplanationBody, ReasonBody, RunBody
+from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
 
 EVENTS_SHOWN = 20
 
@@ -46,6 +47,8 @@ def _describe(session: Session, noun: str, name: str, output: str | None) -> Non
     session.console.data(described(body, session.now(), shown.look))
     if noun == "project":
         _show_quotas(session, ident)
+    if isinstance(body, PoolBody):
+        _show_queued(session, body)
     if where is not None:
         _show_events(session, where)
 
@@ -55,6 +58,18 @@ def _show_quotas(session: Session, project: str) -> None:
     if quotas:
         table = render_list(QUOTAS, quotas, Format("wide"), session.now(), look_of(session))
         session.console.data("\nQuotas:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
+
+
+def _show_queued(session: Session, pool: PoolBody) -> None:
+    """The jobs that wait for it in other schedulers' queues, in their order, with the reason of each."""
+    lines = []
+    for queue in session.client.queues():
+        for job in queue.jobs if queue.accelerator == pool.accelerator else ():
+            if job.pool in (None, pool.name):
+                why = job.reason.sentence if job.reason is not None else "nothing is known yet"
+                lines.append(plain(f"  {job_called(job.owner) or job.owner}, {job.size} devices: {why}"))
+    if lines:
+        session.console.data("\nIn other schedulers' queues:\n" + "\n".join(lines))
 
 
 def _show_events(session: Session, where: EventFilter) -> None:

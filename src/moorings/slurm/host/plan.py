@@ -17,7 +17,7 @@ from moorings.slurm.formats import LICENSE, JobRecord, License
 from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, stay_ours, to_reserve, what_lacks
 from moorings.slurm.host.ledger import Home, Start, announce, judge, uses_licenses
 from moorings.slurm.host.preempt import choose, may_displace_any
-from moorings.slurm.host.reclaim import Warn, in_the_way, plan_yields, remarks
+from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
 from moorings.slurm.host.tiers import Preempt, Rules
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
@@ -297,7 +297,8 @@ def plan(view: View, now: Instant) -> Plan:
 def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Instant, acts: list[Act]) -> Memory:
     """Add what a good list of jobs demands for the claims that were known before it; what is remembered then."""
     known = view.claims_before.values()
-    room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked)
+    people = People(view.home.cluster, {} if view.rules.private else view.jobs)
+    room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked, people)
     acts += room.warnings
     acts += [AllowRequeue(job) for job in room.unlocks]
     acts += [Requeue(job, why) for job, why in room.requeues]
@@ -323,7 +324,7 @@ def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Instant, act
     remarked_at = memory.remarked_at if memory.remarked_at is not None else view.at_s
     if view.at_s - remarked_at >= REMARKS_S:
         remarked_at = view.at_s
-        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now)
+        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now, people)
         acts += [WriteNote(job, text) for job, text in texts]
     doubts = judged.doubts
     return replace(memory, judged_at=listed_at, doubts=doubts, blocking_since=since, remarked_at=remarked_at)

@@ -37,7 +37,31 @@ MARGIN_S = 3.0  # for the list of jobs, and for Slurm's messages to its nodes
 NOTE_CHARS_MAX = 1000  # longer than any sentence of the controller's; Slurm itself keeps any length
 WRITES_MAX = 20  # at a time: each is a command, and makes slurmctld look at the job anew
 REMARK_AGAIN_S = 60.0  # a job's remark changes so often at most
-_OWNER = re.compile(r"slurm/[A-Za-z0-9_.-]+/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f]{16}")
+_OWNER = re.compile(r"slurm/([A-Za-z0-9_.-]+)/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f]{16}")
+_JOB = re.compile(r"job ([0-9]{1,10}) on slurm/([A-Za-z0-9_.-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Whose the jobs are, for sentences: the users' names of a cluster's own; of others' jobs the cluster is told.
+
+    Attributes:
+        cluster: ClusterName.
+        jobs: a good listing; none, where users are to see nothing of each other's jobs.
+    """
+
+    cluster: str
+    jobs: Mapping[int, JobRecord] = field(default_factory=dict)
+
+    def name(self, text: str) -> str:
+        """A sentence of the controller's, with jobs called as Slurm's users know them."""
+        return _JOB.sub(self._name, _OWNER.sub(r"job \2 on slurm/\1", text))
+
+    def _name(self, found: re.Match[str]) -> str:
+        if found[2] != self.cluster:
+            return found[0]
+        job = self.jobs.get(int(found[1]))
+        return f"{job.user}'s job {found[1]}" if job is not None else f"job {found[1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +102,7 @@ def plan_yields(
     now: Instant,
     kill_wait_s: float,
     locked: Collection[tuple[int, int]] = (),
+    people: People | None = None,
 ) -> Yields:
     """What the claims that were asked to yield demand of their jobs.
 
@@ -88,7 +113,9 @@ def plan_yields(
         now: the time.
         kill_wait_s: seconds that Slurm leaves a job between TERM and KILL.
         locked: starts, by number and restarts of their job, that Slurm does not let be requeued.
+        people: whose the jobs are, for what is noted; None: that is not told.
     """
+    people = people or People(home.cluster)
     warnings: list[Warn] = []
     requeues: list[tuple[JobRecord, str]] = []
     unlocks: list[JobRecord] = []
@@ -117,7 +144,7 @@ def plan_yields(
         if not goes_on:
             stuck[claim.id] = f"job {job.job_id} was asked to make room, and cannot be requeued"
         if warned is None:
-            warnings.append(_warning(job, claim, now, kill_wait_s, goes_on))
+            warnings.append(_warning(job, claim, now, kill_wait_s, people, goes_on=goes_on))
         elif now >= warned.requeue_at and goes_on:
             requeues.append((job, "its time to make room is over"))
         elif now >= warned.requeue_at:
@@ -175,7 +202,9 @@ def _end_of(job: JobRecord) -> str:
     return f"signal {signal}" if signal else f"exit code {code}"
 
 
-def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, goes_on: bool) -> Warn:
+def _warning(
+    job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, people: People, *, goes_on: bool
+) -> Warn:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
     at = after(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
@@ -183,7 +212,7 @@ def _warning(job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float,
     asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
     then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
-    return Warn(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest"))
+    return Warn(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest", people))
 
 
 def _whole(at: Instant) -> Instant:
@@ -195,9 +224,9 @@ def _clock(at: Instant) -> str:
     return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
 
 
-def told(text: str) -> str:
+def told(text: str, people: People) -> str:
     """A sentence of the controller's for an AdminComment: one line, bounded, jobs called as Slurm's users know them."""
-    text = _OWNER.sub(r"job \1", " ".join(text.split()))
+    text = people.name(" ".join(text.split()))
     text = "".join(char if char.isascii() and char.isprintable() else "?" for char in text)
     return text if len(text) <= NOTE_CHARS_MAX else f"{text[: NOTE_CHARS_MAX - 3]}..."
 
@@ -208,9 +237,9 @@ def told(text: str) -> str:
 BEHIND = f"it waits for IPUs behind the first {JOBS_MAX} jobs that do; once it is one of them, it says here for which"
 
 
-def remark_of(reason: ReasonBody) -> str:
+def remark_of(reason: ReasonBody, people: People) -> str:
     """Why a job waits, as its users read it in squeue."""
-    return told(reason.sentence)
+    return told(reason.sentence, people)
 
 
 def unexplained(job: JobRecord, *, crowded: bool) -> str:
@@ -226,7 +255,7 @@ def unexplained(job: JobRecord, *, crowded: bool) -> str:
         return BEHIND
     if job.reason == WAITS_FOR_US:
         return ""
-    return told(f"it does not wait for IPUs yet, for Slurm says {job.reason}")
+    return told(f"it does not wait for IPUs yet, for Slurm says {job.reason}", People(""))
 
 
 def remarks(
@@ -234,6 +263,7 @@ def remarks(
     reasons: Mapping[str, ReasonBody],
     written: Mapping[int, tuple[str, Instant]],
     now: Instant,
+    people: People,
 ) -> list[tuple[JobRecord, str]]:
     """The jobs that are to have another remark, with it; few at a time, those first that come first.
 
@@ -242,9 +272,10 @@ def remarks(
         reasons: why each of the first that wait does, by the owner of its next claim, in the queue's order.
         written: by job, what was written last, and when.
         now: the time.
+        people: whose the jobs are.
     """
     found = []
-    for job, text in _told_why(jobs, reasons, written):
+    for job, text in _told_why(jobs, reasons, written, people):
         if not job.note_is_ours or job.array_tasks.endswith("..."):
             continue  # a note could be written only to all of its array, and over what the started ones were asked
         known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
@@ -259,7 +290,10 @@ def remarks(
 
 
 def _told_why(
-    jobs: Mapping[int, JobRecord], reasons: Mapping[str, ReasonBody], written: Mapping[int, tuple[str, Instant]]
+    jobs: Mapping[int, JobRecord],
+    reasons: Mapping[str, ReasonBody],
+    written: Mapping[int, tuple[str, Instant]],
+    people: People,
 ) -> Iterator[tuple[JobRecord, str]]:
     """Every job that waits for IPUs, with the reason: in the queue's order, then who was told nothing for longest."""
     explained = set()
@@ -273,7 +307,7 @@ def _told_why(
             and Start.of(job, job.order) == start
         ):
             explained.add(job.job_id)
-            yield job, remark_of(reason)
+            yield job, remark_of(reason, people)
     rest = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
     for job in sorted(rest, key=lambda job: written[job.job_id][1] if job.job_id in written else 0):
         text = unexplained(job, crowded=len(reasons) >= JOBS_MAX) if job.job_id not in explained else ""

@@ -131,6 +131,11 @@ def enforces_accounts(config: Mapping[str, str]) -> bool:
     return has_accounting(config) and not words.isdisjoint(_ENFORCING)
 
 
+def hides_jobs(config: Mapping[str, str]) -> bool:
+    """Whether users see nothing of others' jobs, or of each other (``PrivateData``)."""
+    return not {"jobs", "users", "all"}.isdisjoint(word.lower() for word in _words(config.get("PrivateData", "")))
+
+
 def munge_socket_of(auth_info: str) -> str:
     """The socket that AuthInfo names; empty: munge's own."""
     socket = _SOCKET.search(auth_info)

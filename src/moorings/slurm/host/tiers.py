@@ -15,6 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.core.quantities import parse_duration_s
 from moorings.slurm.formats import JobRecord
+from moorings.slurm.host.site import hides_jobs
 from moorings.slurm.listings import Column, build_format, given, parse_rows
 
 
@@ -60,6 +61,7 @@ class Rules:
         partitions: by name.
         qos: by name; empty without accounting.
         kill_wait_s: so long after TERM comes KILL.
+        private: whether users are to see nothing of others' jobs; until that is known, they are.
     """
 
     by: Preempt = Preempt.NONE
@@ -68,6 +70,7 @@ class Rules:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
     kill_wait_s: float = KILL_WAIT_S
+    private: bool = True
 
     def tier(self, job: JobRecord) -> int:
         """The tier of a job: of the best of its partitions, if it names several."""
@@ -133,6 +136,7 @@ def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") 
             partitions={row["name"].rstrip("*"): Partition(int(row["tier"]), _mode(row["mode"])) for row in rows},
             qos=dict(_qos(line) for line in qos.decode("utf-8", "replace").splitlines() if line),
             kill_wait_s=float(kill_wait[1]) if kill_wait is not None else KILL_WAIT_S,
+            private=hides_jobs(config),
         )
     except ValueError as error:
         raise MooringsError("slurm.unreadable", f"Slurm's rules of preemption cannot be read: {error}") from error
