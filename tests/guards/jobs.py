@@ -147,6 +147,15 @@ JOBS = (
     ),
     Guard(
         law="1",
+        what="a list of steps that lacks the one that asks ends none of a Slurm job",
+        file="slurm/host/steps.py",
+        at="Steps.take",
+        cut="step in running",
+        put="True",
+        tests=(f"{STEPS}test_a_list_without_the_step_that_asks_ends_nothing",),
+    ),
+    Guard(
+        law="1",
         what="what a step of a Slurm job holds is written down before it is given out",
         file="slurm/host/steps.py",
         at="Steps.take",

@@ -318,11 +318,15 @@ def _told(error: Exception) -> str:
 def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
     """The rows, if none is missing: numbers leap only where the database was turned back, which tells from where."""
     last, leapt_from = 0, None
+    led: list[int] = []  # by who made it ready, and died before it was saved
     for row in rows:
         if row.seq != last + 1:
             if row.seq <= last or not _leaps(row):
                 raise _missing(row, last + 1, source)
-            leapt_from = last
+            leapt_from = leapt_from if leapt_from is not None else last
+            led.append(row.seq)
+        elif leapt_from is not None and _leaps(row):
+            led.append(row.seq)
         elif leapt_from is not None and row.event.name == _TURN:
             raise MooringsError(
                 "log.unreadable",
@@ -331,9 +335,9 @@ def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
                 hint="replay a backup or an export of before",
             )
         elif leapt_from is not None and row.event.name == TURNED_BACK:
-            if parse_learned(row.event.data).after != leapt_from:
+            if parse_learned(row.event.data).after not in (leapt_from, *led):
                 raise _missing(row, leapt_from + 1, source)
-            leapt_from = None
+            leapt_from, led = None, []
         last = row.seq
     if not any(row.event.name == _TURN for row in rows):
         raise MooringsError("log.unreadable", f"{source} cannot be replayed: there is no turn in it", hint=_EXPORT)

@@ -255,7 +255,8 @@ def _within(
     on = {claim.partition: claim.id for claim in claimed if claim.state in _HELD}
     used = [partition for partition in held if partition.id in on]
     for one in sorted(living, key=lambda living: living.run):
-        on_it = [part for part in used if one.started.name and one.started.is_on(part)]
+        # By its id alone: a name may have been given to another's partition since.
+        on_it = [part for part in used if part.id == one.started.partition]
         known = store.run(one.run) if on_it else None
         if on_it and (known is None or known.id != one.run):  # else its job has that name
             yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, bytes_of(one.job))
@@ -292,9 +293,12 @@ def learn(claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable
         learned: what they learn.
     """
     learning = _Learning(claimed, held, learned)
+    taken = {within.claim for within in learned.within}
     for run in unended:
         if run.id in learned.started:
             learning.restart(run, learned.started[run.id])
+        elif run.claim in taken and run.state is RunState.STARTING:
+            learning.wait(run)
     for within in learned.within:
         learning.take(within)
     return learning.changes()
@@ -347,6 +351,12 @@ class _Learning:
             self._ready(claim)
         else:
             self._served(claim)
+
+    def wait(self, run: Run) -> None:
+        """Nothing is left of its start, and another run is on its claim by now: it is not started beside that one."""
+        waiting = runs.yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
+        self._changes.runs.append((waiting, Save(run.version)))
+        self._tell("run.requeued", run=run.id, claim=run.claim)
 
     def take(self, within: Within) -> None:
         """It is in the records again, within its claim, and as that one's subject's."""

@@ -30,6 +30,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -305,9 +306,16 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """A job may have put a pipe in the place of a record: to open it waits for whoever writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DamagedError(f"{path} is no file")
             content = file.read(RECORD_BYTES_MAX + 1)
     except FileNotFoundError:
         return None

@@ -17,6 +17,8 @@ from moorings.local.settle import remains
 from moorings.ports.engine import StartOrder
 from moorings.workloads.runs import RunId
 
+ATTEMPT_MAX = 2**31 - 1  # of the database's column
+
 
 def partitions_in_use(runs: Path) -> frozenset[str]:
     """Names of the partitions of runs that have not ended.
@@ -75,12 +77,23 @@ def _living(folder: RunFolder, run: RunId) -> list[tuple[StartOrder, Survey]]:
     if found is None or found.end is not None:
         return []
     try:
-        order = folder.read_order()
+        order = _checked(folder.read_order(), run)
     except DamagedError as error:
         if _lives(folder, run):  # and nobody can tell on what
             raise UnreadableError(str(error)) from error
         return []
     return [(order, found)] if order is not None and _lives(folder, run) else []
+
+
+def _checked(order: StartOrder | None, run: RunId) -> StartOrder | None:
+    """An order that may be believed of a run that no record knows: jobs may write there.
+
+    Raises:
+        DamagedError: it is another run's, or of no attempt.
+    """
+    if order is not None and (order.run != run or not 0 <= order.attempt <= ATTEMPT_MAX):
+        raise DamagedError(f"the order of run {run} is of {order.run[:40]!r}, attempt {str(order.attempt)[:20]}")
+    return order
 
 
 def _lives(folder: RunFolder, run: RunId) -> bool:

@@ -5,9 +5,12 @@ Asked seldom, of one job at a time: the list of nodes of one in a thousand is lo
 
 from __future__ import annotations
 
+import re
+
 from moorings.core.errors import MooringsError
 from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
 
+_NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 of a step of several programs
 _STEP = (Column("job_id", "JobID", 12), Column("step", "StepID", 64))
 _NODES_OF_STEP = (Column("job_id", "JobID", 12), Column("nodes", "Nodes", 65_536))
 _NODES_OF_JOB = (Column("job_id", "JobID", 12), Column("nodes", "NodeList", 65_536))
@@ -26,7 +29,7 @@ def parse_steps(answer: bytes, job: int) -> frozenset[int]:
     """
     rows = parse_rows(answer, _STEP, source="squeue")  # of an array's first task those of all its tasks
     numbers = (row["step"].rpartition(".")[2] for row in rows if row["job_id"] == str(job))
-    return frozenset(int(number) for number in numbers if number.isdecimal())
+    return frozenset(int(found[1]) for found in map(_NUMBER.match, numbers) if found is not None)
 
 
 def build_nodes_of(job: int, step: int | None = None) -> list[str]:

@@ -198,10 +198,9 @@ def alive() -> Iterator[Callable[[Path, str], None]]:
         os.close(life)
 
 
-@pytest.mark.parametrize("written_by", ["this release", "the release before"])
 @pytest.mark.parametrize("state", [ClaimState.READY, ClaimState.GRANTED, ClaimState.RECLAIMING])
 def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
-    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], state: ClaimState, written_by: str
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], state: ClaimState
 ) -> None:
     """Laws 1, 3: nobody would know that its claim's partition is in use."""
     making = PartitionState.PROVISIONING if state is ClaimState.GRANTED else PartitionState.ACTIVE
@@ -213,7 +212,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     for ident in ("run-since", "run-elsewhere", "run-dead"):
         leave_status(runs, ident)
         name, partition = (held.name, held.id) if ident != "run-elsewhere" else ("another", PartitionId("another"))
-        leave_order(runs, ident, name, partition if written_by == "this release" else None)
+        leave_order(runs, ident, name, partition)
         if ident != "run-dead":
             alive(runs, ident)
     assert [one.run for one in make_ready(store, runs, LAST, NOW).within] == ["run-since"]
@@ -228,14 +227,54 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     assert "secret" not in "".join(row.event.data for row in store.events(Seq(0), 1_000)), "law 10"
 
 
-def test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_one_of_the_first(
+def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came_since(
     store: SqlStore, runs: Path, alive: Callable[[Path, str], None]
+) -> None:
+    """Law 1: nothing of it is left, so it was ended before its start, and may not be started beside the other."""
+    held, first = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.STARTING, within=True)
+    claim = a_claim(0, state=ClaimState.READY, partition=held.id)
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(first, NEW)], jobs=jobs_of(first))
+    store.commit(store.lead("x", NOW), changes)
+    leave_status(runs, "run-since")
+    leave_order(runs, "run-since", held.name, held.id)
+    alive(runs, "run-since")
+    make_ready(store, runs, LAST, NOW)
+    states = {run.id: run.state for run in store.load().runs}
+    assert states == {first.id: RunState.WAITING, RunId("run-since"): RunState.RUNNING}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        StartOrder(RunId("another"), 0, a_job(), Binding("p", {}, ())),
+        StartOrder(RunId("run-since"), 2**31, a_job(), Binding("p", {}, ())),
+        StartOrder(RunId("run-since"), -1, a_job(), Binding("p", {}, ())),
+        None,  # a pipe, which nobody writes to
+    ],
+)
+def test_what_a_living_run_has_written_over_its_own_order_is_not_believed(
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], order: StartOrder | None
+) -> None:
+    leave_status(runs, "run-since")
+    folder = RunFolder(runs / "run-since")
+    if order is None:
+        os.mkfifo(folder.order)
+    else:
+        folder.save_order(order)
+    alive(runs, "run-since")
+    with pytest.raises(UnreadableError):
+        make_ready(store, runs, LAST, NOW)
+
+
+@pytest.mark.parametrize("partition", [a_partition(7).id, None])  # None: the release before did not write it down
+def test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_one_of_the_first(
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], partition: PartitionId | None
 ) -> None:
     held = a_partition(0, state=PartitionState.ACTIVE)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id)
     store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], partitions=[(held, NEW)]))
     leave_status(runs, "run-since")
-    leave_order(runs, "run-since", held.name, a_partition(7).id)
+    leave_order(runs, "run-since", held.name, partition)
     alive(runs, "run-since")
     assert make_ready(store, runs, LAST, NOW).within == ()
 

@@ -12,12 +12,15 @@ import pytest
 from moorings.cli import logs
 from moorings.cli.logs import parse_log, policy_of, trace_of
 from moorings.cli.main import main
+from moorings.controller.turned_back import HOLDER
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
+from moorings.core.events import Event, canonical
 from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.simulate import SimulatedJob
+from moorings.ports.store import Row, Seq
 from moorings.wire.codec import encode, time_text
 from moorings.wire.shapes import EventBody
 from tests.unit.controller.test_replay import Log, answer, claim
@@ -106,6 +109,21 @@ def test_a_log_whose_numbers_leap_where_its_database_went_back_is_whole(moor, tm
         log.turn(claim(log.rows[-1].seq, 1))
     (tmp_path / "log.json").write_text(exported(log))
     assert moor("log.json") == (0, "9 turns, all the same, byte for byte\n", "")
+
+
+@pytest.mark.parametrize("leaps", [True, False])  # again: where nobody knew how far numbers had come
+def test_who_made_a_database_ready_and_died_before_it_was_saved_has_only_led(moor, tmp_path, leaps):
+    log = lived()
+    first = log.rows[-1]
+    data = canonical({"epoch": 5, "holder": HOLDER})
+    log.rows.append(Row(Seq(first.seq + 1_000), Event(name="controller.led", at=log.now, data=data)))
+    done = len(log.rows)
+    log.turn_back()
+    if not leaps:
+        log.rows[done:] = [replace(row, seq=row.seq - 999) for row in log.rows[done:]]
+    log.turn(claim(log.rows[-1].seq, 1))
+    (tmp_path / "log.json").write_text(exported(log))
+    assert moor("log.json") == (0, "8 turns, all the same, byte for byte\n", "")
 
 
 @pytest.mark.parametrize(

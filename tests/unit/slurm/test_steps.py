@@ -8,15 +8,14 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.ledger import Home, Start
-from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, share_out
+from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, free_port, share_out
 from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 
 OWNER = Start(39, "0123456789abcdef", 0).owner(Home("c1", "f" * 32))
 
 
 def shared(tasks, n_gcds, *held):
-    share = share_out(39, 7, tasks, n_gcds, "n1", [StepShare(step, gcds, "n1", 1) for step, gcds in held])
-    return share.gcds if share is not None else None
+    return share_out(tasks, n_gcds, [StepShare(step, gcds, "n1", 1) for step, gcds in held])
 
 
 @pytest.mark.parametrize(
@@ -45,9 +44,7 @@ def test_who_gets_which_gcds(tasks, n_gcds, held, gcds):
 def test_no_two_steps_of_a_job_meet_at_one_port():
     held: list[StepShare] = []
     for step in range(200):
-        share = share_out(39_999, step, 1, 200, "n1", held)
-        assert share is not None
-        held.append(share)
+        held.append(StepShare(step, (step,), "n1", free_port(39_999, held)))
     assert held[0].port == first_port(39_999) == 39_999
     assert len({share.port for share in held}) == 200
     assert all(20_000 <= share.port < 40_000 for share in held)
@@ -79,16 +76,38 @@ async def test_every_node_of_a_step_is_told_the_same(tmp_path):
 
 
 async def test_slurm_is_asked_only_where_a_step_would_have_to_wait(tmp_path):
-    steps, slurm = Steps(tmp_path / "steps"), Slurm(1)
+    steps, slurm = Steps(tmp_path / "steps"), Slurm(1, 2)
     await take(steps, 0, 2, slurm)
     assert slurm.asked == 0
     assert (await take(steps, 1, 2, slurm)).gcds == (0, 1)  # step 0 has ended
     assert slurm.asked == 1
+    steps._looked_at.clear()
     with pytest.raises(BusyError, match=r"1 of the job's 2 GCDs: step 1 has 0, 1"):
         await take(steps, 2, 1, slurm)
     with pytest.raises(BusyError):
         await take(steps, 2, 1, slurm)
-    assert slurm.asked == 1, "once a second at most"
+    assert slurm.asked == 2, "once a second at most"
+
+
+@pytest.mark.parametrize("listed", [(), (0,), (5,)])
+async def test_a_list_without_the_step_that_asks_ends_nothing(tmp_path, listed):
+    steps = Steps(tmp_path / "steps")
+    await take(steps, 0, 2, Slurm())
+    with pytest.raises(BusyError):
+        await take(steps, 1, 1, Slurm(*listed))
+    assert await take(steps, 0, 2, Slurm()) == StepShare(0, (0, 1), "n0", first_port(39))
+
+
+async def test_a_long_list_of_nodes_is_asked_for_once(tmp_path):
+    steps, asked = Steps(tmp_path / "steps"), []
+
+    async def find():
+        asked.append(1)
+        await asyncio.sleep(0)
+        return ("n1", "n2")
+
+    found = await asyncio.gather(*(steps.nodes(OWNER, find) for _ in range(20)))
+    assert (set(found), len(asked)) == ({("n1", "n2")}, 1)
 
 
 async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path):
@@ -129,7 +148,7 @@ def row(*fields):
 
 
 def test_the_steps_of_a_job_and_not_those_of_its_array():
-    answer = row(("1", 12), ("1_2.0", 64)) + row(("1", 12), ("1_2.batch", 64)) + row(("2", 12), ("1_1.3", 64))
+    answer = row(("1", 12), ("1_2.0", 64)) + row(("1", 12), ("1_2.batch", 64)) + row(("2", 12), ("1_1.3+1", 64))
     assert [sorted(parse_steps(answer, job)) for job in (1, 2)] == [[0], [3]]
     assert build_steps(1)[-2] == "--jobs=1"
 

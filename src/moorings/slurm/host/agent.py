@@ -382,6 +382,7 @@ class Agent:
                 await self._offers.accepted.wait()
                 await self._claims_listed.wait()
                 binding = await asyncio.shield(self._berths.serve(job))
+                meeting, gcds = await self._share(job, request, len(binding.gcds))
         except TimeoutError:
             return BindReply(Status.RETRY, self._why_not_yet())
         except asyncio.CancelledError:
@@ -389,10 +390,6 @@ class Agent:
             if task is not None and task.cancelling():
                 raise
             return BindReply(Status.RETRY, "the job has ended, or is asked for anew")
-        except RefusedError as error:
-            return BindReply(Status.REFUSED, error.detail)
-        try:
-            meeting, gcds = await self._share(job, request, len(binding.gcds))
         except RefusedError as error:
             return BindReply(Status.REFUSED, error.detail)
         except MooringsError as error:  # other steps have what it needs, or Slurm does not answer: it asks again
@@ -408,7 +405,12 @@ class Agent:
             RefusedError: the job does not run on that node.
             MooringsError: the step has to wait for others, or Slurm does not answer.
         """
-        nodes = expand_hosts(job.nodes) if job.nodes_whole else await self._nodes_of(job.job_id)
+        assert job.order is not None
+        owner = Start.of(job, job.order).owner(self._home)
+        if job.nodes_whole:
+            nodes = expand_hosts(job.nodes)
+        else:
+            nodes = await self._steps.nodes(owner, lambda: self._nodes_of(job.job_id))
         if request.node not in nodes:
             raise RefusedError("auth.denied", f"job {job.job_id} does not run on {request.node}")
         if request.tasks is None or request.nodes is None or request.step in (BATCH_STEP, INTERACTIVE_STEP):
@@ -422,8 +424,6 @@ class Agent:
         async def find_running() -> Collection[int]:
             return parse_steps(await self._slurm.ask(build_steps(job.job_id)), job.job_id)
 
-        assert job.order is not None
-        owner = Start.of(job, job.order).owner(self._home)
         share = await self._steps.take(owner, request.step, request.tasks, n_gcds, find_master, find_running)
         return Rendezvous(share.master, share.port), share.gcds
 

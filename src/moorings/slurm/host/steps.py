@@ -52,17 +52,12 @@ def first_port(job_id: int) -> int:
     return PORT_FIRST + job_id % PORTS
 
 
-def share_out(
-    job_id: int, step: int, tasks: int, n_gcds: int, master: str, held: Collection[StepShare]
-) -> StepShare | None:
-    """What a step gets beside what others hold; None: too few GCDs are left.
+def share_out(tasks: int, n_gcds: int, held: Collection[StepShare]) -> tuple[int, ...] | None:
+    """The GCDs that a step gets beside what others hold; None: too few are left.
 
     Args:
-        job_id: of its job.
-        step: its number.
         tasks: of the step, on all its nodes.
         n_gcds: of the partition.
-        master: the node of its first task.
         held: by the job's other steps.
     """
     alone = [rank * n_gcds // tasks for rank in range(tasks)] if tasks < n_gcds else list(range(n_gcds))
@@ -70,12 +65,15 @@ def share_out(
     gcds = alone
     if busy & set(alone):
         gcds = [gcd for gcd in range(n_gcds) if gcd not in busy][: len(alone)]
-    if len(gcds) < len(alone):
-        return None
+    return tuple(gcds) if len(gcds) == len(alone) else None
+
+
+def free_port(job_id: int, held: Collection[StepShare]) -> int:
+    """A port that no other step of the job has."""
     ports, port = {share.port for share in held}, first_port(job_id)
     while port in ports:
         port = PORT_FIRST + (port - PORT_FIRST + PORT_STRIDE) % PORTS
-    return StepShare(step, tuple(gcds), master, port)
+    return port
 
 
 class BusyError(MooringsError):
@@ -94,6 +92,18 @@ class Steps:
         self._shares: dict[str, dict[int, StepShare]] = {}  # by owner of the claim, and step
         self._turns: dict[str, asyncio.Lock] = {}
         self._looked_at: dict[str, float] = {}
+        self._nodes: dict[str, tuple[str, ...]] = {}
+
+    async def nodes(self, owner: str, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
+        """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
+
+        Raises:
+            MooringsError: Slurm does not answer.
+        """
+        async with self._turns.setdefault(owner, asyncio.Lock()):
+            if owner not in self._nodes:
+                self._nodes[owner] = await find()
+            return self._nodes[owner]
 
     async def take(
         self,
@@ -124,17 +134,18 @@ class Steps:
             held = self._held(owner, start)
             if step in held:
                 return held[step]
-            master = await find_master()
-            share = share_out(start.job_id, step, tasks, n_gcds, master, held.values())
+            gcds = share_out(tasks, n_gcds, held.values())
             now = asyncio.get_running_loop().time()
-            if share is None and now - self._looked_at.get(owner, -LOOK_S) >= LOOK_S:
+            if gcds is None and now - self._looked_at.get(owner, -LOOK_S) >= LOOK_S:
                 self._looked_at[owner] = now
                 running = await find_running()
-                for ended in held.keys() - set(running):
-                    del held[ended]
-                share = share_out(start.job_id, step, tasks, n_gcds, master, held.values())
-            if share is None:
+                if step in running:  # the one that asks lives: a list without it is old, or not whole
+                    for ended in held.keys() - set(running):
+                        del held[ended]
+                gcds = share_out(tasks, n_gcds, held.values())
+            if gcds is None:
                 raise BusyError("steps.busy", _told(min(tasks, n_gcds), n_gcds, held.values()))
+            share = StepShare(step, gcds, await find_master(), free_port(start.job_id, held.values()))
             self._write(start, [*held.values(), share])
             held[step] = share
             return share
@@ -142,10 +153,9 @@ class Steps:
     def keep_only(self, owners: Collection[str]) -> None:
         """Forget what the steps of other starts held: their partitions have gone."""
         kept = {_name(start) for start in map(start_of, owners) if start is not None}
-        for owner in self._shares.keys() - set(owners):
-            del self._shares[owner]
-            self._turns.pop(owner, None)
-            self._looked_at.pop(owner, None)
+        for known in (self._shares, self._turns, self._looked_at, self._nodes):
+            for owner in known.keys() - set(owners):
+                known.pop(owner)
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
