@@ -27,6 +27,7 @@ RUNS = "tests/unit/workloads/test_turn.py::"
 SLURM_FORMATS = "tests/unit/slurm/test_formats.py::"
 SLURM_RULES = "tests/unit/slurm/test_preempt.py::"
 SLURM_ACCOUNTS = "tests/unit/slurm/test_accounts.py::"
+SLURM_WHY = "tests/unit/slurm/test_why.py::"
 
 ATTACKED = (
     Guard(
@@ -583,5 +584,23 @@ ATTACKED = (
         cut="accounts=self.accounts",
         put="accounts=True",
         tests=(f"{SLURM_ACCOUNTS}test_no_job_is_told_of_before_it_is_known_whether_its_account_is_its_users",),
+    ),
+    Guard(
+        law="10",
+        what="a user hears from Slurm's agent of no other user's job",
+        file="slurm/host/why.py",
+        at="why_it_waits",
+        cut="uid != job.uid and uid not in admins",
+        put="False",
+        tests=(f"{SLURM_WHY}test_a_user_hears_of_his_own_jobs_and_nothing_at_all_of_others",),
+    ),
+    Guard(
+        law="10",
+        what="what answers for Slurm's agent is believed if it answers this very question",
+        file="slurm/host/why.py",
+        at="parse_reply",
+        cut="(int(found[1]), found[2].decode()) != (request.job, request.nonce)",
+        put="False",
+        tests=(f"{SLURM_WHY}test_an_answer_to_another_question_is_none",),
     ),
 )

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moorings.core.errors import MooringsError
 from moorings.slurm.host import door as door_module
 from moorings.slurm.host.door import Door
 from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status, build_request
+from moorings.slurm.host.why import WhyRequest
+from moorings.slurm.host.why import build_request as build_why
+from moorings.slurm.host.why import parse_reply as parse_why
 from moorings.slurm.munge import Munge
 from tests.slurm import programs
 from tests.slurm.cluster import SlurmCluster
@@ -189,26 +195,51 @@ def test_rubbish_is_closed_and_logged_once_in_a_while(
         assert found == []
 
 
-def test_only_root_is_answered(slurm: SlurmCluster, munge: Munge, caplog: pytest.LogCaptureFixture) -> None:
+def sealed_by_games(slurm: SlurmCluster, payload: bytes) -> bytes:
+    """A credential that a user has made."""
     command = programs.munged().parents[1] / "bin" / "munge"
-    text = subprocess.run(
-        [
-            *("setpriv", "--reuid=games", "--regid=games", "--clear-groups", command),
-            f"--socket={slurm.munge_socket}",
-            f"--string={build_request(BindRequest(7, 0, 'n1', 0, NONCE)).decode()}",
-        ],
-        env=slurm.env,
-        check=True,
-        capture_output=True,
-    ).stdout
+    switch = ("setpriv", "--reuid=games", "--regid=games", "--clear-groups", command)
+    words: list[str | Path] = [*switch, f"--socket={slurm.munge_socket}", f"--string={payload.decode()}"]
+    return subprocess.run(words, env=slurm.env, check=True, capture_output=True).stdout.strip()
+
+
+def test_only_root_is_answered(slurm: SlurmCluster, munge: Munge, caplog: pytest.LogCaptureFixture) -> None:
+    text = sealed_by_games(slurm, build_request(BindRequest(7, 0, "n1", 0, NONCE)))
 
     async def visit(site: Site) -> None:
         reader, writer = await site.connect(NODE)
-        writer.write(text.strip() + b"\n")
+        writer.write(text + b"\n")
         assert await reader.read() == b""
 
     at_door(munge, visit)
     assert [record.code for record in refusals(caplog)] == ["auth.denied"]
+
+
+def test_why_a_job_waits_is_told_to_who_asks_and_read_by_him_alone(slurm: SlurmCluster, munge: Munge) -> None:
+    """Law 10: who asks is for munge to say, and nobody else can read what he is told."""
+    asked = []
+
+    def explain(uid: int, job: int) -> str:
+        asked.append((uid, job))
+        return "secret to others"
+
+    request = WhyRequest(39, NONCE)
+    credential = sealed_by_games(slurm, build_why(request)) + b"\n"
+    answers: list[bytes] = []
+
+    async def visit(site: Site) -> None:
+        for line in (credential, munge.encode(build_why(request)).encode() + b"\n"):
+            reader, writer = await site.connect(NODE)
+            writer.write(line)
+            answers.append(await rest_of(reader))
+
+    at_door(munge, visit, explain=explain)
+    games = pwd.getpwnam("games").pw_uid
+    assert asked == [(games, 39), (0, 39)]
+    assert parse_why(munge.decode(answers[1].decode().strip()).payload, request) == "secret to others"
+    with pytest.raises(MooringsError) as told:  # not even root reads what games was told
+        munge.decode(answers[0].decode().strip())
+    assert told.value.code == "munge.invalid"
 
 
 def test_who_does_not_take_his_answer_holds_nothing_for_long(munge: Munge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,11 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
         folder=str(conf.ipuof_dir or ""),
         patience_s=conf.timeout_s,
         steps_folder=site.state_folder / STEPS,
+        admins=frozenset({0, site.slurm_user[1]}),
     )
     calls = Calls(conf.endpoint(CALL_S))
     agent = Agent(settings, slurm, calls)
-    door = Door(Munge(site.munge_socket), agent.answer, connections_max=raise_open_files())
+    door = Door(Munge(site.munge_socket), agent.answer, agent.explain, connections_max=raise_open_files())
     port = await door.open(listen, conf.agent_port)
     log.info(
         "agent.started",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from moorings.cli.errors import WrongUsage
 from moorings.cli.grammar import NounGroup, bare_names, examples, name_argument
 from moorings.cli.kinds import EVENTS, KINDS, QUOTAS, estimate_text
 from moorings.cli.output import Format, render_data, render_list
@@ -11,8 +12,9 @@ from moorings.cli.output import describe as described
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.cli.text import plain
-from moorings.client.requests import EventFilter
+from moorings.client.requests import ClaimFilter, EventFilter
 from moorings.core.claims import job_called
+from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
@@ -102,7 +104,7 @@ for _noun in ("pool", "device", "partition", "claim", "run", "project"):
 def explanation_text(told: ExplanationBody, now: Instant, noun: str = "claim") -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
-    sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}"
+    sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}".lstrip()
     if told.summary.startswith("claim ") and f" is {told.state}" in told.summary:
         sentence = told.summary  # of a claim that does not wait, the controller says all of it
     lines = [plain(sentence)]
@@ -167,8 +169,85 @@ def _explain_command(noun: str) -> click.Command:
 explain = NounGroup(
     name="explain",
     help="Say why something waits, and what would change that.",
-    epilog=examples("moor explain run digits", "moor explain claim p64 --when"),
+    epilog=examples("moor explain run digits", "moor explain claim p64 --when", "moor explain slurm 39"),
     no_args_is_help=True,
 )
+
+
+def parse_job(text: str) -> tuple[str, int]:
+    """Cluster (empty: not said) and number of ``[CLUSTER/]JOB``."""
+    cluster, _, number = text.removeprefix("slurm/").rpartition("/")
+    if not (number.isascii() and number.isdecimal() and 0 < int(number) < 2**32) or "/" in cluster:
+        hint = "write moor explain slurm 39, or CLUSTER/39; of a task of an array its own number (squeue -O jobid)"
+        raise WrongUsage(f"{text[:80]!r} is no job of Slurm", hint=hint)
+    return cluster, int(number)
+
+
+def _told_of_job(session: Session, cluster: str, job: int) -> ExplanationBody | None:
+    """What the controller says of a job of Slurm: of its place in a queue, or its claim; None: it was told of none."""
+
+    def is_it(owner: str) -> bool:
+        parts = owner.split("/")
+        return parts[0] == "slurm" and len(parts) > 2 and parts[2] == str(job) and cluster in ("", parts[1])
+
+    for queue in session.client.queues():
+        for place, one in enumerate(queue.jobs, start=1):
+            if is_it(one.owner) and one.reason is not None:
+                name = job_called(one.owner)
+                told = one.reason.message
+                return ExplanationBody(claim=name, state="PENDING", summary=told, position=place, reasons=(one.reason,))
+    prefix = f"slurm/{cluster}/{job}/" if cluster else "slurm/"
+    claims = session.client.claims(ClaimFilter(owner_prefix=prefix))
+    claim = next((claim for claim in claims if is_it(claim.owner)), None)
+    return session.client.explain_claim(claim.id) if claim is not None else None
+
+
+def _told_by_agent(session: Session, cluster: str, job: int) -> ExplanationBody:
+    import asyncio
+
+    from moorings.slurm.commands import Commands
+    from moorings.slurm.host.asking import ask_why
+
+    try:
+        cluster, why = asyncio.run(ask_why(Commands(session.environment), job, cluster))
+    except MooringsError as error:
+        if error.code != "slurm.missing":
+            raise
+        if session.configuration.text("access_key"):
+            detail = f"the controller is told of no job {job} of Slurm that waits or runs"
+            hint = (
+                "it is told of the first 64 that wait for IPUs; on a machine of the cluster its agent tells of your own"
+            )
+            raise MooringsError("slurm.job_unknown", detail, hint=hint) from error
+        hint = "ask on a machine of the cluster, where 'squeue' works, or with an access key (MOORINGS_ACCESS_KEY)"
+        raise MooringsError(error.code, error.detail, hint=hint) from error
+    return ExplanationBody(claim=f"job {job} on slurm/{cluster}", state="", summary=why)
+
+
+@click.command("slurm", cls=NounGroup.command_class)
+@click.argument("job", metavar="[CLUSTER/]JOB")
+@output_option
+@click.pass_obj
+def explain_slurm(session: Session, job: str, output: str | None) -> None:
+    """Say why a job of Slurm waits for IPUs.
+
+    With an access key the controller is asked. Without one, or where the controller has not heard of the job, the
+    cluster's agent is, on any machine where Slurm's commands work: it tells of your own jobs.
+    """
+    cluster, number = parse_job(job)
+    shown = showing(session, output, usual="table")
+    told = _told_of_job(session, cluster, number) if session.configuration.text("access_key") else None
+    if told is None:
+        told = _told_by_agent(session, cluster, number)
+    if shown.form.name in ("json", "yaml"):
+        document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
+        session.console.data(render_data(document, shown.form, shown.look))
+    elif told.reasons:
+        session.console.data(explanation_text(told, session.now(), "" if told.claim.startswith("job ") else "claim"))
+    else:
+        session.console.data(plain(f"{told.claim}: {told.summary}"))
+
+
+explain.add_command(explain_slurm, "slurm")
 for _noun in ("claim", "run", "partition"):
     explain.add_command(_explain_command(_noun), _noun)

@@ -52,10 +52,12 @@ from moorings.slurm.host.plan import (
     View,
     plan,
 )
+from moorings.slurm.host.reclaim import People
 from moorings.slurm.host.site import enforces_accounts
 from moorings.slurm.host.steps import Steps, first_port
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.why import why_it_waits
 from moorings.slurm.listings import expand_hosts
 from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
@@ -85,6 +87,7 @@ class AgentSettings:
         folder: IpuofDir; empty: jobs get variables.
         patience_s: how long a started job may wait for its partition.
         steps_folder: where it is written down what the steps of jobs hold; None: nowhere.
+        admins: who may ask of others' jobs, by number.
     """
 
     cluster: str
@@ -93,6 +96,7 @@ class AgentSettings:
     folder: str = ""
     patience_s: float = 50.0
     steps_folder: Path | None = None
+    admins: frozenset[int] = frozenset({0})
 
 
 class Agent:
@@ -433,6 +437,12 @@ class Agent:
             what = f"job {job}" if step is None else f"step {step} of job {job}"
             raise MooringsError("slurm.job_unknown", f"Slurm knows of no running {what}", retryable=True)
         return nodes
+
+    def explain(self, uid: int, job: int) -> str | None:
+        """Why a job waits, for the user who asks; None: there is none, or it is not his."""
+        jobs = self._listing.jobs
+        people = People(self._home.cluster, {} if self._view.rules.private else jobs)
+        return why_it_waits(jobs.get(job), uid, self._settings.admins, self._offers.reasons, self._home, people)
 
     def _why_not_yet(self) -> str:
         if self._offers.refused:

@@ -214,8 +214,8 @@ async def _munge(conf: Path) -> list[FindingBody]:
 # -- what was installed ------------------------------------------------------------------------------------------------
 
 
-def _plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
-    """The line that loads the plugin, from plugstack.conf or a file that it takes in."""
+def plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
+    """Path and arguments: the line that loads the plugin, from plugstack.conf or a file that it takes in."""
     text = read_file(site.plugstack)
     if text is None:
         return None
@@ -228,7 +228,7 @@ def _plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
 
 
 async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> list[FindingBody]:
-    line = await _aside(_plugin_line, site)
+    line = await _aside(plugin_line, site)
     image = await _aside(read_file, Path(line[0])) if line else None
     help_text = await commands.run(["srun", "--help"])
     script = await _aside(read_file, site.folder / JOB_SUBMIT)
@@ -262,7 +262,7 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
 
 async def _agent(site: Site) -> list[FindingBody]:
     """Asks the agent for a job that cannot be, just as a node asks for one that is, at each of its addresses."""
-    line = await _aside(_plugin_line, site)
+    line = await _aside(plugin_line, site)
     arguments = line[1] if line else {}
     address = arguments.get("agent") or ",".join(site.controllers)
     hosts, port = checks.parse_agents(address)

@@ -1,8 +1,8 @@
 """Where the nodes ask: one line in, one line out, both munge credentials.
 
 Whoever can connect may send anything, so everything is bounded: connections, in all and of one machine, the line, the
-time it may take, and what is logged of it. Only root of a node that the job runs on gets an answer, and only root can
-read it.
+time it may take, and what is logged of it. Only root of a node that the job runs on gets a binding, and only root can
+read it. Why a job waits may be asked by every user (``why``); that is answered at once, and only he can read it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from moorings.core.errors import MooringsError
+from moorings.slurm.host import why
 from moorings.slurm.host.nodes import (
     CREDENTIAL_REQUEST_BYTES_MAX,
     BindReply,
@@ -31,6 +32,12 @@ COMPLAIN_S = 1.0
 ROOT = 0
 
 Answer = Callable[[BindRequest], Awaitable[BindReply]]
+Why = Callable[[int, int], str | None]
+"""Of a user, by munge, and the number of a job: why it waits; None: there is none for him."""
+
+
+def _of_none(_uid: int, _job: int) -> None:
+    return None
 
 
 class Door:
@@ -39,6 +46,7 @@ class Door:
     Args:
         munge: reads and makes credentials.
         answer: to a question.
+        explain: why a job waits, to who asks.
         connections_max: at the same time, in all.
         per_address_max: of them from one address.
         complain_s: of what is refused for the same reason one line is logged in so many seconds.
@@ -48,6 +56,7 @@ class Door:
         self,
         munge: Munge,
         answer: Answer,
+        explain: Why = _of_none,
         *,
         connections_max: int = CONNECTIONS_MAX,
         per_address_max: int = CONNECTIONS_PER_ADDRESS_MAX,
@@ -55,6 +64,7 @@ class Door:
     ) -> None:
         self._munge = munge
         self._answer = answer
+        self._explain = explain
         self._seats: Seats[asyncio.StreamWriter] = Seats(connections_max, per_address_max)
         self._complaints = Complaints("node.refused", complain_s)
         self._server: asyncio.Server | None = None
@@ -103,6 +113,11 @@ class Door:
         async with asyncio.timeout(LINE_S_MAX):
             line = await reader.readuntil(b"\n")
         credential = await asyncio.to_thread(self._munge.decode, line.decode("ascii").strip())
+        if credential.payload.startswith(why.GREETING):
+            question = why.parse_request(credential.payload)
+            told = why.build_reply(question, self._explain(credential.uid, question.job))
+            await self._seal(writer, told, credential.uid)
+            return
         if credential.uid != ROOT:
             raise MooringsError("auth.denied", f"uid {credential.uid} asked for a job's binding: only root may")
         request = parse_request(credential.payload)
@@ -113,7 +128,10 @@ class Door:
             payload = build_reply(request, reply)
         except MooringsError as error:  # a driver gave what no node would take
             payload = build_reply(request, BindReply(Status.REFUSED, f"the binding cannot be used: {error.detail}"))
-        sealed = await asyncio.to_thread(lambda: self._munge.encode(payload, for_uid=ROOT))
+        await self._seal(writer, payload, ROOT)
+
+    async def _seal(self, writer: asyncio.StreamWriter, payload: bytes, uid: int) -> None:
+        sealed = await asyncio.to_thread(lambda: self._munge.encode(payload, for_uid=uid))
         writer.write(sealed.encode("ascii") + b"\n")
 
 

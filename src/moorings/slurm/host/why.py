@@ -1,0 +1,94 @@
+"""Why a job waits, asked by its user on any machine of the cluster: what he and the agent say, and who may ask.
+
+One line each, as between a node and the agent (``nodes``): munge tells the agent who asks, so no access key is needed,
+and only he can read the answer. He hears of his own jobs. Of others' root and SlurmUser hear; whoever else asks is told
+what he would be told of a job that does not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moorings.core.announced import JOBS_MAX
+from moorings.core.errors import MooringsError
+from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.host.ledger import Home, Start
+from moorings.slurm.host.reclaim import People, remark_of, unexplained
+from moorings.wire.shapes import ReasonBody
+
+GREETING = b"moorings 1 why\n"
+NOT_YET = "nothing is known of it yet: ask again in a moment"
+_REQUEST = re.compile(rb"moorings 1 why\njob=([1-9][0-9]{0,9})\nnonce=([0-9a-f]{16})\n")
+_REPLY = re.compile(rb"job=([0-9]+)\nnonce=([0-9a-f]{16})\nknown=([01])\nwhy=([ -~]{0,2000})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class WhyRequest:
+    """A question: the number of a job, and 16 hexadecimal digits, new for each."""
+
+    job: int
+    nonce: str
+
+
+def build_request(request: WhyRequest) -> bytes:
+    """The payload of a user's credential."""
+    return GREETING + f"job={request.job}\nnonce={request.nonce}\n".encode("ascii")
+
+
+def parse_request(payload: bytes) -> WhyRequest:
+    """A user's question.
+
+    Raises:
+        MooringsError: ``node.invalid``.
+    """
+    found = _REQUEST.fullmatch(payload)
+    if found is None:
+        raise MooringsError("node.invalid", "the question cannot be read", hint="is 'moor' of the agent's release?")
+    return WhyRequest(int(found[1]), found[2].decode())
+
+
+def build_reply(request: WhyRequest, why: str | None) -> bytes:
+    """The payload of the agent's credential; None: there is no such job for who asks."""
+    return f"job={request.job}\nnonce={request.nonce}\nknown={why is not None:d}\nwhy={why or ''}\n".encode("ascii")
+
+
+def parse_reply(payload: bytes, request: WhyRequest) -> str | None:
+    """The answer to ``request``; None: there is no such job for who asks.
+
+    Raises:
+        MooringsError: ``node.invalid``: it is no answer to this question.
+    """
+    found = _REPLY.fullmatch(payload)
+    if found is None or (int(found[1]), found[2].decode()) != (request.job, request.nonce):
+        raise MooringsError("node.invalid", "that is no answer to this question", hint="who listens at 'agent='?")
+    return found[4].decode() if found[3] == b"1" else None
+
+
+def why_it_waits(
+    job: JobRecord | None,
+    uid: int,
+    admins: frozenset[int],
+    reasons: Mapping[str, ReasonBody],
+    home: Home,
+    people: People,
+) -> str | None:
+    """Why a job waits, for who asks; None: it is not his, or there is none.
+
+    Args:
+        job: of a good listing; None: it is in none.
+        uid: who asks, by munge.
+        admins: who may ask of others' jobs.
+        reasons: of those that the controller is told of, by the owner of their next claims.
+        home: of the jobs.
+        people: whose the jobs are.
+    """
+    if job is None or job.order is None or (uid != job.uid and uid not in admins):
+        return None
+    if job.phase is not Phase.WAITING:
+        return f"it waits no more: Slurm says {job.state}"
+    reason = reasons.get(Start.of(job, job.order).owner(home))
+    if reason is not None:
+        return remark_of(reason, people)
+    return unexplained(job, crowded=len(reasons) >= JOBS_MAX) or NOT_YET
