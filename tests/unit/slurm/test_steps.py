@@ -113,6 +113,7 @@ async def test_a_long_list_of_nodes_is_asked_for_once(tmp_path):
 async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path):
     folder = tmp_path / "steps"
     first = await take(Steps(folder), 0, 1, Slurm(0))
+    assert len(list(tmp_path.glob("steps/*"))) == 1
     assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
     again = Steps(folder)
     assert await take(again, 0, 1, Slurm(0)) == first
