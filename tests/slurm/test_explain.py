@@ -10,6 +10,7 @@ import pytest
 
 from tests.slurm.admin import moor, surroundings
 from tests.slurm.ipus import IpuSite, ipu_site
+from tests.slurm.programs import RELEASE
 from tests.waiting import until
 
 HOLDS = "until [ -e over.$SLURM_JOB_ID ]; do sleep 0.1; done"
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
+    if slurm_release != RELEASE:
+        pytest.skip(f"Slurm {slurm_release} lies in a chroot, which only root may enter, and users ask here")
     with ipu_site(slurm_release, nodes=2) as made:
         yield made
 
