@@ -151,6 +151,12 @@ class IpuSite:
             *(f"{path} is there" for path in self.ipuof.glob("*/*")),
         ]
 
+    def clear(self) -> None:
+        """Cancel all jobs, and wait until nothing is left of them."""
+        for job in self.cluster.squeue():
+            self.cluster.run("scancel", job.id)
+        self.settle()
+
     def settle(self, timeout: float = 60) -> None:
         """Wait until nothing is left of any job."""
         until(lambda: not self.left(), timeout, what=lambda: "\n".join([*self.left(), self.log()[-4000:]]))

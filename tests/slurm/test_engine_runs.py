@@ -77,9 +77,7 @@ def controller_with(site: IpuSite, *more: str, folder: str = "runs", path: str |
 @pytest.fixture(autouse=True)
 def _quiet(site: IpuSite) -> Iterator[None]:
     yield
-    for job in site.cluster.squeue():
-        site.cluster.run("scancel", job.id)
-    site.settle()
+    site.clear()
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,7 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
 @pytest.fixture(autouse=True)
 def _quiet(site: IpuSite) -> Iterator[None]:
     yield
-    for job in site.cluster.squeue():
-        site.cluster.run("scancel", job.id)
-    site.settle()
+    site.clear()
 
 
 def claim_of(site: IpuSite, name: str) -> dict[str, str]:

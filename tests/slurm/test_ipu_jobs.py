@@ -46,9 +46,7 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
 @pytest.fixture(autouse=True)
 def _quiet(site: IpuSite) -> Iterator[None]:
     yield
-    for job in site.cluster.squeue():
-        site.cluster.run("scancel", job.id)
-    site.settle()
+    site.clear()
 
 
 @pytest.mark.smoke
