@@ -93,6 +93,7 @@ class Steps:
         self._turns: dict[str, asyncio.Lock] = {}
         self._looked_at: dict[str, float] = {}
         self._nodes: dict[str, tuple[str, ...]] = {}
+        self._names: set[str] | None = None  # of the starts that were kept last; None: the folder was not looked at
 
     async def nodes(self, owner: str, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
         """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
@@ -152,14 +153,17 @@ class Steps:
 
     def keep_only(self, owners: Collection[str]) -> None:
         """Forget what the steps of other starts held: their partitions have gone."""
-        kept = {_name(start) for start in map(start_of, owners) if start is not None}
+        names = {_name(start) for start in map(start_of, owners) if start is not None}
+        if names == self._names and self._shares.keys() <= set(owners):
+            return
+        self._names = names
         for known in (self._shares, self._turns, self._looked_at, self._nodes):
             for owner in known.keys() - set(owners):
                 known.pop(owner)
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            for name in set(os.listdir(self._folder)) - kept:  # noqa: PTH208 - names are all we need
+            for name in set(os.listdir(self._folder)) - names:  # noqa: PTH208 - names are all we need
                 (self._folder / name).unlink()
 
     def _held(self, owner: str, start: Start) -> dict[int, StepShare]:
