@@ -6,7 +6,7 @@ no step holds; where too few are left it waits for other steps to end. A batch s
 task and compute beside their steps: they hold nothing, as far as anybody can know.
 
 Which steps have ended is asked of Slurm only where a step would have to wait: most jobs have one after the other.
-What steps hold is written down, for an agent that is started anew cannot ask a node what it was given.
+What steps hold is written to a file: a restarted agent cannot ask a node what it was given.
 """
 
 from __future__ import annotations
