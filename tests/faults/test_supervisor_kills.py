@@ -44,24 +44,26 @@ def ended(victim: Victim, run: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def acts(forge: Forge, template: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The acts of a supervisor, by number (from 1, at place 0)."""
+    """The acts of a supervisor, by number (from 1, at place 0): each what it does, and to what."""
     with victim(tmp_path_factory.mktemp("acts") / "dry", forge, template) as dry:
         dry.start()
         trace = dry.folder / "trace"
         assert ended(dry, order(dry, "dry", {"trace": str(trace)}))["exitCode"] == 7
         settle(dry, left)
-        return [line.split()[1] for line in trace.read_text().splitlines()]
+        return [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_at_every_point(when: str, acts: list[str], forge: Forge, template: Path, tmp_path: Path) -> None:
-    assert {"fork", "fsync", "rename", "_fork_exec", "reaped"} <= set(acts)
+    names = [act.split()[0] for act in acts]
+    assert {"fork", "fsync", "rename", "_fork_exec", "reaped"} <= set(names)
+    always = [act for act in acts if not act.endswith(".log")]  # logs are opened as often as the tasks write
     with victim(tmp_path / when, forge, template) as v:
         v.start()
         with ThreadPoolExecutor(AT_ONCE) as threads:
             deaths = sum(threads.map(lambda at: kill_at(v, at, when), range(1, len(acts) + 1)))
-        assert deaths > len(acts) * 0.9
+        assert deaths > len(always) * 0.9
         settle(v, left)
 
 
