@@ -22,6 +22,7 @@ AGENT = "tests/unit/slurm/test_plan.py::"
 LEDGER = "tests/unit/slurm/test_ledger.py::"
 BERTHS = "tests/unit/slurm/test_berths.py::"
 STEPS = "tests/unit/slurm/test_steps.py::"
+SILENT = "tests/unit/slurm/test_silent.py::"
 
 JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
@@ -159,9 +160,45 @@ JOBS = (
         what="what a step of a Slurm job holds is written down before it is given out",
         file="slurm/host/steps.py",
         at="Steps.take",
-        cut="self._write(start, [*held.values(), share])",
+        cut="self._write(start, self._asked.get(start), [*held.values(), share])",
         put="",
         tests=(f"{STEPS}test_what_is_held_outlives_the_agent_and_goes_with_the_claim",),
+    ),
+    Guard(
+        law="4",
+        what="a job with tasks on a Slurm node that did not ask for its partition is stopped",
+        file="slurm/host/plan.py",
+        at="_stop_unbound",
+        cut="one.proven",
+        put="False",
+        tests=(f"{SILENT}test_the_node_is_drained_and_the_job_stopped",),
+    ),
+    Guard(
+        law="3",
+        what="a job with tasks of which it is not known that they had to ask for its partition runs on",
+        file="slurm/host/plan.py",
+        at="_stop_unbound",
+        cut="one.proven",
+        put="True",
+        tests=(f"{SILENT}test_a_doubt_is_told_and_nothing_done",),
+    ),
+    Guard(
+        law="3",
+        what="of many Slurm nodes that do not ask at once none is drained",
+        file="slurm/host/plan.py",
+        at="_stop_unbound",
+        cut="silence.is_general(view.n_nodes)",
+        put="False",
+        tests=(f"{SILENT}test_of_many_at_once_none_is_drained_and_the_gate_is_shut",),
+    ),
+    Guard(
+        law="3",
+        what="which Slurm nodes have asked is known to the agent after it",
+        file="slurm/host/steps.py",
+        at="Steps._note",
+        cut="self._write(start, asked, shares.values())",
+        put="",
+        tests=(f"{STEPS}test_who_asked_outlives_the_agent_and_goes_with_the_start",),
     ),
     Guard(
         law="3",

@@ -232,9 +232,9 @@ class SlurmCluster:
 
         until(idle, START_S, what=lambda: self.run("sdiag").stdout)
 
-    def start_node(self, number: int) -> None:
-        """Start a node; return when slurmctld has it back."""
-        self._launch_node(number)
+    def start_node(self, number: int, *, plugins: bool = True) -> None:
+        """Start a node, or one that has no plugstack.conf; return when slurmctld has it back."""
+        self._launch_node(number, plugins=plugins)
         self.wait_nodes(f"n{number}")
 
     def wait_nodes(self, names: str = "") -> None:
@@ -436,14 +436,15 @@ class SlurmCluster:
         self.check("sacctmgr", "-i", "add", "account", ACCOUNT)
         self.check("sacctmgr", "-i", "add", "user", ",".join(USERS), f"account={ACCOUNT}")
 
-    def _launch_node(self, number: int) -> None:
+    def _launch_node(self, number: int, *, plugins: bool = True) -> None:
         name = f"n{number}"
         (self.folder / "spool" / name).mkdir(exist_ok=True)
         slurmd = ["slurmd", "-D", "-N", name]
         if self.programs.libraries:
             slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
-        init = ["sh", "-c", '"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
+        hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
+        init = ["sh", "-c", f'{hide}"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
         self._launched[name] = time.time()
         self._launch(name, [*namespace, *self._enter, *init, *slurmd])
 

@@ -34,6 +34,12 @@ SIZES = (1, 2, 4, 8, 16)
 N_IPUS = 16
 WAIT_S = 60
 LICENSES = ",".join([f"ipu:{N_IPUS}", *(f"ipu_{size}:{N_IPUS}" for size in SIZES), "moorings_gate:1"])
+_HURRIED = """
+from moorings.app.slurm_agent import main
+from moorings.slurm.host import silent
+silent.SILENT_S = {seconds}
+raise SystemExit(main())
+"""
 
 
 class IpuSite:
@@ -47,6 +53,7 @@ class IpuSite:
         self._agent: subprocess.Popen[bytes] | None = None
         self.port = agent_port(cluster)
         self.ipuof = cluster.folder / "ipuof"
+        self.silent_s: float | None = None  # for so long a node may not ask; None: as the agent has it
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +78,10 @@ class IpuSite:
         switch = (
             ["setpriv", "--pdeathsig=KILL", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
         )
-        words = [*switch, sys.executable, "-m", "moorings.app.slurm_agent"]
+        program = ["-m", "moorings.app.slurm_agent"]
+        if self.silent_s is not None:
+            program = ["-c", _HURRIED.format(seconds=self.silent_s)]
+        words = [*switch, sys.executable, *program]
         words += ["--listen", "127.0.0.1", "--log-level", log_level]
         path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
         with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
@@ -119,6 +129,10 @@ class IpuSite:
             if "continue" not in answer:
                 return found
             more = f"&continue={answer['continue']}"
+
+    def comment(self, job: int) -> str:
+        """A job's AdminComment, also of one that has just ended."""
+        return self.cluster.check("squeue", "-h", "--states=all", "-j", str(job), "-O", "admin_comment:400").strip()
 
     def partitions(self) -> list[dict[str, Any]]:
         """All partitions."""

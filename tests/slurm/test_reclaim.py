@@ -77,14 +77,9 @@ def borrow(site: IpuSite, script: str, signal_name: str = "B:USR1") -> int:
     return job
 
 
-def comment(site: IpuSite, job: int) -> str:
-    """What squeue shows of a job's AdminComment."""
-    return site.cluster.check("squeue", "-h", "-j", str(job), "-O", "admin_comment:400").strip()
-
-
 def asked(site: IpuSite, job: int) -> str:
     """Its comment, once it was asked to make room."""
-    return until(lambda: re.search(r" asked=.*", comment(site, job)), what=site.log).group()
+    return until(lambda: re.search(r" asked=.*", site.comment(job)), what=site.log).group()
 
 
 def runs_again(site: IpuSite, job: int) -> None:
@@ -215,7 +210,7 @@ def test_a_borrower_that_slurm_starts_in_an_owners_place_steps_aside(site: IpuSi
     site.cluster.wait_job(owner, "COMPLETED", 30)
     assert site.log().count(f"job.set_aside logger=moorings.slurm.agent job={second} ") == 1
     assert "start 0" not in site.cluster.output(second), "nothing of it has run"
-    assert re.search(r" asked=0@\d+,\d+ -- ", comment(site, second)), "its place is kept"
+    assert re.search(r" asked=0@\d+,\d+ -- ", site.comment(second)), "its place is kept"
     runs_again(site, first)
 
 
@@ -224,7 +219,7 @@ def test_who_waits_reads_why(site: IpuSite) -> None:
     site.cluster.wait_job(owner, "RUNNING")
     waiting = site.cluster.sbatch("true", *GUEST, "--ipu-preemptible", user="games")
     blocked = site.cluster.sbatch("true", *GUEST, f"--dependency=afterok:{waiting}", user="games")
-    until(lambda: f"held by man's job {owner}" in comment(site, waiting), what=lambda: comment(site, waiting))
-    until(lambda: comment(site, blocked).endswith("for Slurm says Dependency"), what=lambda: comment(site, blocked))
+    until(lambda: f"held by man's job {owner}" in site.comment(waiting), what=lambda: site.comment(waiting))
+    until(lambda: site.comment(blocked).endswith("for Slurm says Dependency"), what=lambda: site.comment(blocked))
     (site.cluster.work / f"over.{owner}").touch()
     site.cluster.wait_job(waiting, "COMPLETED")

@@ -317,10 +317,10 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
             partition=row["partition"],
             qos=given(row["qos"]),
             priority=int(row["priority"]),
-            submitted=_instant(row["submitted"]),
-            eligible=_instant(row["eligible"]),
-            started=_instant(row["started"]),
-            ends=_instant(row["ends"]),
+            submitted=parse_instant(row["submitted"]),
+            eligible=parse_instant(row["eligible"]),
+            started=parse_instant(row["started"]),
+            ends=parse_instant(row["ends"]),
             limit_s=_limit_s(row["limit"]),
             nodes=given(row["nodes"]),
             nodes_whole=is_whole(row["nodes"], _WIDTH["nodes"]),
@@ -361,7 +361,8 @@ def _number(text: str) -> int | None:
     return int(text) if given(text) else None
 
 
-def _instant(text: str) -> Instant | None:
+def parse_instant(text: str) -> Instant | None:
+    """A time that squeue or sacct tells, which is UTC here; None: there is none, or none that can be meant."""
     if not given(text):
         return None
     try:
@@ -564,6 +565,12 @@ def parse_nodes(answer: bytes) -> list[Node]:
     return list(found.values())
 
 
+def build_drain(nodes: Sequence[str], why: str) -> list[str]:
+    """Lets no more jobs start on nodes; ``why`` is for people, in one line."""
+    names = ",".join(_checked(_NAME, node) for node in nodes)
+    return ["scontrol", "update", f"nodename={names}", "state=drain", f"reason={why}"]
+
+
 def build_config() -> list[str]:
     """Shows the configuration that slurmctld runs with."""
     return ["scontrol", "show", "config"]
@@ -602,7 +609,7 @@ def parse_history(answer: bytes) -> list[Ended]:
         try:
             job, state, status, _, started, ended = line.split("|")
             word = state.split(" ")[0]  # `CANCELLED by 1000`
-            found.append(Ended(int(job), word, _status(status), _instant(started), _instant(ended)))
+            found.append(Ended(int(job), word, _status(status), parse_instant(started), parse_instant(ended)))
         except ValueError as error:
             raise _unreadable(f"sacct tells of a job what cannot be read: {line[:80]!r}") from error
     return found

@@ -1,35 +1,73 @@
-"""What Slurm says of a job's steps, and of the nodes of jobs and steps where the list of jobs cuts them.
+"""What Slurm says of jobs' steps, and of the nodes of jobs and steps where a list cuts them.
 
-Asked seldom, of one job at a time: the list of nodes of one in a thousand is longer than what the list of jobs shows.
+Asked seldom: of a job whose steps want the same GCDs, of jobs with a node that has not asked for its partition, and
+of the one in a thousand that has more nodes than a list shows.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
+from moorings.slurm.formats import parse_instant
 from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
 
 _NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 of a step of several programs
-_STEP = (Column("job_id", "JobID", 12), Column("step", "StepID", 64))
+_BATCH = "batch"
+_STEP = (
+    Column("job_id", "JobID", 12),
+    Column("step", "StepID", 64),
+    Column("nodes", "Nodes", 1024),
+    Column("started", "StartTime", 20),
+)
 _NODES_OF_STEP = (Column("job_id", "JobID", 12), Column("nodes", "Nodes", 65_536))
 _NODES_OF_JOB = (Column("job_id", "JobID", 12), Column("nodes", "NodeList", 65_536))
 
 
-def build_steps(job: int) -> list[str]:
-    """Lists the steps of a job that have not ended."""
-    return ["squeue", "--noheader", "--all", "--steps", f"--jobs={int(job)}", f"--Format={build_format(_STEP)}"]
+@dataclass(frozen=True, slots=True)
+class TaskStep:
+    """A step that runs tasks.
+
+    Attributes:
+        job_id: of its job.
+        number: in the job; None: the batch script.
+        nodes: where it runs; none, if the list of them was cut.
+        started: when; None: Slurm does not say.
+    """
+
+    job_id: int
+    number: int | None
+    nodes: tuple[str, ...]
+    started: Instant | None
 
 
-def parse_steps(answer: bytes, job: int) -> frozenset[int]:
-    """The numbers of the job's steps; its batch script and its shell have none.
+def build_steps(jobs: Iterable[int]) -> list[str]:
+    """Lists the steps of jobs that have not ended."""
+    which = f"--jobs={','.join(str(int(job)) for job in jobs)}"
+    return ["squeue", "--noheader", "--all", "--steps", which, f"--Format={build_format(_STEP)}"]
+
+
+def parse_steps(answer: bytes) -> list[TaskStep]:
+    """The steps that run tasks: neither the shell of salloc, nor the ones in which Slurm keeps processes from outside.
+
+    Of an array's first task those of all its tasks are listed.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
-    rows = parse_rows(answer, _STEP, source="squeue")  # of an array's first task those of all its tasks
-    numbers = (row["step"].rpartition(".")[2] for row in rows if row["job_id"] == str(job))
-    return frozenset(int(found[1]) for found in map(_NUMBER.match, numbers) if found is not None)
+    found = []
+    for row in parse_rows(answer, _STEP, source="squeue"):
+        name = row["step"].rpartition(".")[2]
+        number = _NUMBER.match(name)
+        if number is None and name != _BATCH:
+            continue
+        nodes = expand_hosts(given(row["nodes"])) if is_whole(row["nodes"], _STEP[2].width) else ()
+        started = parse_instant(row["started"])
+        found.append(TaskStep(int(row["job_id"]), int(number[1]) if number is not None else None, nodes, started))
+    return found
 
 
 def build_nodes_of(job: int, step: int | None = None) -> list[str]:

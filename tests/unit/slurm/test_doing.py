@@ -19,7 +19,7 @@ from moorings.slurm.formats import Asked, JobRecord, Order
 from moorings.slurm.host import doing as module
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.doing import SIGNAL_TRIES, Doer, JobAct
-from moorings.slurm.host.plan import TRIES_MAX, Memory, Report, View, plan
+from moorings.slurm.host.plan import TRIES_MAX, Memory, Report, StopUnbound, View, plan
 from moorings.slurm.host.troubles import Troubles
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody
@@ -39,6 +39,7 @@ class Slurm:
         self.asked: list[str] = []
         self.fails: dict[str, MooringsError] = {}
         self.hangs: str | None = None
+        self.answers: dict[str, bytes] = {}
 
     async def ask(self, argv: Sequence[str]) -> bytes:
         words = " ".join(argv)
@@ -49,7 +50,7 @@ class Slurm:
         for part, error in self.fails.items():
             if part in words:
                 raise error
-        return b""
+        return self.answers.get(argv[0], b"")
 
     def count(self, part: str) -> int:
         return sum(part in words for words in self.asked)
@@ -214,6 +215,36 @@ async def test_of_an_array_only_the_task_that_was_asked_makes_room(slurm: Slurm)
         await followed.idle()
     assert slurm.asked[0].startswith("scontrol update jobid=7_3 admincomment=")
     assert slurm.asked[1:] == ["scancel --signal=USR1 --batch 7_3", "scontrol requeue 7_3"]
+
+
+@pytest.mark.parametrize(
+    ("state", "job", "told"),
+    [
+        ("mixed", borrower(7), ["scontrol update nodename=n1 state=drain", "scontrol requeue 7"]),
+        ("draining", borrower(7), ["scontrol requeue 7"]),  # somebody has said why
+        ("idle", borrower(7, requeue=False), ["scontrol update nodename=n1 state=drain", "scancel 7"]),
+        ("idle", borrower(7, batch=False), ["scontrol update nodename=n1 state=drain", "scancel 7"]),
+    ],
+)
+async def test_a_job_without_its_partition_is_stopped_once_its_node_is_drained(
+    slurm: Slurm, state: str, job: JobRecord, told: list[str]
+) -> None:
+    widths = {"n1": 128, "h": 128, state: 32, "22.05.8": 24, "(null)": 256}
+    slurm.answers["sinfo"] = ("".join(f"{text:{width}}|" for text, width in widths.items()) + "\n").encode()
+    async with serving(slurm) as followed:
+        followed.doer.do(StopUnbound(job, ("n1",), "it did not ask"))
+        await followed.idle()
+    done = [words for words in slurm.asked if "admincomment" not in words and "sinfo" not in words]
+    assert [words.partition(" reason=")[0] for words in done] == told
+    assert slurm.count("admincomment") == 1
+
+
+async def test_a_job_is_stopped_also_where_its_node_cannot_be_drained(slurm: Slurm) -> None:
+    slurm.fails["sinfo"] = AWAY
+    async with serving(slurm) as followed:
+        followed.doer.do(StopUnbound(borrower(7), ("n1",), "it did not ask"))
+        await followed.idle()
+    assert slurm.count("scontrol requeue 7") == 1
 
 
 def test_the_plugin_and_the_submit_script_know_the_same_signals() -> None:

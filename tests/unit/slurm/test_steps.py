@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import Home, Start
+from moorings.core.instants import SECOND, Instant
+from moorings.slurm.host.ledger import Start
 from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, free_port, share_out
 from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 
-OWNER = Start(39, "0123456789abcdef", 0).owner(Home("c1", "f" * 32))
+START = Start(39, "0123456789abcdef", 0)
 
 
 def shared(tasks, n_gcds, *held):
@@ -66,7 +67,7 @@ async def take(steps, step, tasks, slurm, n_gcds=2):
     async def master():
         return f"n{step}"
 
-    return await steps.take(OWNER, step, tasks, n_gcds, master, slurm)
+    return await steps.take(START, step, tasks, n_gcds, master, slurm)
 
 
 async def test_every_node_of_a_step_is_told_the_same(tmp_path):
@@ -106,7 +107,7 @@ async def test_a_long_list_of_nodes_is_asked_for_once(tmp_path):
         await asyncio.sleep(0)
         return ("n1", "n2")
 
-    found = await asyncio.gather(*(steps.nodes(OWNER, find) for _ in range(20)))
+    found = await asyncio.gather(*(steps.nodes(START, find) for _ in range(20)))
     assert (set(found), len(asked)) == ({("n1", "n2")}, 1)
 
 
@@ -118,13 +119,15 @@ async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path)
     again = Steps(folder)
     assert await take(again, 0, 1, Slurm(0)) == first
     assert (await take(again, 1, 1, Slurm(0, 1))).gcds == (1,)
-    again.keep_only([OWNER])
+    again.keep_only([START])
     assert len(list(folder.iterdir())) == 1
     again.keep_only([])
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{}x", '[{"step": 0}]', "[1]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}x", '{"asked": null, "steps": [{"step": 0}]}', "[1]", '{"a": 1}', '{"asked": 1, "steps": []}']
+)
 async def test_a_damaged_file_gives_nothing_out(tmp_path, text):
     folder = tmp_path / "steps"
     await take(Steps(folder), 0, 1, Slurm(0))
@@ -133,6 +136,37 @@ async def test_a_damaged_file_gives_nothing_out(tmp_path, text):
         await take(Steps(folder), 1, 1, Slurm(0, 1))
     assert (caught.value.code, caught.value.retryable) == ("slurm.unreadable", True)
     assert "remove that file" in caught.value.hint
+
+
+def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
+    steps = Steps(tmp_path / "steps")
+    steps.hear(START, "n1")
+    assert steps.asked == {}, "an agent before this one served it: who asked then is not known"
+    steps.begin(START)
+    steps.hear(START, "n2")
+    again = Steps(tmp_path / "steps")
+    assert again.asked == steps.asked == {START: frozenset({"n1", "n2"})}
+    again.begin(START)
+    assert again.asked == steps.asked
+    again.keep_only([])
+    assert (again.asked, list((tmp_path / "steps").iterdir())) == ({}, [])
+
+
+async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
+    steps = Steps(tmp_path / "steps")
+    steps.begin(START)
+    share = await take(steps, 0, 1, Slurm(0))
+    steps.hear(START, "n1")
+    again = Steps(tmp_path / "steps")
+    assert again.asked == {START: frozenset({"n1"})}
+    assert await take(again, 0, 1, Slurm(0)) == share
+
+
+def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
+    (tmp_path / "steps").write_text("a file in its place")
+    steps = Steps(tmp_path / "steps")
+    steps.begin(START)
+    assert steps.asked == {}
 
 
 async def test_what_cannot_be_written_down_is_not_given_out(tmp_path):
@@ -148,10 +182,21 @@ def row(*fields):
     return ("".join(f"{text:{width}}|" for text, width in fields) + "\n").encode()
 
 
-def test_the_steps_of_a_job_and_not_those_of_its_array():
-    answer = row(("1", 12), ("1_2.0", 64)) + row(("1", 12), ("1_2.batch", 64)) + row(("2", 12), ("1_1.3+1", 64))
-    assert [sorted(parse_steps(answer, job)) for job in (1, 2)] == [[0], [3]]
-    assert build_steps(1)[-2] == "--jobs=1"
+def step_row(job, step, nodes="n1"):
+    return row((str(job), 12), (step, 64), (nodes, 1024), ("2026-11-25T09:37:34", 20))
+
+
+def test_steps_with_tasks():
+    names = ("1_2.0", "1_2.batch", "1_2.extern", "1_2.interactive", "1_2.TBD", "1_2.3+1")
+    found = parse_steps(b"".join(step_row(1, name, "n[1-2]") for name in names) + step_row(2, "2.7", "n" * 1024))
+    assert [(one.job_id, one.number, one.nodes) for one in found] == [
+        (1, 0, ("n1", "n2")),
+        (1, None, ("n1", "n2")),
+        (1, 3, ("n1", "n2")),
+        (2, 7, ()),
+    ]
+    assert found[0].started == Instant(1_795_599_454 * SECOND)
+    assert build_steps([1, 2])[-2] == "--jobs=1,2"
 
 
 def test_nodes_of_a_job_whose_list_is_long():

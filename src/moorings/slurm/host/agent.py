@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
-from moorings.core.bindings import Rendezvous
+from moorings.core.bindings import Binding, Rendezvous
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import (
@@ -25,11 +25,13 @@ from moorings.slurm.formats import (
     build_config,
     build_create_reservation,
     build_licenses,
+    build_nodes,
     build_renew_reservation,
     build_requeue,
     build_update_reservation,
     parse_config,
     parse_licenses,
+    parse_nodes,
 )
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
@@ -43,6 +45,7 @@ from moorings.slurm.host.plan import (
     Announce,
     Devices,
     ListDevices,
+    ListSteps,
     PreemptJobs,
     Release,
     ReleaseIfGone,
@@ -156,24 +159,26 @@ class Agent:
             claims_listed=self._claims_listed.is_set(),
             releasing=frozenset(self._releasing),
             settled_at=dict(berths.settled_at),
+            asked=self._steps.asked,
             offer=offers.snapshot(),
             outcomes=self._doer.outcomes,
         )
         found = plan(view, clock())
-        self._view = replace(view, devices=None, memory=found.memory)
+        self._view = replace(view, devices=None, steps=None, memory=found.memory)
         if found.judged:
             self._doer.see(view.jobs)
         for act in found.acts:
             self._do(act)
         if found.judged:
             berths.tidy(view.jobs)
-            self._steps.keep_only(berths.claims.keys())
+            starts = map(start_of, {*berths.claims, *berths.known})
+            self._steps.keep_only({start for start in starts if start is not None})
         return found.acts
 
     def _do(self, act: Act) -> None:
         match act:
             case ServeJob():
-                self._berths.serve(act.job)
+                self._serve(act.job)
             case Release():
                 self._release(act.claim, act.why)
             case ReleaseIfGone():
@@ -182,6 +187,8 @@ class Agent:
                 self._offers.tell(act.queue)
             case ListDevices():
                 self._devices_wanted.set()
+            case ListSteps():
+                self._soon(self._list_steps(act.jobs), "slurm.steps")
             case Report():
                 fields = {"claim": act.claim} if act.claim else {}
                 level = logging.ERROR if act.is_error else logging.WARNING
@@ -190,6 +197,14 @@ class Agent:
                 pass  # by who lists the licenses, before they are listed again
             case _:
                 self._doer.do(act)
+
+    def _serve(self, job: JobRecord) -> asyncio.Task[Binding]:
+        """The binding of a start; of one without a claim nobody else can have answered a node."""
+        assert job.order is not None
+        start = Start.of(job, job.order)
+        if start.owner(self._home) not in self._berths.claims:
+            self._steps.begin(start)
+        return self._berths.serve(job)
 
     def _soon(self, work: Awaitable[None], what: str) -> None:
         async def done() -> None:
@@ -236,11 +251,18 @@ class Agent:
         self._act()
         self._gate.set()
 
+    async def _list_steps(self, jobs: Sequence[int]) -> None:
+        steps = parse_steps(await self._slurm.ask(build_steps(jobs)))
+        self._view = replace(self._view, steps=steps)
+        self._act()
+
     async def _watch_rules(self) -> None:
         while True:
             with self._troubles.told("slurm.rules") as good:
                 rules = await self._read_rules()
                 self._view = replace(self._view, rules=rules)
+                nodes = parse_nodes(await self._slurm.ask(build_nodes()))
+                self._view = replace(self._view, n_nodes=len(nodes))
             await asyncio.sleep(RULES_S if good else FAILED_PAUSE_S)
 
     async def _read_rules(self) -> Rules:
@@ -381,11 +403,13 @@ class Agent:
                 if job is None:
                     told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
                     return BindReply(Status.REFUSED, told)
+                assert job.order is not None
+                self._steps.hear(Start.of(job, job.order), request.node)
                 if self._offers.refused:
                     return BindReply(Status.RETRY, self._why_not_yet())
                 await self._offers.accepted.wait()
                 await self._claims_listed.wait()
-                binding = await asyncio.shield(self._berths.serve(job))
+                binding = await asyncio.shield(self._serve(job))
                 meeting, gcds = await self._share(job, request, len(binding.gcds))
         except TimeoutError:
             return BindReply(Status.RETRY, self._why_not_yet())
@@ -410,11 +434,11 @@ class Agent:
             MooringsError: the step has to wait for others, or Slurm does not answer.
         """
         assert job.order is not None
-        owner = Start.of(job, job.order).owner(self._home)
+        start = Start.of(job, job.order)
         if job.nodes_whole:
             nodes = expand_hosts(job.nodes)
         else:
-            nodes = await self._steps.nodes(owner, lambda: self._nodes_of(job.job_id))
+            nodes = await self._steps.nodes(start, lambda: self._nodes_of(job.job_id))
         if request.node not in nodes:
             raise RefusedError("auth.denied", f"job {job.job_id} does not run on {request.node}")
         if request.tasks is None or request.nodes is None or request.step in (BATCH_STEP, INTERACTIVE_STEP):
@@ -426,9 +450,10 @@ class Agent:
             return (nodes if request.nodes == len(nodes) else await self._nodes_of(job.job_id, request.step))[0]
 
         async def find_running() -> Collection[int]:
-            return parse_steps(await self._slurm.ask(build_steps(job.job_id)), job.job_id)
+            steps = parse_steps(await self._slurm.ask(build_steps([job.job_id])))
+            return [step.number for step in steps if step.job_id == job.job_id and step.number is not None]
 
-        share = await self._steps.take(owner, request.step, request.tasks, n_gcds, find_master, find_running)
+        share = await self._steps.take(start, request.step, request.tasks, n_gcds, find_master, find_running)
         return Rendezvous(share.master, share.port), share.gcds
 
     async def _nodes_of(self, job: int, step: int | None = None) -> tuple[str, ...]:

@@ -15,7 +15,18 @@ from collections.abc import Mapping
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.slurm.commands import Commands
-from moorings.slurm.formats import Asked, JobRecord, Phase, build_cancel, build_note, build_requeue, build_requeueable
+from moorings.slurm.formats import (
+    Asked,
+    JobRecord,
+    Phase,
+    build_cancel,
+    build_drain,
+    build_nodes,
+    build_note,
+    build_requeue,
+    build_requeueable,
+    parse_nodes,
+)
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.ledger import since_of
 from moorings.slurm.host.plan import (
@@ -26,6 +37,7 @@ from moorings.slurm.host.plan import (
     PreemptJobs,
     Requeue,
     SetAside,
+    StopUnbound,
     WriteNote,
 )
 from moorings.slurm.host.reclaim import Warn
@@ -40,7 +52,7 @@ FOR_GOOD = ("slurm.denied", "slurm.job_unknown", "slurm.refused")  # what is ask
 ASIDE = "it was started on devices that are kept for a job of their owner, so it waits again"
 UNLOCKED = "requeue=0 was taken back: the job runs on devices that others are guaranteed and now need"
 
-JobAct = Warn | AllowRequeue | Requeue | Cancel | SetAside | WriteNote | PreemptJobs
+JobAct = Warn | AllowRequeue | Requeue | Cancel | SetAside | StopUnbound | WriteNote | PreemptJobs
 
 
 class Doer:
@@ -123,6 +135,8 @@ class Doer:
                 await self._cancel(act.job, act.why)
             case SetAside():
                 await self._set_aside(act.claim, act.job)
+            case StopUnbound():
+                await self._stop_unbound(act)
             case WriteNote():
                 await self._write_note(act.job, act.text)
             case PreemptJobs():
@@ -179,6 +193,14 @@ class Doer:
             log.warning("job.unlocked", extra={"job": job.job_id, "detail": UNLOCKED})
 
     async def _cancel(self, job: JobRecord, why: str) -> None:
+        await self._tell(job, why)
+        with self._troubles.told("job.cancel") as good:
+            await self._slurm.ask(build_cancel(job.target))
+        if good:
+            log.warning("job.cancelled", extra={"job": job.job_id, "detail": why})
+
+    async def _tell(self, job: JobRecord, why: str) -> None:
+        """Write why something was done into a job's AdminComment, if nobody else has written there."""
         assert job.order is not None
         note = why if job.note_is_ours else job.note
         async with self._writes[job.job_id]:
@@ -186,10 +208,24 @@ class Doer:
                 await self._slurm.ask(build_note(job.target, job.order, job.asked, note))
         if noted:
             self._notes[job.job_id] = note, clock()
-        with self._troubles.told("job.cancel") as good:
-            await self._slurm.ask(build_cancel(job.target))
+
+    async def _stop_unbound(self, act: StopUnbound) -> None:
+        job = act.job
+        if act.nodes:
+            with self._troubles.told("node.drain"):
+                states = {node.name: node.state for node in parse_nodes(await self._slurm.ask(build_nodes()))}
+                ready = [node for node in act.nodes if "drain" not in states.get(node, "")]  # else it has a reason
+                if ready:
+                    await self._slurm.ask(build_drain(ready, f"moorings: {act.why}"))
+                    log.error("node.drained", extra={"nodes": ",".join(ready), "detail": act.why})
+        if not (job.batch and job.requeue):
+            await self._cancel(job, f"cancelled: {act.why}")
+            return
+        await self._tell(job, f"put back: {act.why}")
+        with self._troubles.told("job.requeue") as good:
+            await self._slurm.ask(build_requeue(job.target))
         if good:
-            log.warning("job.cancelled", extra={"job": job.job_id, "detail": why})
+            log.warning("job.put_back", extra={"job": job.job_id, "detail": act.why})
 
     async def _requeue(self, job: JobRecord, why: str) -> None:
         start = (job.job_id, job.restarts)

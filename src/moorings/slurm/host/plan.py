@@ -18,7 +18,9 @@ from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, st
 from moorings.slurm.host.ledger import Home, Start, announce, judge, uses_licenses
 from moorings.slurm.host.preempt import choose, may_displace_any
 from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
+from moorings.slurm.host.silent import LOOK_S, Silence, Silent, look, suspects
 from moorings.slurm.host.tiers import Preempt, Rules
+from moorings.slurm.steps import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
 FRESH_S = 5.0  # an older list says nothing: ids come again when slurmctld has lost its state
@@ -26,8 +28,11 @@ BELIEVED_S = 120.0  # what is announced of the queue is believed for so long
 REMARKS_S = 10.0  # between two looks at what waiting jobs are told
 ASIDE_S = 5.0  # for so long a job must have stood in another's way: starts and listings pass each other
 TRIES_MAX = 3  # to put a job back that has ended by itself, and to let one be requeued that may not
+NODES_SHOWN_MAX = 5
 _CANNOT_YIELD = "it is warned, and cancelled when its time is over; with requeue=1 it would go on later"
 _LACKS = "moor slurm install --plan shows the line"
+_NO_PLUGIN = "'moor slurm doctor' on the node tells; then 'scontrol update nodename=... state=resume'"
+_UNREACHED = "is the agent's port reached from the nodes? IPU jobs wait until these jobs are over; no node is drained"
 _OF_ANOTHER = "if that Slurm is gone for good, 'moor slurm doctor' lists them and 'moor delete claim' ends them"
 
 
@@ -71,6 +76,7 @@ class Memory:
         blocking_since: by claim, since when its job holds the licenses of one for which devices are kept.
         largest: the size of the largest job announced.
         remarked_at: when waiting jobs were last told why.
+        silence: of nodes that did not ask.
         reported: what was reported and is so still.
     """
 
@@ -81,6 +87,7 @@ class Memory:
     blocking_since: Mapping[str, float] = field(default_factory=dict)
     largest: int = 0
     remarked_at: float | None = None
+    silence: Silence = field(default_factory=Silence)
     reported: frozenset[Report] = frozenset()
 
 
@@ -105,6 +112,9 @@ class View:
         licenses_at: when they were listed; None: never.
         rules: of preemption.
         devices: who holds which; None: that was not asked for.
+        asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
+        steps: of the jobs of which not every node has asked; None: that was not asked for.
+        n_nodes: of the cluster.
         outcomes: what came of earlier acts.
         memory: of the plan before.
     """
@@ -125,6 +135,9 @@ class View:
     licenses_at: float | None = None
     rules: Rules = field(default_factory=Rules)
     devices: Devices | None = None
+    asked: Mapping[Start, frozenset[str]] = field(default_factory=dict)
+    steps: Sequence[TaskStep] | None = None
+    n_nodes: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
     memory: Memory = field(default_factory=Memory)
 
@@ -205,6 +218,22 @@ class ListDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class ListSteps:
+    """Ask Slurm for the steps of these jobs: a node of theirs has not asked for their partition."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopUnbound:
+    """Drain these nodes, then put back a job that ran there without its partition; cancel one that cannot be."""
+
+    job: JobRecord
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Announce to the controller which jobs wait, if that is news."""
 
@@ -242,6 +271,8 @@ Act = (
     | WriteNote
     | PreemptJobs
     | ListDevices
+    | ListSteps
+    | StopUnbound
     | Announce
     | Reserve
     | Report
@@ -281,6 +312,9 @@ def plan(view: View, now: Instant) -> Plan:
         acts.append(Announce(queue))
         if view.accepted and view.rules.by is not Preempt.NONE and may_displace_any(view.jobs, view.rules, now):
             acts.append(ListDevices())
+        memory = _look_for_silent(view, memory, acts)
+    if view.steps is not None:
+        memory = _stop_unbound(view, memory, view.steps, acts)
     if view.devices is not None:
         acts += _preempt(view, view.devices, now)
     if view.licenses_at is not None and view.licenses_at != memory.licenses_at:
@@ -288,7 +322,7 @@ def plan(view: View, now: Instant) -> Plan:
         lack = what_lacks(view.licenses, view.offer.counts)
         found = [Report("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
         memory = _report(memory, "gate.lacks", found, acts)
-        wanted = _to_reserve(view, memory.largest)
+        wanted = _to_reserve(view, memory)
         if not is_kept(view.licenses, wanted):
             acts.append(Reserve(wanted, to_reserve(view.licenses, None)))
     return Plan(tuple(acts), memory, judged)
@@ -345,6 +379,43 @@ def _claims_of_another(view: View) -> list[Report]:
     return [Report("claims.of_another", detail, _OF_ANOTHER)]
 
 
+def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
+    looked_at = memory.silence.looked_at
+    if not view.accepted or (looked_at is not None and view.at_s - looked_at < LOOK_S):
+        return memory
+    found = suspects(view.jobs.values(), view.asked)
+    if not found:
+        return _stop_unbound(view, memory, (), acts)
+    acts.append(ListSteps(tuple(job.job_id for job in found)))
+    return replace(memory, silence=replace(memory.silence, looked_at=view.at_s))
+
+
+def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
+    """Add what is to be done where tasks run that did not wait for their partition."""
+    loaded = frozenset().union(*view.asked.values())
+    silence, found = look(memory.silence, view.jobs.values(), view.asked, steps, loaded, view.at_s)
+    reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
+    if silence.is_general(view.n_nodes):
+        told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"
+        general = [Report("nodes.silent", told, _UNREACHED, is_error=True)]
+    else:
+        general = []
+        for one in found:
+            assert one.job.order is not None
+            if one.proven:
+                start = Start.of(one.job, one.job.order)
+                fresh = tuple(node for node in one.nodes if (start, node) not in silence.drained)
+                acts.append(StopUnbound(one.job, fresh, _told_of(one)))
+                silence = replace(silence, drained=silence.drained.union((start, node) for node in fresh))
+    memory = _report(replace(memory, silence=silence), "node.silent", reports, acts)
+    return _report(memory, "nodes.silent", general, acts)
+
+
+def _told_of(silent: Silent) -> str:
+    nodes = ", ".join(silent.nodes[:NODES_SHOWN_MAX]) + (", ..." if len(silent.nodes) > NODES_SHOWN_MAX else "")
+    return f"tasks of job {silent.job.job_id} run on {nodes}, which did not ask for its partition"
+
+
 def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
     found = choose(view.jobs, devices.pools, devices.next_up, view.home, view.rules, now)
     if found is None:
@@ -352,8 +423,10 @@ def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
     return [PreemptJobs(found.waiting, tuple((job, view.rules.is_requeued(job)) for job in found.victims))]
 
 
-def _to_reserve(view: View, largest: int) -> dict[str, int]:
+def _to_reserve(view: View, memory: Memory) -> dict[str, int]:
     """What the reservation must hold, as far as offer and lists know."""
+    if memory.silence.is_general(view.n_nodes):
+        return to_reserve(view.licenses, None)
     offer, live, counted = view.offer, set(), []
     for job in view.jobs.values():
         if job.order is not None and uses_licenses(job):
@@ -364,7 +437,7 @@ def _to_reserve(view: View, largest: int) -> dict[str, int]:
             if settled_at is not None and settled_at <= offer.asked_at:
                 counted.append(job.order.ipus)
     claims = view.claims.values()
-    largest = max([largest, *awaiting(claims, live)])
+    largest = max([memory.largest, *awaiting(claims, live)])
     young = view.listed_at is not None and view.at_s - view.listed_at <= FRESH_S
     if not young or not stay_ours(offer.held, largest, alone=offer.alone):
         return to_reserve(view.licenses, offer.counts, counted)

@@ -6,7 +6,7 @@ no step holds; where too few are left it waits for other steps to end. A batch s
 task and compute beside their steps: they hold nothing, as far as anybody can know.
 
 Which steps have ended is asked of Slurm only where a step would have to wait: most jobs have one after the other.
-What steps hold is written to a file: a restarted agent cannot ask a node what it was given.
+What steps hold, and which nodes have asked, is written to a file: a restarted agent cannot ask a node for either.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import Start, start_of
+from moorings.slurm.host.ledger import Start
 
 FOLDER = "moorings_steps"  # in StateSaveLocation, beside the instance's id
 PORT_FIRST, PORTS = 20_000, 20_000
@@ -28,6 +30,10 @@ PORT_STRIDE = 7919  # no divisor of PORTS: the ports of a job's steps are spread
 LOOK_S = 1.0  # between two questions which steps of a job have ended
 FILE_BYTES_MAX = 1 << 20
 STEPS_SHOWN_MAX = 5
+_DRAFT = ".draft"
+_NAME = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})-([0-9]{1,10})(?:\.draft)?")
+
+log = logging.getLogger("moorings.slurm.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class BusyError(MooringsError):
 
 
 class Steps:
-    """What the steps of all jobs hold.
+    """What the nodes of all starts of jobs asked for, and what their steps hold.
 
     Args:
         folder: where that is written down, a file for each start of a job; None: nowhere.
@@ -89,26 +95,49 @@ class Steps:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._shares: dict[str, dict[int, StepShare]] = {}  # by owner of the claim, and step
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._looked_at: dict[str, float] = {}
-        self._nodes: dict[str, tuple[str, ...]] = {}
-        self._names: set[str] | None = None  # of the starts that were kept last; None: the folder was not looked at
+        self._asked: dict[Start, frozenset[str]] = {}
+        self._early: dict[Start, set[str]] = {}  # who asked before ``begin``
+        self._shares: dict[Start, dict[int, StepShare]] = {}  # by number of the step
+        self._turns: dict[Start, asyncio.Lock] = {}
+        self._looked_at: dict[Start, float] = {}
+        self._nodes: dict[Start, tuple[str, ...]] = {}
+        self._written = self._find()
+        for start in self._written:
+            with contextlib.suppress(MooringsError):  # told when a step of it asks
+                self._load(start)
 
-    async def nodes(self, owner: str, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
+    @property
+    def asked(self) -> Mapping[Start, frozenset[str]]:
+        """The nodes that have asked, by start: of those that ``begin`` was called for."""
+        return dict(self._asked)
+
+    def begin(self, start: Start) -> None:
+        """From now on it is noted which nodes ask for that start, which has no partition yet."""
+        if start not in self._asked:
+            self._note(start, frozenset(self._early.pop(start, ())))
+
+    def hear(self, start: Start, node: str) -> None:
+        """A node has asked."""
+        known = self._asked.get(start)
+        if known is None:
+            self._early.setdefault(start, set()).add(node)
+        elif node not in known:
+            self._note(start, known | {node})
+
+    async def nodes(self, start: Start, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
         """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
 
         Raises:
             MooringsError: Slurm does not answer.
         """
-        async with self._turns.setdefault(owner, asyncio.Lock()):
-            if owner not in self._nodes:
-                self._nodes[owner] = await find()
-            return self._nodes[owner]
+        async with self._turns.setdefault(start, asyncio.Lock()):
+            if start not in self._nodes:
+                self._nodes[start] = await find()
+            return self._nodes[start]
 
     async def take(
         self,
-        owner: str,
+        start: Start,
         step: int,
         tasks: int,
         n_gcds: int,
@@ -118,7 +147,7 @@ class Steps:
         """What a step holds from now on, or already does: each of its nodes asks.
 
         Args:
-            owner: of the claim of this start of the job.
+            start: of the job.
             step: its number.
             tasks: of the step, on all its nodes.
             n_gcds: of the partition.
@@ -129,16 +158,16 @@ class Steps:
             BusyError: it has to wait.
             MooringsError: Slurm does not answer.
         """
-        start = start_of(owner)
-        assert start is not None
-        async with self._turns.setdefault(owner, asyncio.Lock()):
-            held = self._held(owner, start)
+        async with self._turns.setdefault(start, asyncio.Lock()):
+            if start not in self._shares:
+                self._load(start)
+            held = self._shares.setdefault(start, {})
             if step in held:
                 return held[step]
             gcds = share_out(tasks, n_gcds, held.values())
             now = asyncio.get_running_loop().time()
-            if gcds is None and now - self._looked_at.get(owner, -LOOK_S) >= LOOK_S:
-                self._looked_at[owner] = now
+            if gcds is None and now - self._looked_at.get(start, -LOOK_S) >= LOOK_S:
+                self._looked_at[start] = now
                 running = await find_running()
                 if step in running:  # the one that asks lives: a list without it is old, or not whole
                     for ended in held.keys() - set(running):
@@ -147,42 +176,39 @@ class Steps:
             if gcds is None:
                 raise BusyError("steps.busy", _told(min(tasks, n_gcds), n_gcds, held.values()))
             share = StepShare(step, gcds, await find_master(), free_port(start.job_id, held.values()))
-            self._write(start, [*held.values(), share])
+            self._write(start, self._asked.get(start), [*held.values(), share])
             held[step] = share
             return share
 
-    def keep_only(self, owners: Collection[str]) -> None:
-        """Forget what the steps of other starts held: their partitions have gone."""
-        names = {_name(start) for start in map(start_of, owners) if start is not None}
-        if names == self._names and self._shares.keys() <= set(owners):
-            return
-        self._names = names
-        for known in (self._shares, self._turns, self._looked_at, self._nodes):
-            for owner in known.keys() - set(owners):
-                known.pop(owner)
+    def keep_only(self, starts: Collection[Start]) -> None:
+        """Forget other starts: they are over."""
+        for known in (self._turns, self._looked_at, self._nodes, self._early, self._asked, self._shares):
+            for start in known.keys() - set(starts):
+                known.pop(start)
+        for start in self._written - set(starts):
+            self._remove(start)
+
+    def _find(self) -> set[Start]:
+        """The starts of which something is written down."""
+        try:
+            names = os.listdir(self._folder) if self._folder is not None else []  # noqa: PTH208 - names are all we need
+        except OSError:
+            return set()
+        return {Start(int(found[1]), found[2], int(found[3])) for found in map(_NAME.fullmatch, names) if found}
+
+    def _load(self, start: Start) -> None:
         if self._folder is None:
             return
-        with contextlib.suppress(OSError):
-            for name in set(os.listdir(self._folder)) - names:  # noqa: PTH208 - names are all we need
-                (self._folder / name).unlink()
-
-    def _held(self, owner: str, start: Start) -> dict[int, StepShare]:
-        if owner not in self._shares:
-            self._shares[owner] = {share.step: share for share in self._read(start)}
-        return self._shares[owner]
-
-    def _read(self, start: Start) -> Sequence[StepShare]:
-        if self._folder is None:
-            return ()
         try:
             with (self._folder / _name(start)).open("rb") as file:
-                items = json.loads(file.read(FILE_BYTES_MAX))
-            return [
+                told = json.loads(file.read(FILE_BYTES_MAX))
+            shares = [
                 StepShare(int(one["step"]), tuple(map(int, one["gcds"])), str(one["master"]), int(one["port"]))
-                for one in items
+                for one in told["steps"]
             ]
+            asked = frozenset(map(str, told["asked"])) if told["asked"] is not None else None
         except FileNotFoundError:
-            return ()
+            shares, asked = [], None  # a draft alone, or nothing
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MooringsError(
                 "slurm.unreadable",
@@ -190,16 +216,33 @@ class Steps:
                 hint="once no step of the job runs, remove that file",
                 retryable=True,
             ) from error
+        self._shares[start] = {share.step: share for share in shares}
+        if asked is not None:
+            self._asked[start] = asked
 
-    def _write(self, start: Start, shares: Iterable[StepShare]) -> None:
+    def _note(self, start: Start, asked: frozenset[str]) -> None:
+        """Write down who asked. Where that cannot be written nobody is judged by it, now or after a restart."""
+        shares = self._shares.get(start, {})
+        try:
+            self._write(start, asked, shares.values())
+            self._asked[start] = asked
+        except MooringsError as error:
+            self._asked.pop(start, None)
+            if not shares:
+                self._remove(start)
+            log.warning("steps.unwritten", extra={"job": start.job_id, "detail": error.detail})
+
+    def _write(self, start: Start, asked: Collection[str] | None, shares: Iterable[StepShare]) -> None:
         """No fsync: a power cut that loses this has ended slurmctld, too, which saves no sooner."""
         if self._folder is None:
             return
-        path, draft = self._folder / _name(start), self._folder / f"{_name(start)}.draft"
+        path, draft = self._folder / _name(start), self._folder / f"{_name(start)}{_DRAFT}"
+        told = {"asked": sorted(asked) if asked is not None else None, "steps": [asdict(share) for share in shares]}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._written.add(start)
             with open(draft, "wb", opener=_private) as file:
-                file.write(json.dumps([asdict(share) for share in shares]).encode())
+                file.write(json.dumps(told).encode())
             draft.replace(path)
         except OSError as error:
             raise MooringsError(
@@ -208,6 +251,13 @@ class Steps:
                 hint="a step starts once it is written down what it holds: see the disk of StateSaveLocation",
                 retryable=True,
             ) from error
+
+    def _remove(self, start: Start) -> None:
+        self._written.discard(start)
+        if self._folder is not None:
+            for path in (self._folder / _name(start), self._folder / f"{_name(start)}{_DRAFT}"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _name(start: Start) -> str:

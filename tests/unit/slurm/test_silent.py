@@ -1,0 +1,196 @@
+"""Nodes that run a job's tasks and do not ask: who is judged, when it is a proof, and when it is the agent's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.instants import SECOND, Instant
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.host.gate import Offer
+from moorings.slurm.host.ledger import Start
+from moorings.slurm.host.plan import Act, ListSteps, Memory, Report, Reserve, StopUnbound, View, plan
+from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, OWN_S, SILENT_S, Silence, Silent, look, suspects
+from moorings.slurm.steps import TaskStep
+from tests.unit.slurm.test_gate import licenses
+from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
+
+BEGAN = Instant(1_795_400_000 * SECOND)
+AT_S = 1000.0
+Asked = Mapping[Start, frozenset[str]]
+
+
+def job(job_id: int = 1, nodes: str = "n1", **more: Any) -> JobRecord:
+    return a_job(job_id, nodes=nodes, **({"started": BEGAN} | more))
+
+
+def start(job_id: int = 1) -> Start:
+    return Start(job_id, NONCE, 0)
+
+
+def asked(*nodes: str, job_id: int = 1) -> Asked:
+    return {start(job_id): frozenset(nodes)}
+
+
+def step(number: int | None = None, *nodes: str, after_s: float = 0.0, job_id: int = 1) -> TaskStep:
+    return TaskStep(job_id, number, nodes or ("n1",), Instant(BEGAN + round(after_s * SECOND)))
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "suspected"),
+    [
+        (job(), asked(), True),
+        (job(), asked("n1"), False),
+        (job(), {}, False),  # an agent before this one served it
+        (job(nodes="n[1-2]"), asked("n1"), True),
+        (job(nodes="n[1-", nodes_whole=False), asked("n1"), True),
+        (job(state="CONFIGURING"), asked(), False),  # its nodes boot, or run their prologs
+        (job(state="COMPLETING"), asked(), False),
+        (job(restarts=1), asked(), False),
+        (job(order=None), asked(), False),
+    ],
+)
+def test_of_whom_slurm_is_asked(found: JobRecord, known: Asked, suspected: bool) -> None:
+    assert suspects([found], known) == ([found] if suspected else [])
+
+
+def looked(
+    jobs: Sequence[JobRecord],
+    known: Asked,
+    *steps: TaskStep,
+    loaded: Collection[str] = (),
+    for_s: float = SILENT_S,
+) -> list[Silent]:
+    """What is found at the second of two looks that see the same."""
+    before, found = look(Silence(), jobs, known, steps, loaded, AT_S)
+    assert found == [], "never at the first look"
+    return look(before, jobs, known, steps, loaded, AT_S + for_s)[1]
+
+
+def test_a_node_that_does_not_ask_is_found_after_a_minute() -> None:
+    assert looked([job()], asked(), step(), for_s=SILENT_S - 1) == []
+    assert looked([job()], asked(), step()) == [Silent(job(), ("n1",), proven=True)]
+
+
+def test_only_nodes_with_tasks_are() -> None:
+    wide = job(nodes="n[1-3]", batch=False)
+    assert looked([wide], asked(), for_s=10 * SILENT_S) == [], "an idle salloc"
+    assert looked([wide], asked("n1"), step(0, "n1", "n3")) == [Silent(wide, ("n3",), proven=True)]
+
+
+@pytest.mark.parametrize(
+    ("one", "proven"),
+    [
+        (step(None, after_s=300.0), True),  # a batch script that a slow prolog held up
+        (step(0, after_s=OWN_S), True),
+        (step(0, after_s=OWN_S + 1), False),  # may be somebody's look from another shell
+        (replace(step(0), started=None), False),
+    ],
+)
+def test_where_slurmd_has_the_plugin_only_the_jobs_own_steps_are_a_proof(one: TaskStep, proven: bool) -> None:
+    assert [found.proven for found in looked([job()], asked(), one, loaded={"n1"})] == [proven]
+    assert [found.proven for found in looked([job()], asked(), one, loaded={"n2"})] == [True]
+
+
+def test_the_minute_begins_anew_with_each_start_and_after_a_gap() -> None:
+    before, _ = look(Silence(), [job()], asked(), [step()], (), AT_S)
+    gap, _ = look(before, [job()], asked(), [], (), AT_S + 30)
+    assert look(gap, [job()], asked(), [step()], (), AT_S + SILENT_S)[1] == []
+    again = job(restarts=1)
+    assert look(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], (), AT_S + SILENT_S)[1] == []
+
+
+# -- in the plan -------------------------------------------------------------------------------------------------------
+
+
+def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: Any) -> View:
+    claims = {claim.owner: claim for claim in (a_claim(one.job_id) for one in jobs)}
+    known: dict[str, Any] = {
+        "at_s": AT_S,
+        "jobs": by_id(*jobs),
+        "listed_at": AT_S,
+        "claims_before": claims,
+        "claims": claims,
+        "claims_listed": True,
+        "accepted": True,
+        "asked": {start(one.job_id): frozenset() for one in jobs},
+        "n_nodes": 4,
+    }
+    return View(home=HOME, steps=steps, **(known | more))
+
+
+def silent_view(*jobs: JobRecord, **more: Any) -> View:
+    """The jobs' batch scripts run for a minute on nodes that did not ask."""
+    steps = [step(None, one.nodes, job_id=one.job_id) for one in jobs]
+    first = plan(a_view(*jobs, steps=steps), BEGAN)
+    return a_view(*jobs, steps=steps, **({"at_s": AT_S + SILENT_S, "memory": first.memory} | more))
+
+
+def acts(view: View, *kinds: type) -> list[Act]:
+    return [act for act in plan(view, BEGAN).acts if isinstance(act, kinds)]
+
+
+def test_steps_are_listed_while_a_node_has_not_asked_and_seldom() -> None:
+    first = plan(a_view(job()), BEGAN)
+    assert [act for act in first.acts if isinstance(act, ListSteps)] == [ListSteps((1,))]
+    soon = a_view(job(), memory=first.memory, listed_at=AT_S + 1, at_s=AT_S + 1)
+    assert acts(soon, ListSteps) == []
+    assert acts(replace(soon, listed_at=AT_S + LOOK_S, at_s=AT_S + LOOK_S), ListSteps) == [ListSteps((1,))]
+    assert acts(a_view(job(), asked=asked("n1")), ListSteps) == []
+    assert acts(a_view(job(), accepted=False), ListSteps) == [], "they may be another Slurm's claims"
+
+
+def test_the_node_is_drained_and_the_job_stopped() -> None:
+    why = "tasks of job 1 run on n1, which did not ask for its partition"
+    assert acts(silent_view(job()), StopUnbound) == [StopUnbound(job(), ("n1",), why)]
+    (report,) = acts(silent_view(job()), Report)
+    assert isinstance(report, Report)
+    assert (report.event, report.is_error) == ("node.silent", False)
+
+
+def test_a_node_is_drained_once_for_a_job_that_is_still_there() -> None:
+    view = silent_view(job())
+    memory = plan(view, BEGAN).memory
+    (again,) = acts(replace(view, memory=memory, at_s=view.at_s + LOOK_S), StopUnbound)
+    assert isinstance(again, StopUnbound)
+    assert again.nodes == (), "an admin may have resumed it"
+
+
+def test_a_doubt_is_told_and_nothing_done() -> None:
+    look_in = [step(3, "n1", after_s=500)]
+    known = {start(1): frozenset[str](), start(2): frozenset({"n1"})}
+    jobs = (job(1), job(2))
+    first = plan(a_view(*jobs, steps=look_in, asked=known), BEGAN)
+    view = a_view(*jobs, steps=look_in, asked=known, memory=first.memory, at_s=AT_S + SILENT_S)
+    assert acts(view, StopUnbound) == []
+    assert len(acts(view, Report)) == 1
+
+
+@pytest.mark.parametrize(
+    ("silent", "n_nodes", "believed"), [(2, 4, True), (3, 4, False), (3, 60, True), (4, 60, False)]
+)
+def test_of_many_at_once_none_is_drained_and_the_gate_is_shut(silent: int, n_nodes: int, believed: bool) -> None:
+    jobs = [job(number, f"n{number}") for number in range(1, silent + 1)]
+    there = licenses({})
+    view = silent_view(
+        *jobs, n_nodes=n_nodes, licenses=there, licenses_at=AT_S, offer=Offer(counts={4: 1}, asked_at=AT_S)
+    )
+    assert len(acts(view, StopUnbound)) == (silent if believed else 0)
+    errors = [act for act in acts(view, Report) if isinstance(act, Report) and act.is_error]
+    assert [act.event for act in errors] == ([] if believed else ["nodes.silent"])
+    (reserve,) = acts(view, Reserve)
+    assert isinstance(reserve, Reserve)
+    assert (reserve.licenses["ipu_4"] == there["ipu_4"].total) is not believed
+
+
+def test_the_gate_is_open_again_some_time_after_they_are_over() -> None:
+    jobs = [job(number, f"n{number}") for number in range(1, 4)]
+    memory: Memory = plan(silent_view(*jobs), BEGAN).memory
+    assert memory.silence.is_general(4)
+    for apart_s, general in ((AT_ONCE_S / 2, True), (AT_ONCE_S, False)):
+        at_s = AT_S + SILENT_S + apart_s
+        later = plan(a_view(memory=memory, at_s=at_s, listed_at=at_s), BEGAN)
+        assert later.memory.silence.is_general(4) is general
