@@ -232,9 +232,9 @@ class Agent:
 
     async def _list_jobs(self) -> None:
         listing, accepted = self._listing, self._offers.accepted
-        was_accepted = accepted.is_set()
-        # What comes while the list is made is judged by the next one.
-        known = dict(self._berths.claims) if was_accepted else {}
+        # What comes while the list is made is judged by the next one, and so are all claims if they come meanwhile.
+        was_ready = accepted.is_set() and self._claims_listed.is_set()
+        known = dict(self._berths.claims) if was_ready else {}
 
         def starts() -> set[Start]:
             owners = {owner for owner in known if self._home.may_judge(owner)}
@@ -246,7 +246,7 @@ class Agent:
             jobs=listing.jobs,
             listed_at=listing.listed_at,
             claims_before=known,
-            accepted=was_accepted and accepted.is_set(),
+            accepted=was_ready and accepted.is_set(),
         )
         self._act()
         self._gate.set()

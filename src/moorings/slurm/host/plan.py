@@ -102,7 +102,8 @@ class View:
         jobs: the last good list: all IPU jobs that have not ended, and those of claims that Slurm still knows.
         listed_at: when it was asked for; None: there was none.
         claims_before: claims that were known before that list was asked for, by owner; what came since is not judged.
-        accepted: whether the controller believed this Slurm then and does now; else they may be another one's claims.
+        accepted: whether the controller had believed this Slurm and told its claims by then, and believes it now; else
+            they may be another one's claims.
         claims: the unended claims, by owner.
         claims_listed: whether that is all there is.
         releasing: ids of claims that are being released.
