@@ -75,6 +75,13 @@ class IpuSite:
 
     def start_agent(self, user: str | None = None, *, log_level: str = "debug") -> None:
         """Start it, as root or as a user, and wait until it listens."""
+        begun = self.log().count("agent.started")
+        self._agent = self.launch_agent(user, log_level=log_level)
+        with killed_on_failure(self._agent):
+            until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
+
+    def launch_agent(self, user: str | None = None, *, log_level: str = "debug") -> subprocess.Popen[bytes]:
+        """An agent that has just been started."""
         switch = (
             ["setpriv", "--pdeathsig=KILL", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
         )
@@ -85,16 +92,13 @@ class IpuSite:
         words += ["--listen", "127.0.0.1", "--log-level", log_level]
         path = f"{self.cluster.env['PATH']}:{os.environ['PATH']}"
         with (self.cluster.folder / "log" / "agent.log").open("ab") as log:
-            self._agent = launch(
+            return launch(
                 words,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.cluster.env, "PATH": path},
                 cwd=self.cluster.work,  # a release in a chroot has this folder, too
             )
-        begun = self.log().count("agent.started")
-        with killed_on_failure(self._agent):
-            until(lambda: self.log().count("agent.started") > begun or self._over(), what=self.log)
 
     def _over(self) -> bool:
         assert self._agent is not None
@@ -106,6 +110,11 @@ class IpuSite:
         assert self._agent is not None
         self._agent.send_signal(how)
         return self._agent.wait(patient(20))
+
+    def replace_agent(self, other: subprocess.Popen[bytes]) -> None:
+        """Kill the agent; another one is the site's from now on."""
+        self.end_agent()
+        self._agent = other
 
     @property
     def agent_lives(self) -> bool:

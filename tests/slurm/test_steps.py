@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.processes import killed_on_failure
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 
@@ -89,6 +90,19 @@ wait
     assert {first.devices, second.devices} == {"pod16:0", "pod16:1"}
     folder = site.cluster.folder / "state" / "moorings_steps"
     until(lambda: not list(folder.iterdir()), what=lambda: f"{list(folder.iterdir())}")
+
+
+def test_a_second_agent_waits_until_the_first_is_gone(site: IpuSite) -> None:
+    """Each would give out what it knows to be free, and a job's steps could be given one GCD by both."""
+    second = site.launch_agent()
+    with killed_on_failure(second):
+        until(lambda: "agent.waits" in site.log(), what=site.log)
+        job = site.cluster.sbatch("true", "--ipus=2")
+        site.cluster.wait_job(job, "COMPLETED")
+        begun = site.log().count("agent.started")
+        site.replace_agent(second)
+        until(lambda: site.log().count("agent.started") > begun, what=site.log)
+        site.cluster.wait_job(site.cluster.sbatch("true", "--ipus=2"), "COMPLETED")
 
 
 def test_a_step_waits_for_others_and_says_for_whom(site: IpuSite) -> None:

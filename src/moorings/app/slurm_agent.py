@@ -27,7 +27,7 @@ from moorings.slurm.formats import build_config, parse_config
 from moorings.slurm.host.agent import Agent, AgentSettings
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.door import CONNECTIONS_MAX, Door
-from moorings.slurm.host.instance import keep_instance
+from moorings.slurm.host.instance import keep_instance, lock_instance
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.steps import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
@@ -74,9 +74,12 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     site = await _find_site(slurm, stopping)
     if site is None:
         return
+    instance = keep_instance(site.state_folder, secrets.token_hex(INSTANCE_CHARS // 2))
+    if not await _be_the_only_one(site.state_folder, stopping):
+        return
     settings = AgentSettings(
         cluster=site.cluster,
-        instance=keep_instance(site.state_folder, secrets.token_hex(INSTANCE_CHARS // 2)),
+        instance=instance,
         pool=conf.pool,
         folder=str(conf.ipuof_dir or ""),
         patience_s=conf.timeout_s,
@@ -112,6 +115,26 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     log.info("agent.stopped")
 
 
+async def _pause(stopping: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PAUSE_S):
+            await stopping.wait()
+
+
+async def _be_the_only_one(folder: Path, stopping: asyncio.Event) -> bool:
+    """Wait until no other agent serves the Slurm that keeps its state there; false: it is to stop.
+
+    Two would give the GCDs of one job to two of its steps, each knowing only what it gave out itself.
+    """
+    told = False
+    while (lock := lock_instance(folder)) is None and not stopping.is_set():
+        if not told:
+            log.warning("agent.waits", extra={"detail": f"another agent serves the Slurm of {folder}: it goes first"})
+        told = True
+        await _pause(stopping)
+    return lock is not None
+
+
 def raise_open_files() -> int:
     """Have this process open as many files as the door needs, if it may; how many connections there is room for."""
     wanted = CONNECTIONS_MAX + OWN_FILES
@@ -140,9 +163,7 @@ async def _find_site(slurm: Commands, stopping: asyncio.Event) -> Site | None:
             if not told:
                 log.warning("slurm.awaited", extra={"code": error.code, "detail": error.detail})
             told = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_S):
-                await stopping.wait()
+        await _pause(stopping)
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.instance import FILE, keep_instance, read_instance
+from moorings.slurm.host.instance import FILE, keep_instance, lock_instance, read_instance
 from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,6 +64,17 @@ def test_one_that_cannot_be_read_is_told_and_kept(tmp_path: Path, text: str) -> 
     assert FILE in caught.value.detail
     assert "remove it" in caught.value.hint
     assert (tmp_path / FILE).read_text(encoding="latin-1") == text
+
+
+def test_one_agent_at_a_time_holds_it(tmp_path: Path) -> None:
+    keep_instance(tmp_path, ONE)
+    held = lock_instance(tmp_path)
+    assert held is not None
+    assert lock_instance(tmp_path) is None
+    os.close(held)
+    again = lock_instance(tmp_path)
+    assert again is not None
+    os.close(again)
 
 
 def test_a_folder_that_is_not_here(tmp_path: Path) -> None:

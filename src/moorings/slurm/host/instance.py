@@ -8,6 +8,7 @@ restarts, moves with a backup controller that shares the folder, and a folder ma
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -86,6 +87,30 @@ def keep_instance(folder: Path, fresh: str) -> str:
     if made is None:
         raise MooringsError("slurm.unreadable", f"{path} was removed just now", hint=_HINT)
     return made
+
+
+def lock_instance(folder: Path) -> int | None:
+    """Be the one agent of the Slurm that keeps its state in ``folder``, until this process ends; the open file.
+
+    None: another agent is. It also holds between machines that share the folder by NFS.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    path = folder / FILE
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS locks only what may be written
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except OSError:
+            os.close(file)
+            raise
+    except OSError as error:
+        raise MooringsError("slurm.unreadable", f"{path} cannot be locked: {error.strerror}", hint=_HINT) from error
+    return file
 
 
 def _save(folder: Path) -> None:
