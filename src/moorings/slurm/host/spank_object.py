@@ -33,7 +33,7 @@ def parse_version(image: bytes, source: str) -> str:
     """
     try:
         number = _number(image)
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise MooringsError("slurm.unreadable", f"{source} is no SPANK plugin that can be read: {error}") from error
     return f"{number >> 16 & 0xFF:02}.{number >> 8 & 0xFF:02}.{number & 0xFF}"
 
