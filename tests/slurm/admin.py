@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,16 @@ def surroundings(cluster: SlurmCluster) -> dict[str, str]:
 
 
 def moor(
-    cluster: SlurmCluster, *words: str, env: Mapping[str, str] | None = None, user: str | None = None
+    cluster: SlurmCluster,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    before: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """What came of it."""
+    """What came of it; ``before`` are words before the command, as of ``cluster.words_at``."""
     switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
     return subprocess.run(
-        [*switch, str(MOOR), *words],
+        [*before, *switch, str(MOOR), *words],
         env={**surroundings(cluster), **(env or {})},
         cwd=cluster.work,  # a release in a chroot sees this folder too
         capture_output=True,
@@ -38,9 +42,9 @@ def moor(
     )
 
 
-def told(cluster: SlurmCluster, *words: str, code: int = 0) -> dict[str, Any]:
+def told(cluster: SlurmCluster, *words: str, code: int = 0, before: Sequence[str] = ()) -> dict[str, Any]:
     """The document it prints; it must end with ``code``."""
-    done = moor(cluster, *words, "-o", "json")
+    done = moor(cluster, *words, "-o", "json", before=before)
     assert done.returncode == code, done.stdout + done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -75,8 +75,10 @@ class Queued:
 class SlurmCluster:
     """A cluster in a folder of its own below /tmp, with nodes n1, n2 and on; ``start`` it, or enter it as a context.
 
-    ``extra_conf`` are lines for slurm.conf, and replace ours under the same key. Files beside slurm.conf are written
-    before the start with ``write_conf``; later a changed slurm.conf is told with ``configure``.
+    ``extra_conf`` are lines for slurm.conf, and replace ours under the same key. The nodes of ``configless`` have no
+    files of their own: slurmctld hands them out, if slurm.conf says ``SlurmctldParameters=enable_configless``. Files
+    beside slurm.conf are written before the start with ``write_conf``; later a changed slurm.conf is told with
+    ``configure``.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class SlurmCluster:
         extra_conf: str = "",
         licenses: str = "",
         release: str = programs.RELEASE,
+        configless: Collection[int] = (),
     ) -> None:
         assert os.geteuid() == 0, "a Slurm cluster for the tests needs root: it runs jobs as several users"
         assert folder.is_relative_to("/tmp"), "ordinary users and chroots share /tmp with the tests"
@@ -96,6 +99,7 @@ class SlurmCluster:
         self.nodes = nodes
         self.accounting = accounting
         self.release = release
+        self._configless = frozenset(configless)
         self.etc = folder / "etc"
         self.work = folder / "work"  # where jobs start and write; everybody may
         self.munge_socket = folder / "run" / "munge.socket"
@@ -303,10 +307,14 @@ class SlurmCluster:
         timeout: float = 60,
         input: str = "",  # noqa: A002  subprocess's own word
         env: Mapping[str, str] | None = None,
+        before: Collection[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, in ``work``, as root or as a user; ``env`` is added to the cluster's."""
+        """Run a command to its end, in ``work``, as root or as a user; ``env`` is added to the cluster's.
+
+        ``before`` are words before it, as of ``words_at``.
+        """
         return subprocess.run(
-            self._build_words(argv, user),
+            [*before, *self._build_words(argv, user)],
             input=input,
             capture_output=True,
             text=True,
@@ -440,13 +448,38 @@ class SlurmCluster:
         name = f"n{number}"
         (self.folder / "spool" / name).mkdir(exist_ok=True)
         slurmd = ["slurmd", "-D", "-N", name]
+        place: list[str] = []
+        if number in self._configless:
+            slurmd += ["--conf-server", f"127.0.0.1:{self.ports[0]}"]
+            place = self._build_place()
         if self.programs.libraries:
             slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
         init = ["sh", "-c", f'{hide}"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
         self._launched[name] = time.time()
-        self._launch(name, [*namespace, *self._enter, *init, *slurmd])
+        self._launch(name, [*place, *namespace, *self._enter, *init, *slurmd])
+
+    def words_at(self, number: int) -> list[str]:
+        """The words before a command that is run as on a configless node: only what it was handed out is there."""
+        return self._build_place(self.folder / "spool" / f"n{number}" / "conf-cache")
+
+    def _build_place(self, handed_out: Path | None = None) -> list[str]:
+        """What takes this cluster's files away from a command, and shows it the folder ``handed_out`` in their place.
+
+        Without slurm.conf Slurm looks for munge and for its plugins where it was built for.
+        """
+        steps = ["mount -t tmpfs none /run", "mkdir /run/slurm /run/munge", "unset SLURM_CONF"]
+        steps += [f"ln -s {self.munge_socket} /run/munge/munge.socket.2", f"mount -t tmpfs none {self.etc}"]
+        if handed_out:
+            steps.append(f"ln -s {handed_out} /run/slurm/conf")
+        if self.programs.plugins:
+            built_for = Path("/") / self.programs.plugins.parent.relative_to(self.programs.root)
+            steps.append(f"mount -t overlay none -o lowerdir={built_for}:{self.programs.plugins.parent} {built_for}")
+        if Path("/etc/slurm").exists():
+            steps.append("mount -t tmpfs none /etc/slurm")
+        script = " && ".join([*steps, 'exec "$@"'])
+        return ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", script, "sh"]
 
     def _launch(self, name: str, words: list[str], env: Mapping[str, str] | None = None) -> None:
         def launch() -> subprocess.Popen[bytes]:

@@ -36,6 +36,7 @@ exec unshare --mount --propagation private -- sh -euc '
     mount --rbind /tmp "$0/tmp"
     mount --rbind /dev "$0/dev"
     mount --rbind /sys "$0/sys"
+    [ ! -d /run/slurm ] || mount --rbind /run "$0/run" # that of a machine without files of its own
     mount --bind /etc/hosts "$0/etc/hosts"
     mount -t proc proc "$0/proc"
     here=$PWD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.formats import build_jobs, parse_jobs
+from moorings.slurm.host.installation import digest_of
 from tests.slurm.admin import MOOR, moor, surroundings, told
 from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.waiting import patient
@@ -150,19 +152,64 @@ def test_a_site_with_files_of_its_own_keeps_them(cluster):
 
 def test_what_was_changed_by_hand_stays(cluster):
     install(cluster, "--apply")
-    loader = cluster.etc / "plugstack.conf.d" / "moorings.conf"
-    changed = loader.read_text().replace("wait=60", "wait=30")
-    assert changed != loader.read_text()
-    loader.write_text(changed)
-    assert install(cluster, "--apply")["moorings.conf"] == "keep"
-    assert loader.read_text() == changed
-    actions = install(cluster, "--uninstall")
-    assert actions.pop("moorings.conf") == "keep"
-    assert set(actions.values()) == {"remove"}
-    assert loader.read_text() == changed
+    stack = cluster.etc / "plugstack.conf"
+    changed = stack.read_text().replace("wait=60", "wait=30")
+    assert changed != stack.read_text()
+    stack.write_text(changed)
+    assert install(cluster, "--apply")["plugstack.conf"] == "keep"
+    assert stack.read_text() == changed
+    assert ["wait=60" in line for line in lines_to_add(cluster)["plugstack.conf"]] == [True]
+    done = moor(cluster, "slurm", "install", "--uninstall", "--library", str(library(cluster)))
+    assert f"{stack} still loads {library(cluster)}/moorings_spank.so" in done.stderr
+    assert {Path(path).name for path in tree(cluster)} >= {"plugstack.conf", "installed.json"}
+    assert ours(cluster) == []
+    assert stack.read_text() == changed
 
-    assert install(cluster, "--apply", "--force")["moorings.conf"] == "update"
-    assert "wait=60" in loader.read_text()
+    assert install(cluster, "--apply", "--force")["plugstack.conf"] == "update"
+    assert "wait=60" in stack.read_text()
+
+
+def test_what_an_earlier_release_installed_is_taken_over(cluster):
+    install(cluster, "--apply")
+    stack, loader = cluster.etc / "plugstack.conf", cluster.etc / "plugstack.conf.d" / "moorings.conf"
+    line, manifest = stack.read_text(), library(cluster) / "installed.json"
+    cluster.write_conf("plugstack.conf.d/moorings.conf", line)
+    cluster.write_conf("plugstack.conf", f"# Made by 'moor slurm install'.\ninclude {loader.parent}/*.conf\n")
+    known = json.loads(manifest.read_text())
+    known["files"] = [file for file in known["files"] if file["path"] != str(stack)]
+    known["files"] += [{"path": str(path), "sha256": [digest_of(path.read_bytes())]} for path in (loader, stack)]
+    manifest.write_text(json.dumps(known))
+    assert "--ipus" in cluster.check("srun", "--help")
+
+    actions = install(cluster, "--apply")
+    assert {name: action for name, action in actions.items() if action != "same"} == {
+        "plugstack.conf": "update",
+        "moorings.conf": "remove",
+    }
+    assert stack.read_text() == line
+    assert not loader.exists()
+    helped = cluster.run("srun", "--help")
+    assert "--ipus" in helped.stdout
+    assert "provided by both" not in helped.stderr
+    assert set(install(cluster, "--apply").values()) == {"same"}
+    assert set(install(cluster, "--uninstall").values()) == {"remove"}
+    assert ours(cluster) == []
+
+
+def test_a_folder_that_a_site_takes_in_gets_the_line(cluster):
+    """As Debian ships plugstack.conf."""
+    loader = cluster.etc / "plugstack.conf.d" / "moorings.conf"
+    cluster.write_conf("plugstack.conf", f"include {loader.parent}/*.conf\n")
+    actions = install(cluster, "--apply")
+    assert (actions["moorings.conf"], actions["plugstack.conf"]) == ("create", "keep")
+    assert "plugstack.conf" not in lines_to_add(cluster)
+    assert "--ipus" in cluster.check("srun", "--help")
+    assert install(cluster, "--apply", "--wait", "90")["moorings.conf"] == "update"
+    cluster.write_conf(
+        "plugstack.conf", loader.read_text().replace("Made", "Copied")
+    )  # the site makes the line its own
+    assert install(cluster, "--apply")["moorings.conf"] == "remove"
+    assert not loader.exists()
 
 
 def test_headers_of_another_release_write_nothing(cluster, tmp_path):
@@ -196,7 +243,7 @@ def test_nodes_that_would_give_up_before_the_agent_are_not_made(cluster):
     assert "--wait 100" in done.stderr
     assert ours(cluster) == []
     install(cluster, "--apply", "--wait", "100")
-    assert "wait=100" in (cluster.etc / "plugstack.conf.d" / "moorings.conf").read_text()
+    assert "wait=100" in (cluster.etc / "plugstack.conf").read_text()
 
 
 def test_the_exit_codes_that_a_site_requeues_stay(cluster):

@@ -68,7 +68,7 @@ def test_installed_by_the_defaults_a_job_gets_its_ipus(site: IpuSite, slurm_rele
     if slurm_release != RELEASE:
         pytest.skip(f"Slurm {slurm_release} lies in a chroot, which the agent may not enter as {SLURM_USER}")
     done = install(site, "--apply", "--ipus", str(N_IPUS))
-    loader = next(item for item in done["items"] if item["path"].endswith("/moorings.conf"))  # type: ignore[attr-defined]
+    loader = next(item for item in done["items"] if item["path"].endswith("/plugstack.conf"))  # type: ignore[attr-defined]
     assert loader["why"].endswith(f"the agent runs as {SLURM_USER}({UID})")
     conf = site.cluster.etc / "vipu.conf"
     assert (conf.stat().st_uid, conf.stat().st_mode & 0o777) == (UID, 0o600)
@@ -90,7 +90,7 @@ def test_installed_by_the_defaults_a_job_gets_its_ipus(site: IpuSite, slurm_rele
     assert install(site, "--plan")["lines"] == []
 
     # With a line that does not name the agent's user nodes would wait for nothing.
-    line = site.cluster.etc / "plugstack.conf.d" / "moorings.conf"
+    line = site.cluster.etc / "plugstack.conf"
     line.write_text(line.read_text().replace(f" agent_uid={UID}", ""))
     verdict, evidence, fix = verdicts(site, "--only", "slurm.agent", code=8)["slurm.agent"]
     assert verdict == "FAIL"

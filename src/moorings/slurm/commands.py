@@ -56,10 +56,13 @@ class Commands:
     Args:
         environment: the variables to choose from; only those that lead to Slurm are handed on.
         timeout_s: how long one command may take, its wait for its turn not counted.
+
+    Attributes:
+        environment: what the commands get.
     """
 
     def __init__(self, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
-        self._environment = build_environment(environment)
+        self.environment = build_environment(environment)
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
 
@@ -69,7 +72,7 @@ class Commands:
         Raises:
             MooringsError: ``slurm.missing``.
         """
-        if shutil.which(name, path=self._environment["PATH"]) is None:
+        if shutil.which(name, path=self.environment["PATH"]) is None:
             raise _missing(name, "it is not on PATH")
 
     async def ask(self, argv: Sequence[str]) -> bytes:
@@ -98,7 +101,7 @@ class Commands:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
-                    env=self._environment,
+                    env=self.environment,
                     start_new_session=True,  # so that all of it can be ended
                 )
             except OSError as error:

@@ -43,15 +43,15 @@ def plugstack_includes(text: str, path: str, folder: str) -> bool:
     )
 
 
-def plugstack_arguments(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """The path of the plugin whose file is called ``name``, and its arguments; None: no line loads it."""
+def plugstack_lines(text: str, name: str) -> list[tuple[str, dict[str, str]]]:
+    """Path and arguments, for each line that loads the plugin whose file is called ``name``."""
+    found = []
     for line in _lines(text):
         words = line.split()
-        if len(words) >= 2 and words[0].lower() in ("optional", "required"):
-            path = words[1]
-            if PurePosixPath(path).name == name:
-                return path, {key: value for key, _, value in (word.partition("=") for word in words[2:])}
-    return None
+        if len(words) >= 2 and words[0].lower() in ("optional", "required") and PurePosixPath(words[1]).name == name:
+            arguments = {key: value for key, _, value in (word.partition("=") for word in words[2:])}
+            found.append((words[1], arguments))
+    return found
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from moorings.slurm.host import checks
 from moorings.slurm.host.checks import Answer
 from moorings.slurm.host.installation import build_limits
 from moorings.slurm.host.ledger import Home
-from moorings.slurm.host.site import licenses_wanted
+from moorings.slurm.host.plugstack import PluginLine
+from moorings.slurm.host.site import at_machine, licenses_wanted
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody, TopologyShape
 from tests.cases import cases
@@ -173,10 +174,29 @@ def test_user():
     is_told(checks.check_user(SITE, None), "FAIL", "does not exist")
 
 
+LINE = PluginLine(Path("/etc/slurm/plugstack.conf"), "/x/moorings_spank.so", {})
+
+
+def test_what_configless_nodes_are_not_handed_out():
+    taken_in = dataclasses.replace(LINE, file=Path("/etc/slurm/plugstack.conf.d/moorings.conf"))
+    head = dataclasses.replace(SITE, configless=True)
+    node = at_machine(head, Path("/run/slurm/conf/slurm.conf"), has_files=False)
+    is_told(checks.check_plugin(SITE, [taken_in], None), "FAIL", "is not there")
+    is_told(checks.check_plugin(head, [taken_in], None), "FAIL", "does not hand out")
+    is_told(checks.check_plugin(head, [LINE], None), "FAIL", "is not there")
+    elsewhere = dataclasses.replace(head, plugstack=Path("/srv/plugstack.conf"))  # PlugStackConfig
+    is_told(checks.check_plugin(elsewhere, [dataclasses.replace(LINE, file=elsewhere.plugstack)], None), "FAIL", "/srv")
+    there = checks.check_plugin(node, [], None)
+    is_told(there, "FAIL", "/run/slurm/conf/plugstack.conf")
+    assert "beside slurmctld" in there.fix
+    is_told(checks.check_plugin(node, [], None, fetched=True), "SKIP", "fetch")
+
+
 def test_what_was_installed():
-    is_told(checks.check_plugin(SITE, None, None), "FAIL", "moorings_spank.so")
-    is_told(checks.check_plugin(SITE, "/x/moorings_spank.so", None), "FAIL", "is not there")
-    assert checks.check_plugin(SITE, "/x/moorings_spank.so", b"no object").verdict == "FAIL"
+    is_told(checks.check_plugin(SITE, [], None), "FAIL", "moorings_spank.so")
+    is_told(checks.check_plugin(SITE, [LINE], None), "FAIL", "is not there")
+    assert checks.check_plugin(SITE, [LINE], b"no object").verdict == "FAIL"
+    is_told(checks.check_plugin(SITE, [LINE, LINE], b""), "FAIL", "loaded twice")
     is_told(checks.check_options("  --ipus=N  IPUs of the job"), "PASS")
     is_told(checks.check_options("--cpus-per-task"), "FAIL", "not loaded")
     is_told(checks.check_submit(SITE, b""), "FAIL", "not set")

@@ -19,7 +19,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.slurm import formats, listings
 from moorings.slurm.formats import JobRecord, License, Order, Phase
-from moorings.slurm.host.site import parse_site
+from moorings.slurm.host.site import at_machine, parse_site
 from moorings.slurm.listings import Column, expand_hosts, parse_rows
 from tests.cases import cases
 
@@ -123,8 +123,20 @@ def test_licenses_reservation_nodes_and_configuration(release):
     assert (site.slurm_user, site.conf_hash, site.job_submit) == (("root", 0), "Match", ())
     assert site.munge_socket == "/srv/cluster/run/munge.socket"
     assert site.plugstack == Path("/srv/cluster/etc/plugstack.conf")
+    assert (site.configless, site.has_files) == (False, True)
     assert site.licenses["moorings_gate"] == 1
     assert site.state_folder == Path("/srv/cluster/state")
+
+
+@every_release
+def test_a_slurm_that_hands_its_files_out(release):
+    config = formats.parse_config(recorded(release, "config")) | {"SlurmctldParameters": "x=1,enable_configless"}
+    site = parse_site(config)
+    assert site.configless
+    node = at_machine(site, Path("/run/slurm/conf/slurm.conf"), has_files=False)
+    assert (node.folder, node.plugstack.parent, node.has_files) == (Path("/run/slurm/conf"),) * 2 + (False,)
+    named = parse_site(config | {"PlugStackConfig": "/srv/p.conf"})
+    assert at_machine(named, node.slurm_conf, has_files=False).plugstack == Path("/srv/p.conf")
 
 
 def test_nothing_is_nothing():

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
@@ -29,6 +29,7 @@ from moorings.slurm.host.installation import (
     with_steps,
     without,
 )
+from moorings.slurm.host.plugstack import Stack
 from moorings.slurm.host.site import (
     Site,
     conf_lines,
@@ -41,8 +42,8 @@ from moorings.slurm.host.site import (
 from moorings.slurm.host.spank_object import parse_version
 from moorings.slurm.slurm_conf import (
     parse_slurm_conf,
-    plugstack_arguments,
     plugstack_includes,
+    plugstack_lines,
 )
 from tests.cases import cases
 
@@ -108,7 +109,7 @@ def test_no_file_names_one_that_is_written_later():
 def test_what_everybody_can_read_has_no_secret_and_vipu_conf_is_closed():
     assert {file.path.name: file.mode for file in FILES}["vipu.conf"] == 0o600
     assert {file.path.name: file.owner for file in FILES if file.owner is not None} == {"vipu.conf": 64030}
-    assert content_of("moorings.conf") == (
+    assert content_of("plugstack.conf") == (
         "# Made by 'moor slurm install'.\n"
         "optional /usr/local/lib/moorings/slurm/moorings_spank.so agent=ctl1,ctl2:8091 max=64 wait=60\n"
     )
@@ -117,11 +118,11 @@ def test_what_everybody_can_read_has_no_secret_and_vipu_conf_is_closed():
 def test_what_differs_from_the_plugins_defaults_is_told_to_it():
     site = dataclasses.replace(SITE, munge_socket="/run/m")
     files = build_files(site, dataclasses.replace(CHOICES, agent_uid=7), b"", SOURCES)
-    assert files[-2].content.endswith(b" munge_socket=/run/m agent_uid=7\n")
-    assert files[-2].why.endswith("the agent runs as uid 7")
+    assert files[-1].content.endswith(b" munge_socket=/run/m agent_uid=7\n")
+    assert files[-1].why.endswith("the agent runs as uid 7")
     slurms = build_files(site, dataclasses.replace(CHOICES, agent_uid=64030), b"", SOURCES)
-    assert slurms[-2].content.endswith(b" agent_uid=64030\n")
-    assert slurms[-2].why.endswith("the agent runs as slurm(64030)")
+    assert slurms[-1].content.endswith(b" agent_uid=64030\n")
+    assert slurms[-1].why.endswith("the agent runs as slurm(64030)")
 
 
 def test_the_limits_of_the_submit_script():
@@ -166,11 +167,9 @@ def test_a_newer_release_takes_the_place_of_what_we_wrote():
 
 def test_what_was_changed_by_hand_is_kept_unless_force_is_said():
     on_disk, manifest = installed()
-    loader = PATHS[5]
-    assert loader.name == "moorings.conf"
-    on_disk[loader] = digest_of(b"agent=elsewhere")
-    assert actions(plan_install(FILES, on_disk, manifest))["moorings.conf"] is Action.KEEP
-    assert actions(plan_install(FILES, on_disk, manifest, force=True))["moorings.conf"] is Action.UPDATE
+    on_disk[PATHS[1]] = digest_of(b"return {}")
+    assert actions(plan_install(FILES, on_disk, manifest))["moorings_limits.lua"] is Action.KEEP
+    assert actions(plan_install(FILES, on_disk, manifest, force=True))["moorings_limits.lua"] is Action.UPDATE
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -302,11 +301,13 @@ def test_what_is_hinted_is_allowed(patience):
 
 
 def test_what_to_add_to_a_sites_own_files():
-    assert own_lines(SITE, {}) == []
-    script, stack = own_lines(SITE, {JOB_SUBMIT: b"function slurm_job_submit() end", PLUGSTACK: b"required x11.so"})
+    assert own_lines(SITE, CHOICES, None, Stack()) == []
+    theirs = Stack({PLUGSTACK: "required x11.so"})
+    script, stack = own_lines(SITE, CHOICES, b"function slurm_job_submit() end", theirs)
     assert script.lines[0] == 'package.path = "/etc/slurm/?.lua;" .. package.path'
-    assert stack.lines == ("include /etc/slurm/plugstack.conf.d/*.conf",)
-    assert own_lines(SITE, {JOB_SUBMIT: "\n".join(script.lines).encode(), PLUGSTACK: stack.lines[0].encode()}) == []
+    assert stack.lines == (content_of("plugstack.conf").splitlines()[1],)
+    added = Stack({PLUGSTACK: stack.lines[0]})
+    assert own_lines(SITE, CHOICES, "\n".join(script.lines).encode(), added) == []
 
 
 def test_a_comment_calls_nothing():
@@ -333,8 +334,8 @@ def test_whether_plugstack_takes_our_file_in(text, included):
 
 def test_the_line_that_loads_the_plugin():
     text = "# optional /no/moorings_spank.so\nrequired x.so\noptional /a/moorings_spank.so agent=h:1 max=4\n"
-    assert plugstack_arguments(text, "moorings_spank.so") == ("/a/moorings_spank.so", {"agent": "h:1", "max": "4"})
-    assert plugstack_arguments("required x.so", "moorings_spank.so") is None
+    assert plugstack_lines(text, "moorings_spank.so") == [("/a/moorings_spank.so", {"agent": "h:1", "max": "4"})]
+    assert plugstack_lines("required x.so", "moorings_spank.so") == []
 
 
 # -- from select/vipu --------------------------------------------------------------------------------------------------
@@ -372,10 +373,11 @@ def test_what_takes_the_place_of_the_select_plugin(parameters, lines):
 def test_any_slurm_conf_is_read(text):
     parse_slurm_conf(text)
     plugstack_includes(text, "/a/b", "/a")
-    plugstack_arguments(text, "x")
+    plugstack_lines(text, "x")
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"\x7fELF\x02\x01" + rest))
+@example(b"\x7fELF\x02\x01" + b"\xff" * 58)  # tables further on than any file is long
 def test_what_is_no_plugin_is_refused(image):
     with pytest.raises(MooringsError) as told:
         parse_version(image, "x.so")

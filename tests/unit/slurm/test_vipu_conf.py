@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, parse_vipu_conf, slurm_uid, vipu_conf_path
+from moorings.slurm.host import vipu_conf
+from moorings.slurm.host.vipu_conf import (
+    VipuConf,
+    is_own_conf,
+    load_vipu_conf,
+    parse_vipu_conf,
+    slurm_conf_path,
+    slurm_uid,
+    vipu_conf_path,
+)
 from tests.cases import cases
 from tests.waiting import patient
 
@@ -145,6 +154,25 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 def test_it_lies_beside_slurm_conf():
     assert vipu_conf_path({"SLURM_CONF": "/srv/slurm/etc/slurm.conf"}) == Path("/srv/slurm/etc/vipu.conf")
     assert vipu_conf_path({}) == Path("/etc/slurm/vipu.conf")
+
+
+def test_slurm_conf_is_found_as_slurm_finds_it(tmp_path, monkeypatch):
+    told, cached = tmp_path / "head" / "slurm.conf", tmp_path / "run" / "conf" / "slurm.conf"
+    monkeypatch.setattr(vipu_conf, "CACHED_SLURM_CONF", cached)
+    assert slurm_conf_path({"SLURM_CONF": "/srv/slurm.conf"}, told) == Path("/srv/slurm.conf")
+    assert slurm_conf_path({}, told) == told  # nothing is here: the commands fetch it
+    assert not is_own_conf(told)
+    spool = tmp_path / "spool" / "conf-cache"
+    for folder in (spool, cached.parent.parent, told.parent):
+        folder.mkdir(parents=True)
+    (spool / "slurm.conf").touch()
+    cached.parent.symlink_to(spool)  # as slurmd makes it
+    assert slurm_conf_path({}, told) == cached
+    assert not is_own_conf(cached)
+    assert not is_own_conf(spool / "slurm.conf")  # as a job's SLURM_CONF names it
+    told.touch()
+    assert slurm_conf_path({}, told) == told
+    assert is_own_conf(told)
 
 
 def test_the_key_may_stand_in_a_file_of_its_own(tmp_path):

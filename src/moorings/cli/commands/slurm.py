@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -110,6 +111,8 @@ def install(
     if mode == "uninstall":
         return _uninstall(session, folder, output)
     site = _site(session)
+    if not site.has_files:
+        return _install_plugin(session, site, folder, output, apply=mode == "apply", force=force)
     pool = _pool(session, site, ipus, max_ipus)
     if (conf := site.folder / FILE_NAME).exists():
         check_wait(wait_s, load_vipu_conf(conf, site.slurm_user[1]).timeout_s, conf)
@@ -127,6 +130,26 @@ def install(
         with doing.alone(folder):
             doing.apply_install(steps, doing.load_manifest(folder), folder)
     _show(session, steps, _lines(site, choices), output, done=mode == "apply")
+    return Exit.OK
+
+
+def _install_plugin(session: Session, site: Site, folder: Path, output: str | None, *, apply: bool, force: bool) -> int:
+    """Only the plugin: slurmctld hands the files out, and they are installed beside it."""
+    from moorings.slurm.host import install as doing
+    from moorings.slurm.host.installation import build_plugin_file, plan_install
+
+    plugin = doing.compile_plugin(doing.load_sources(), site.version, session.environment)
+    wanted = [build_plugin_file(site, folder, plugin)]
+    with doing.alone(folder) if apply else contextlib.nullcontext():
+        manifest = doing.load_manifest(folder)
+        steps = plan_install(wanted, doing.look(file.path for file in wanted), manifest, force=force)
+        if apply:
+            doing.apply_install(steps, manifest, folder)
+    _show(session, steps, [], output, done=apply)
+    session.console.note(
+        "There is no slurm.conf of this machine's own: slurmctld hands its files out. Beside slurmctld install all of "
+        "them; 'scontrol reconfigure' hands them out anew."
+    )
     return Exit.OK
 
 
@@ -152,13 +175,16 @@ def _site(session: Session) -> Site:
 
 def _planned(session: Session, site: Site, choices: Choices, *, force: bool) -> list[Step]:
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import build_files, plan_install
+    from moorings.slurm.host.installation import build_files, plan_install, retired_files
 
     sources = doing.load_sources()
     plugin = doing.compile_plugin(sources, site.version, session.environment)
-    wanted = build_files(site, choices, plugin, sources)
-    on_disk = doing.look(file.path for file in wanted)
-    return plan_install(wanted, on_disk, doing.load_manifest(choices.library), force=force)
+    manifest = doing.load_manifest(choices.library)
+    stack = doing.look_at_plugstack(site, manifest, force=force)
+    wanted = build_files(site, choices, plugin, sources, stack)
+    retired = retired_files(site, stack)
+    on_disk = doing.look([*(file.path for file in wanted), *retired])
+    return plan_install(wanted, on_disk, manifest, force=force, retired=retired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +242,10 @@ def _lines(site: Site, choices: Choices) -> list[_Line]:
     from moorings.slurm.host.installation import JOB_SUBMIT, own_lines
     from moorings.slurm.host.site import conf_lines
 
-    own = {}
-    for path in (site.folder / JOB_SUBMIT, site.plugstack):
-        content = doing.read_file(path)
-        if content is not None:
-            own[path] = content
+    script = doing.read_file(site.folder / JOB_SUBMIT)
+    stack = doing.look_at_plugstack(site, doing.load_manifest(choices.library))
     lines = [_Line(line.file, (line.line,), line.why) for line in conf_lines(site, choices.ipus, choices.largest)]
-    return [*lines, *(_Line(line.file, line.lines, line.why) for line in own_lines(site, own))]
+    return [*lines, *(_Line(line.file, line.lines, line.why) for line in own_lines(site, choices, script, stack))]
 
 
 def _uninstall(session: Session, folder: Path, output: str | None) -> int:
@@ -233,25 +256,34 @@ def _uninstall(session: Session, folder: Path, output: str | None) -> int:
         _show(session, [], [], output, done=True)
         return Exit.OK
     with doing.alone(folder):
-        steps = _taken_away(folder)
+        steps = _taken_away(session, folder)
     _show(session, steps, [], output, done=True)
     return Exit.OK
 
 
-def _taken_away(folder: Path) -> list[Step]:
+def _taken_away(session: Session, folder: Path) -> list[Step]:
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
+    from moorings.slurm.host.plugstack import plugin_lines
+    from moorings.slurm.host.vipu_conf import slurm_conf_path
     from moorings.slurm.slurm_conf import parse_slurm_conf
 
     manifest = doing.load_manifest(folder)
+    stacks = {slurm_conf_path(session.environment).with_name("plugstack.conf")}
     for path in manifest.digests:
         if path.name == SUBMIT:
             conf = path.with_name("slurm.conf")
+            stacks.add(path.with_name("plugstack.conf"))
             settings = parse_slurm_conf((doing.read_file(conf) or b"").decode("utf-8", "replace"))
             used = [word.strip() for word in settings.get("jobsubmitplugins", "").split(",")]
             check_uninstall(used, doing.read_file(path.with_name(JOB_SUBMIT)), conf)
     steps = plan_uninstall(doing.look(manifest.digests), manifest)
     doing.apply_uninstall(steps, manifest, folder)
+    for line in (line for stack in stacks for line in plugin_lines(doing.load_plugstack(stack))):
+        if Path(line.path) in manifest.digests:
+            session.console.warn(
+                f"{line.file} still loads {line.path}: take that line out, wherever the file comes from"
+            )
     return steps
 
 
@@ -282,7 +314,8 @@ def _show(session: Session, steps: Sequence[Step], lines: Sequence[_Line], outpu
             session.console.line(f"    {text}")
     if lines:
         session.console.note(
-            "After slurm.conf was changed on all machines, restart slurmctld; 'moor slurm doctor' looks."
+            "After slurm.conf was changed on all machines, restart slurmctld; where it hands its files out "
+            "(configless), say 'scontrol reconfigure' then. 'moor slurm doctor' looks."
         )
 
 

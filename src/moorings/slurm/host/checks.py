@@ -15,9 +15,10 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, seconds_between
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
 from moorings.slurm.host.gate import twins
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, PLUGIN, PLUGSTACK_FILE, calls_ours, parse_requeue
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_requeue
 from moorings.slurm.host.ledger import Home, Start, queue_of, start_of
 from moorings.slurm.host.nodes import LATE_EXIT
+from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
 from moorings.wire.codec import parse_time
@@ -152,10 +153,29 @@ def check_user(site: Site, here: int | None) -> FindingBody:
 _INSTALL = "moor slurm install --plan"
 
 
-def check_plugin(site: Site, path: str | None, image: bytes | None) -> FindingBody:
-    """Whether the plugin that plugstack names is there and of this release; ``path`` is None if none is named."""
-    if path is None:
-        return _found("slurm.plugin", FAIL, f"no file that {site.plugstack} takes in loads {PLUGIN}", _INSTALL)
+def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *, fetched: bool = False) -> FindingBody:
+    """Whether the plugin that plugstack names is there, of this release and loaded once, also on configless nodes.
+
+    Args:
+        site: as this machine has it.
+        lines: those that load it.
+        image: what the first of them loads; None: it is not there.
+        fetched: Slurm's commands fetch plugstack.conf from slurmctld, so that it cannot be seen here.
+    """
+    if fetched:
+        told = "Slurm's commands fetch plugstack.conf from slurmctld each time, and nothing is to be seen here"
+        return _found("slurm.plugin", SKIP, told, "see slurm.options")
+    if not lines:
+        fix = _INSTALL if site.has_files else f"{_INSTALL}, beside slurmctld, which hands that file out"
+        return _found("slurm.plugin", FAIL, f"no file that {site.plugstack} takes in loads {PLUGIN}", fix)
+    if len(lines) > 1:
+        told = f"{PLUGIN} is loaded twice: by {_named(line.file for line in lines)}; 'srun --ipus=1' crashes"
+        return _found("slurm.plugin", FAIL, told, f"leave one of the lines; '{_INSTALL}' tells which is ours")
+    if site.has_files and site.configless and not is_handed_out(site, lines[0]):
+        told = f"the line that loads {PLUGIN} stands in {lines[0].file}, which slurmctld does not hand out: configless"
+        fix = f"'{_INSTALL}' prints the line for {site.folder / 'plugstack.conf'} itself; then 'scontrol reconfigure'"
+        return _found("slurm.plugin", FAIL, f"{told} nodes start IPU jobs without a partition", fix)
+    path = lines[0].path
     if image is None:
         return _found("slurm.plugin", FAIL, f"{path} is not there", "moor slurm install --apply")
     try:
@@ -291,7 +311,7 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
         return _found(check, SKIP, f"nodes wait {wait} s; vipu.conf cannot be used here", "see slurm.vipu")
     if wait.isdecimal() and int(wait) > patience_s:
         return _found(check, PASS, f"nodes wait {wait} s, and the agent {patience_s} s")
-    told = f"wait={wait} in {PLUGSTACK_FILE} must be more than ApiTimeout={patience_s}, or nodes do not hear why"
+    told = f"wait={wait} of the plugin's line must be more than ApiTimeout={patience_s}, or nodes do not hear why"
     return _found(check, WARN, told, mend)
 
 
@@ -341,14 +361,14 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
     silent = _named(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
     if not any(answer.listens for answer in answers):
         told = f"the agent does not answer at {address}" + (f" ({silent})" if silent else ": it names no host")
-        return _found(check, FAIL, told, f"systemctl start {UNIT}, or mend 'agent=' in {PLUGSTACK_FILE}")
+        return _found(check, FAIL, told, f"systemctl start {UNIT}, or mend 'agent=' in the plugin's line")
     if all(answer.uid is None for answer in answers):
         fix = "run it as root to see whether it is the agent"
         return _found(check, SKIP, f"something listens at {address} ({silent})", fix)
     good = [answer for answer in answers if answer.uid is not None]
     told = _named(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
     if silent:
-        fix = f"systemctl start {UNIT} there, or take the host out of 'agent=' in {PLUGSTACK_FILE}"
+        fix = f"systemctl start {UNIT} there, or take the host out of 'agent=' in the plugin's line"
         return _found(check, WARN, f"the agent answers at {told}, and not at {silent}", fix)
     return _found(check, PASS, f"the agent answers at {address}: {told}")
 

@@ -28,15 +28,16 @@ from moorings.slurm import formats
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
-from moorings.slurm.host.install import find_site, read_file
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, PLUGIN
+from moorings.slurm.host.install import find_site, load_plugstack, read_file
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS
 from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, Home, queue_of
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
+from moorings.slurm.host.plugstack import PluginLine, plugin_lines
 from moorings.slurm.host.site import Site, munge_socket_of
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
-from moorings.slurm.slurm_conf import included_files, parse_slurm_conf, plugstack_arguments
+from moorings.slurm.slurm_conf import parse_slurm_conf
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
 
 P = ParamSpec("P")
@@ -214,33 +215,33 @@ async def _munge(conf: Path) -> list[FindingBody]:
 # -- what was installed ------------------------------------------------------------------------------------------------
 
 
-def plugin_line(site: Site) -> tuple[str, dict[str, str]] | None:
-    """Path and arguments: the line that loads the plugin, from plugstack.conf or a file that it takes in."""
-    text = read_file(site.plugstack)
-    if text is None:
-        return None
-    files = [text]
-    for pattern in included_files(text.decode("utf-8", "replace"), str(site.folder)):
-        found = sorted(Path(pattern).parent.glob(Path(pattern).name))
-        files += [content for path in found if (content := read_file(path)) is not None]
-    lines = (plugstack_arguments(content.decode("utf-8", "replace"), PLUGIN) for content in files)
-    return next((line for line in lines if line is not None), None)
+def plugin_line(site: Site) -> PluginLine | None:
+    """The line that loads the plugin, from plugstack.conf or a file that it takes in."""
+    return next(iter(plugin_lines(load_plugstack(site.plugstack))), None)
 
 
 async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> list[FindingBody]:
-    line = await _aside(plugin_line, site)
-    image = await _aside(read_file, Path(line[0])) if line else None
+    lines = plugin_lines(await _aside(load_plugstack, site.plugstack))
+    image = await _aside(read_file, Path(lines[0].path)) if lines else None
     help_text = await commands.run(["srun", "--help"])
-    script = await _aside(read_file, site.folder / JOB_SUBMIT)
+    fetched = not site.has_files and not await _aside(site.slurm_conf.exists)
     return [
-        checks.check_plugin(site, line[0] if line else None, image),
+        checks.check_plugin(site, lines, image, fetched=fetched),
         checks.check_options(help_text.output.decode("utf-8", "replace")),
-        checks.check_submit(site, script),
-        checks.check_limits(site, await _aside(read_file, site.folder / LIMITS)),
+        *await _submitting(site),
         checks.check_accounting(site),
         checks.check_backfill(site),
         checks.check_requeue(site),
-        checks.check_waits(line[1] if line else None, conf.timeout_s if conf is not None else None),
+        checks.check_waits(lines[0].arguments if lines else None, conf.timeout_s if conf is not None else None),
+    ]
+
+
+async def _submitting(site: Site) -> list[FindingBody]:
+    if not site.has_files:
+        return checks.skipped(("slurm.submit", "slurm.limits"), "slurmctld's own files are beside it (configless)")
+    return [
+        checks.check_submit(site, await _aside(read_file, site.folder / JOB_SUBMIT)),
+        checks.check_limits(site, await _aside(read_file, site.folder / LIMITS)),
     ]
 
 
@@ -263,7 +264,7 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
 async def _agent(site: Site) -> list[FindingBody]:
     """Asks the agent for a job that cannot be, just as a node asks for one that is, at each of its addresses."""
     line = await _aside(plugin_line, site)
-    arguments = line[1] if line else {}
+    arguments = line.arguments if line else {}
     address = arguments.get("agent") or ",".join(site.controllers)
     hosts, port = checks.parse_agents(address)
     answers = await asyncio.gather(*(_answer(host, port, site) for host in hosts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import stat
 import subprocess
@@ -34,12 +35,16 @@ from moorings.slurm.host.installation import (
     with_steps,
     without,
 )
-from moorings.slurm.host.site import Site, parse_site
+from moorings.slurm.host.plugstack import Stack, loader_of
+from moorings.slurm.host.site import Site, at_machine, parse_site
 from moorings.slurm.host.spank_object import parse_version, release_of
+from moorings.slurm.host.vipu_conf import is_own_conf, slurm_conf_path
+from moorings.slurm.slurm_conf import included_files
 
 LIBRARY = Path("/usr/local/lib/moorings/slurm")
 COMPILE_S = 60.0
 FILE_BYTES_MAX = 16 << 20
+PLUGSTACK_FILES_MAX = 100
 SOURCE = "moorings_spank.c"
 PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h")  # of it
 _HEADERS = (
@@ -48,12 +53,14 @@ _HEADERS = (
 
 
 async def find_site(commands: Commands) -> Site:
-    """The Slurm that this machine's commands reach.
+    """The Slurm that this machine's commands reach, with the files that they read.
 
     Raises:
         MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.unreadable`` and what else asking can end in.
     """
-    return parse_site(parse_config(await commands.ask(build_config())))
+    site = parse_site(parse_config(await commands.ask(build_config())))
+    conf = slurm_conf_path(commands.environment, site.slurm_conf)
+    return at_machine(site, conf, has_files=is_own_conf(conf))
 
 
 def load_sources() -> dict[str, bytes]:
@@ -146,6 +153,41 @@ def read_file(path: Path) -> bytes | None:
         ) from error
 
 
+def load_plugstack(path: Path) -> dict[Path, str]:
+    """The texts of a plugstack.conf and of the files that it takes in, and these in turn; empty if there is none.
+
+    Raises:
+        MooringsError: ``slurm.denied``.
+    """
+    found: dict[Path, str] = {}
+    rest = [path]
+    while rest and len(found) < PLUGSTACK_FILES_MAX:
+        file = rest.pop(0)
+        content = read_file(file) if file not in found else None
+        if content is not None:
+            found[file] = content.decode("utf-8", "replace")
+            rest += [each for pattern in included_files(found[file], str(file.parent)) for each in _matching(pattern)]
+    return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    return sorted(path for path in map(Path, glob.glob(pattern)) if path.is_file())  # noqa: PTH207  never refuses one
+
+
+def look_at_plugstack(site: Site, manifest: Manifest, *, force: bool = False) -> Stack:
+    """What there is of plugstack files, and which of them are ours; with ``force`` also one that was changed by hand.
+
+    Raises:
+        MooringsError: ``slurm.denied``.
+    """
+    ours = [path for path in (site.plugstack, loader_of(site)) if path in manifest.digests]
+    now = look(ours)
+    kept = {path for path in ours if path in now and now[path] in manifest.digests[path]}
+    if force and now.get(site.plugstack) is not None:
+        kept.add(site.plugstack)
+    return Stack(load_plugstack(site.plugstack), frozenset(kept))
+
+
 def load_manifest(library: Path) -> Manifest:
     """What we wrote on this machine; empty if nothing.
 
@@ -182,7 +224,7 @@ def alone(library: Path) -> Iterator[None]:
 
 
 def apply_install(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
-    """Write what is to be written, in order; done again after a kill, it ends in the same.
+    """Write what is to be written, in order, then remove what is retired; after a kill it ends in the same.
 
     Raises:
         MooringsError: ``slurm.changed`` if a file is not what it was when the plan was made; ``slurm.denied``.
@@ -196,6 +238,11 @@ def apply_install(steps: Sequence[Step], manifest: Manifest, library: Path) -> N
         if (step.action is Action.CREATE) != (step.path not in look([step.path])):
             raise MooringsError("slurm.changed", f"{step.path} has come or gone since the plan was made")
         _write(step.path, step.wanted.content, step.wanted.mode, step.wanted.owner)
+    retired = [step for step in steps if step.action in (Action.REMOVE, Action.GONE)]
+    for step in (step for step in retired if step.action is Action.REMOVE):
+        _remove(step.path, known)
+    if retired:
+        _write(library / MANIFEST, build_manifest(without(known, {step.path for step in retired})), 0o644)
 
 
 def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
@@ -208,12 +255,7 @@ def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) ->
     for path in (*manifest.digests, library / MANIFEST):
         _draft(path).unlink(missing_ok=True)
     for step in (step for step in steps if step.action is Action.REMOVE):
-        if look([step.path]).get(step.path) not in manifest.digests[step.path]:
-            raise MooringsError("slurm.changed", f"{step.path} was changed since the plan was made")
-        try:
-            step.path.unlink()
-        except OSError as error:
-            raise _denied(step.path, error) from error
+        _remove(step.path, manifest)
         gone.add(step.path)
     rest = without(manifest, gone)
     if rest.digests:
@@ -244,6 +286,16 @@ def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> N
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+    except OSError as error:
+        raise _denied(path, error) from error
+
+
+def _remove(path: Path, manifest: Manifest) -> None:
+    """Remove a file that is as we wrote it."""
+    if look([path]).get(path) not in manifest.digests[path]:
+        raise MooringsError("slurm.changed", f"{path} was changed since the plan was made")
+    try:
+        path.unlink()
     except OSError as error:
         raise _denied(path, error) from error
 

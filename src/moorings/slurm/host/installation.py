@@ -1,8 +1,9 @@
 """What an installation for Slurm consists of, as decisions: which files, with which content, and what to do about each.
 
 Every file is ours alone or missing before: a file of the site's is never rewritten, nor is one of ours that somebody
-changed by hand. The manifest knows a file of ours by its digests: the one it had, and the one it is about to get, so
-that a kill between the two leaves nothing that looks like somebody else's.
+changed by hand. Where the line that loads the plugin belongs, ``plugstack`` tells. The manifest knows a file of ours by
+its digests: the one it had, and the one it is about to get, so that a kill between the two leaves nothing that looks
+like somebody else's.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.slurm.host.plugstack import (
+    PLUGIN,
+    Place,
+    Stack,
+    choose_place,
+    loader_of,
+    plugin_lines,
+    why_to_write,
+)
 from moorings.slurm.host.site import Site, sizes_up_to
 from moorings.slurm.host.vipu_conf import FILE_NAME
-from moorings.slurm.slurm_conf import plugstack_includes
 
-PLUGIN = "moorings_spank.so"
-PLUGSTACK_FILE = "moorings.conf"
-PLUGSTACK_FOLDER = "plugstack.conf.d"
 SUBMIT, LIMITS, JOB_SUBMIT = "moorings_submit.lua", "moorings_limits.lua", "job_submit.lua"
 MANIFEST = "installed.json"
 MANIFEST_BYTES_MAX = 1 << 20
@@ -108,7 +114,9 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def build_files(site: Site, choices: Choices, plugin: bytes, sources: Mapping[str, bytes]) -> list[Wanted]:
+def build_files(
+    site: Site, choices: Choices, plugin: bytes, sources: Mapping[str, bytes], stack: Stack | None = None
+) -> list[Wanted]:
     """The files of an installation, in the order they are written: nothing names one that comes after it.
 
     Args:
@@ -116,34 +124,56 @@ def build_files(site: Site, choices: Choices, plugin: bytes, sources: Mapping[st
         choices: of the admin.
         plugin: the compiled plugin.
         sources: the Lua files, by name.
+        stack: the plugstack files of this machine; None: there are none.
     """
     folder = site.folder
-    include = f"# {_MADE}.\ninclude {folder / PLUGSTACK_FOLDER}/*.conf\n".encode()
     filled = "how the agent reaches the controller: fill it in"
-    name, user = site.slurm_user
-    agent = f"{name}({user})" if choices.agent_uid == user else f"uid {choices.agent_uid}"
+    user = site.slurm_user[1]
     return [
-        Wanted(choices.library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755),
+        build_plugin_file(site, choices.library, plugin),
         Wanted(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
         Wanted(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
         Wanted(folder / FILE_NAME, VIPU_CONF, filled, 0o600, once=True, owner=max(user, 0)),
         Wanted(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
-        Wanted(
-            folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE,
-            build_plugstack_line(site, choices),
-            f"loads the plugin; the agent runs as {agent}",
-        ),
-        Wanted(site.plugstack, include, "takes plugstack.conf.d in", yields=True),
+        *_plugstack_files(site, choices, stack or Stack()),
     ]
 
 
-def build_plugstack_line(site: Site, choices: Choices) -> bytes:
-    """The file that loads the plugin, with its arguments. Everybody can read it: no secret is in it."""
-    words = [f"agent={choices.agent}", f"max={choices.largest}", f"wait={choices.wait_s}"]
-    words += [f"munge_socket={site.munge_socket}"] if site.munge_socket else []
-    words += [f"agent_uid={choices.agent_uid}"] if choices.agent_uid else []
+def build_plugin_file(site: Site, library: Path, plugin: bytes) -> Wanted:
+    """The plugin: all there is to install where slurmctld hands out the rest."""
+    return Wanted(library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755)
+
+
+def _plugstack_files(site: Site, choices: Choices, stack: Stack) -> list[Wanted]:
+    name, user = site.slurm_user
+    agent = f"{name}({user})" if choices.agent_uid == user else f"uid {choices.agent_uid}"
+    line = f"# {_MADE}.\n{build_plugin_line(site, choices)}\n".encode()
+    why = f"loads the plugin; the agent runs as {agent}"
+    place = choose_place(site, stack)
+    files = [Wanted(loader_of(site), line, why)] if place is Place.FOLDER else []
+    if place is Place.FOLDER and site.plugstack in stack.replaceable:  # it takes others' files in, too
+        return [*files, Wanted(site.plugstack, stack.texts[site.plugstack].encode(), "takes plugstack.conf.d in")]
+    return [*files, Wanted(site.plugstack, line, why, yields=True)]
+
+
+def retired_files(site: Site, stack: Stack) -> list[Path]:
+    """What earlier installations wrote and this one does without: our line, where another loads the plugin."""
+    loader, place = loader_of(site), choose_place(site, stack)
+    elsewhere = any(line.file != loader for line in plugin_lines(stack.texts))
+    return [loader] if place is Place.FILE or (place is Place.SITE and elsewhere) else []
+
+
+def build_plugin_line(site: Site, choices: Choices) -> str:
+    """The line that loads the plugin, with its arguments. Everybody can read it: no secret is in it."""
     # `optional`: an object of another release costs an error message; `required` would break every command.
-    return f"# {_MADE}.\noptional {choices.library / PLUGIN} {' '.join(words)}\n".encode()
+    words = (f"{name}={value}" for name, value in _arguments(site, choices).items())
+    return f"optional {choices.library / PLUGIN} {' '.join(words)}"
+
+
+def _arguments(site: Site, choices: Choices) -> dict[str, str]:
+    found = {"agent": choices.agent, "max": str(choices.largest), "wait": str(choices.wait_s)}
+    found |= {"munge_socket": site.munge_socket} if site.munge_socket else {}
+    return found | ({"agent_uid": str(choices.agent_uid)} if choices.agent_uid else {})
 
 
 def build_limits(site: Site, choices: Choices) -> bytes:
@@ -191,18 +221,23 @@ class OwnLine:
     why: str
 
 
-def own_lines(site: Site, found: Mapping[Path, bytes]) -> list[OwnLine]:
-    """What is to be added by hand to ``job_submit.lua`` and ``plugstack.conf``, where the site has its own."""
+def own_lines(site: Site, choices: Choices, script: bytes | None, stack: Stack) -> list[OwnLine]:
+    """What is to be added by hand to ``job_submit.lua`` and ``plugstack.conf``, where the site has its own.
+
+    Args:
+        site: what it is for.
+        choices: of the admin.
+        script: its ``job_submit.lua``; None: there is none.
+        stack: its plugstack files.
+    """
     lines = []
-    script = found.get(site.folder / JOB_SUBMIT)
     if script is not None and not calls_ours(script):
         why = "the site has a job_submit.lua: let its two functions call ours first"
         lines.append(OwnLine(site.folder / JOB_SUBMIT, (_PATH.format(folder=site.folder), *_CALLS), why))
-    text = found.get(site.plugstack)
-    loader = site.folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE
-    if text is not None and not plugstack_includes(text.decode("utf-8", "replace"), str(loader), str(site.folder)):
-        line = f"include {site.folder / PLUGSTACK_FOLDER}/*.conf"
-        lines.append(OwnLine(site.plugstack, (line,), "the site has a plugstack.conf: let it take the folder in"))
+    why = why_to_write(site, stack, choices.library / PLUGIN, _arguments(site, choices))
+    if why:
+        file = site.folder / "plugstack.conf" if site.configless else site.plugstack
+        lines.append(OwnLine(file, (build_plugin_line(site, choices),), why))
     return lines
 
 
@@ -229,17 +264,32 @@ _CALLS = (
 
 
 def plan_install(
-    wanted: Sequence[Wanted], on_disk: Mapping[Path, str | None], manifest: Manifest, *, force: bool = False
+    wanted: Sequence[Wanted],
+    on_disk: Mapping[Path, str | None],
+    manifest: Manifest,
+    *,
+    force: bool = False,
+    retired: Sequence[Path] = (),
 ) -> list[Step]:
-    """What to do about each file, in order.
+    """What to do about each file, in order: at last those that are needed no more are removed.
 
     Args:
         wanted: the files.
         on_disk: the digest of what lies at each path now; None: something that is no plain file. Missing: nothing.
         manifest: what we wrote before.
         force: also replace files that were changed by hand, and others' at our paths.
+        retired: files of an earlier installation.
     """
-    return [_step(file, on_disk, manifest.digests.get(file.path, ()), force=force) for file in wanted]
+    steps = [_step(file, on_disk, manifest.digests.get(file.path, ()), force=force) for file in wanted]
+    return steps + [_away(path, on_disk, manifest) for path in retired if path in manifest.digests]
+
+
+def _away(path: Path, on_disk: Mapping[Path, str | None], manifest: Manifest) -> Step:
+    if path not in on_disk:
+        return Step(Action.GONE, path, "its line stands in plugstack.conf")
+    if on_disk[path] in manifest.digests[path]:
+        return Step(Action.REMOVE, path, "its line stands in plugstack.conf")
+    return Step(Action.KEEP, path, "it was changed by hand; its line stands in plugstack.conf, so remove it yourself")
 
 
 def _step(file: Wanted, on_disk: Mapping[Path, str | None], ours: tuple[str, ...], *, force: bool) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
@@ -31,7 +31,7 @@ class Site:
     Attributes:
         version: as ``22.05.8``.
         cluster: its name.
-        slurm_conf: the file its commands read; the others lie beside it.
+        slurm_conf: the file its commands read, here or (``parse_site``) at slurmctld; the others lie beside it.
         plugstack: where Slurm looks for plugstack.conf.
         controllers: addresses of the machines of slurmctld.
         slurm_user: name and number of SlurmUser.
@@ -44,6 +44,8 @@ class Site:
         requeue_exit: exit codes and ranges of them (``3-5``) with which a batch job goes back into the queue.
         log_file: of slurmctld, on its machine; empty: it has none.
         state_folder: where slurmctld keeps what it knows, on its machine.
+        configless: whether slurmctld hands its files out to machines that have none.
+        has_files: whether this machine has files of its own; False: slurmctld hands them out.
     """
 
     version: str
@@ -65,6 +67,8 @@ class Site:
     requeue_exit: tuple[str, ...]
     log_file: str
     state_folder: Path
+    configless: bool = False
+    has_files: bool = True
 
     @property
     def folder(self) -> Path:
@@ -83,7 +87,7 @@ class Site:
 
 
 def parse_site(config: Mapping[str, str]) -> Site:
-    """The site that a configuration describes (``formats.parse_config``).
+    """The site that a configuration describes (``formats.parse_config``), as slurmctld has it.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -111,9 +115,17 @@ def parse_site(config: Mapping[str, str]) -> Site:
             requeue_exit=_words(config.get("RequeueExit", "")),
             log_file=config.get("SlurmctldLogFile", ""),
             state_folder=Path(config["StateSaveLocation"]),
+            configless="enable_configless" in _words(config.get("SlurmctldParameters", "").lower()),
         )
     except KeyError as error:
         raise MooringsError("slurm.unreadable", f"'scontrol show config' does not tell {error}") from error
+
+
+def at_machine(site: Site, conf: Path, *, has_files: bool) -> Site:
+    """The site as a machine has it whose commands read the file ``conf``."""
+    beside = site.plugstack == site.folder / "plugstack.conf"
+    plugstack = conf.with_name("plugstack.conf") if beside else site.plugstack
+    return replace(site, slurm_conf=conf, plugstack=plugstack, has_files=has_files)
 
 
 def has_accounting(config: Mapping[str, str]) -> bool:

@@ -24,6 +24,7 @@ from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
+CACHED_SLURM_CONF = Path("/run/slurm/conf/slurm.conf")  # what slurmd or sackd was handed out
 BYTES_MAX = 64 << 10
 IPUS_MAX = 65_536
 
@@ -87,9 +88,22 @@ class VipuConf:
         )
 
 
-def slurm_conf_path(environment: Mapping[str, str]) -> Path:
-    """The ``slurm.conf`` that Slurm's own commands read."""
-    return Path(environment.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
+def slurm_conf_path(environment: Mapping[str, str], told: Path = DEFAULT_SLURM_CONF) -> Path:
+    """The ``slurm.conf`` that Slurm's own commands read, found as they find it.
+
+    Args:
+        environment: of the commands.
+        told: where slurmctld has it. Where no file is, the commands fetch it anew each time, and this is the answer.
+    """
+    if named := environment.get("SLURM_CONF"):
+        return Path(named)
+    return next((path for path in (told, DEFAULT_SLURM_CONF, CACHED_SLURM_CONF) if path.exists()), told)
+
+
+def is_own_conf(conf: Path) -> bool:
+    """Whether a ``slurm.conf`` is the machine's own; not if slurmctld hands it out (configless) to slurmd or sackd."""
+    cached = conf.parent == CACHED_SLURM_CONF.parent or conf.resolve().parent.name == "conf-cache"
+    return conf.exists() and not cached
 
 
 def vipu_conf_path(environment: Mapping[str, str]) -> Path:
