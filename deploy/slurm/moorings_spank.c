@@ -4,7 +4,7 @@
  *
  * Here are the options and Slurm's calls; moorings_step.h, moorings_ask.h and moorings_folders.h are parts of this file.
  *
- * plugstack.conf.d/moorings.conf, on submit hosts and nodes (readable by all: no secrets here):
+ * plugstack.conf, on submit hosts and nodes (readable by all: no secrets here):
  *
  *     optional /usr/lib/.../moorings_spank.so agent=HOST[,HOST2]:8091 max=256 wait=60 munge_socket=PATH agent_uid=UID
  *         run_dir=PATH
