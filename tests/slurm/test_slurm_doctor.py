@@ -10,6 +10,7 @@ import pytest
 
 from moorings.slurm.host.checks import CHECKS
 from moorings.slurm.host.doctor import PART_S
+from moorings.slurm.host.installation import VIPU_CONF
 from moorings.slurm.host.instance import read_instance
 from tests.slurm.admin import moor, told
 from tests.slurm.ipus import IpuSite, ipu_site
@@ -204,6 +205,13 @@ def test_a_node_has_no_vipu_conf(site):
         assert found["slurm.plugin"][0] == "PASS"
     finally:
         site.cluster.write_conf("vipu.conf", content, 0o600)
+
+
+def test_a_vipu_conf_that_nobody_filled_in(site):
+    """As an installation leaves it on every machine."""
+    (site.cluster.etc / "vipu.conf").write_bytes(VIPU_CONF)
+    found = findings(site, code=0)
+    assert (found["slurm.vipu"][0], found["slurm.pool"][0], found["slurm.plugin"][0]) == ("SKIP", "SKIP", "PASS")
 
 
 def test_a_key_that_was_revoked(site):

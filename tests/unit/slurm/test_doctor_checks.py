@@ -235,7 +235,7 @@ def test_what_becomes_of_a_wait_in_vain():
     is_told(checks.check_waits({"wait": "60"}, 60), "WARN", "wait=60", "ApiTimeout=60")
     is_told(checks.check_waits({"wait": "never"}, 60), "WARN", "wait=never")
     is_told(checks.check_waits({"wait": "60"}, None), "SKIP", "60")
-    is_told(checks.check_waits(None, 50), "SKIP", "no line loads the plugin")
+    is_told(checks.check_waits(None, 50), "SKIP", "no line that loads the plugin")
 
 
 @cases(

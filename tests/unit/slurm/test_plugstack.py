@@ -21,7 +21,15 @@ from moorings.slurm.host.installation import (
     retired_files,
     with_steps,
 )
-from moorings.slurm.host.plugstack import Place, Stack, choose_place, loader_of, plugin_lines
+from moorings.slurm.host.plugstack import (
+    Place,
+    PluginLine,
+    Stack,
+    agent_uid_of,
+    choose_place,
+    loader_of,
+    plugin_lines,
+)
 from moorings.slurm.host.site import Site
 from moorings.slurm.slurm_conf import included_files
 from tests.cases import cases
@@ -184,3 +192,16 @@ def test_a_line_of_the_sites_that_differs_is_told():
     assert told.lines == (build_plugin_line(SITE, NEWER),)
     assert "differs" in told.why
     assert own_lines(SITE, dataclasses.replace(CHOICES, library=Path("/opt")), None, Stack({STACK: line})) != []
+
+
+@cases(
+    ("line", "uid"),
+    [
+        (None, 64030),  # SlurmUser: what slurmctld hands out cannot be seen on every machine
+        (PluginLine(STACK, "/x.so", {}), 0),
+        (PluginLine(STACK, "/x.so", {"agent_uid": "7"}), 7),
+        (PluginLine(STACK, "/x.so", {"agent_uid": "-7"}), 0),
+    ],
+)
+def test_whose_word_is_the_agents(line, uid):
+    assert agent_uid_of(SITE, line) == uid

@@ -314,8 +314,8 @@ def _show(session: Session, steps: Sequence[Step], lines: Sequence[_Line], outpu
             session.console.line(f"    {text}")
     if lines:
         session.console.note(
-            "After slurm.conf was changed on all machines, restart slurmctld; where it hands its files out "
-            "(configless), say 'scontrol reconfigure' then. 'moor slurm doctor' looks."
+            "After the files were changed on all machines, restart slurmctld, and say 'scontrol reconfigure', so that "
+            "nodes read them, too; 'moor slurm doctor' looks."
         )
 
 

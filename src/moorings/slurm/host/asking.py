@@ -10,6 +10,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.host.checks import parse_agents
 from moorings.slurm.host.doctor import plugin_line
 from moorings.slurm.host.install import find_site
+from moorings.slurm.host.plugstack import agent_uid_of
 from moorings.slurm.host.site import Site
 from moorings.slurm.host.why import WhyRequest, build_request, parse_reply
 from moorings.slurm.munge import Munge
@@ -37,8 +38,7 @@ async def ask_why(commands: Commands, job: int, cluster: str = "") -> tuple[str,
     line = await asyncio.to_thread(plugin_line, site)
     arguments = line.arguments if line is not None else {}
     hosts, port = parse_agents(arguments.get("agent") or ",".join(site.controllers))
-    uid = arguments.get("agent_uid", "0")
-    trusted = {0, int(uid)} if uid.isdecimal() else {0}
+    trusted = {0, agent_uid_of(site, line)}
     problems = []
     for host in hosts:
         try:

@@ -305,7 +305,7 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
     """
     check, mend = "slurm.waits", "set ApiTimeout in vipu.conf, or 'moor slurm install --wait S' on all machines"
     if arguments is None:
-        return _found(check, SKIP, "no line loads the plugin: nodes do not wait", "see slurm.plugin")
+        return _found(check, SKIP, "no line that loads the plugin is to be seen", "see slurm.plugin")
     wait = arguments.get("wait", "60")  # the plugin's own
     if patience_s is None:
         return _found(check, SKIP, f"nodes wait {wait} s; vipu.conf cannot be used here", "see slurm.vipu")

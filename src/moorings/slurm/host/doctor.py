@@ -29,11 +29,11 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
 from moorings.slurm.host.install import find_site, load_plugstack, read_file
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, VIPU_CONF
 from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, Home, queue_of
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
-from moorings.slurm.host.plugstack import PluginLine, plugin_lines
+from moorings.slurm.host.plugstack import PluginLine, agent_uid_of, plugin_lines
 from moorings.slurm.host.site import Site, munge_socket_of
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
@@ -252,6 +252,9 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
     if not await _aside(path.exists):  # it is for the agent's machine alone
         fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
+    if os.geteuid() == 0 and await _aside(read_file, path) == VIPU_CONF:
+        told = f"{path} is as it was made: not filled in, as it need not be where the agent does not run"
+        return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=told, fix="beside slurmctld: fill it in")]
     await seen.asked.wait()
     user = seen.site.slurm_user[1] if seen.site is not None else await _aside(slurm_uid, slurm_conf)
     seen.conf = conf = await _aside(load_vipu_conf, path, user)
@@ -268,8 +271,7 @@ async def _agent(site: Site) -> list[FindingBody]:
     address = arguments.get("agent") or ",".join(site.controllers)
     hosts, port = checks.parse_agents(address)
     answers = await asyncio.gather(*(_answer(host, port, site) for host in hosts))
-    uid = arguments.get("agent_uid", "0")
-    return [checks.check_agent(site, address, answers, int(uid) if uid.isdecimal() else 0)]
+    return [checks.check_agent(site, address, answers, agent_uid_of(site, line))]
 
 
 async def _answer(host: str, port: str, site: Site) -> checks.Answer:

@@ -67,6 +67,14 @@ def plugin_lines(texts: Mapping[Path, str]) -> list[PluginLine]:
     return [PluginLine(file, *line) for file, text in texts.items() for line in plugstack_lines(text, PLUGIN)]
 
 
+def agent_uid_of(site: Site, line: PluginLine | None) -> int:
+    """Whose word nodes take for the agent's, besides root's; where no line is seen SlurmUser's, as it is installed."""
+    if line is None:
+        return max(site.slurm_user[1], 0)
+    told = line.arguments.get("agent_uid", "0")
+    return int(told) if told.isdecimal() else 0
+
+
 def is_handed_out(site: Site, line: PluginLine) -> bool:
     """Whether configless Slurm gives the line to its nodes: plugstack.conf beside slurm.conf, and nothing it takes in.
 
