@@ -44,15 +44,25 @@ def test_a_start_that_the_offer_does_not_know_of_takes_from_it() -> None:
     now = licenses({1: 16, 2: 16, 4: 16, 8: 16})
     offer = {1: 8, 2: 4, 4: 2, 8: 1}
     assert to_reserve(now, offer, [8])["ipu_8"] == 16, "in use 16, held 16: nothing is left to start"
-    assert to_reserve(now, {}, [8, 8])["ipu_8"] == 16, "nor when it was claimed: the offer has shrunk by as much"
+    assert to_reserve(now, {}, [8, 8])["ipu_8"] == 32, "nor when it was claimed: the offer has shrunk by as much"
     assert to_reserve(now, offer, [8, 8])["ipu_8"] == 8, "and if the offer stands beside both, one of 8 may start"
+
+
+def test_where_nothing_is_free_what_a_job_gives_back_is_held_before_it_ends() -> None:
+    """Slurm starts the next job in the instant in which one ends, on a block that is being emptied for a larger one."""
+    full = licenses(dict.fromkeys((1, 2), 32))
+    kept = to_reserve(full, {}, [2] * 16)
+    ended = licenses(dict.fromkeys((1, 2), 30), {size: kept[f"ipu_{size}"] for size in SIZES})
+    assert ended["ipu_2"].free < 2
+    kept = to_reserve(full, {2: 1, 1: 2}, [2] * 15)
+    assert (kept["ipu_1"], kept["ipu_2"], kept["ipu_4"]) == (0, 0, 32), "a job that the offer does not know of took it"
 
 
 def test_at_the_end_of_a_job_the_next_may_start_if_what_returns_stays_ours() -> None:
     """Others hold 8 of 32, three jobs of 8 the rest; one of them is over, and its claim is not released yet."""
     small = dict.fromkeys((1, 2, 4, 8), 16)
     kept = to_reserve(licenses(small), {}, [8, 8, 8])
-    assert (kept["ipu_8"], kept["ipu_16"]) == (16, 32), "its licenses, until the partition is gone"
+    assert (kept["ipu_8"], kept["ipu_16"]) == (32, 32), "its licenses, until the partition is gone"
     kept = to_reserve(licenses(small), {}, held={8: 3})
     assert (kept["ipu_8"], kept["ipu_16"]) == (8, 32), "nobody else could get it"
     full = licenses(dict.fromkeys((1, 2, 4, 8), 24))

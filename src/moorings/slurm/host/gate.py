@@ -106,7 +106,9 @@ def to_reserve(
         if offer is None:
             ours = 0
         elif held is None:
-            ours = min(sum(one for one in counted if one >= size), now.used)
+            # Where no block is free to start on, what running jobs give back is held in advance: Slurm starts the next
+            # job in the instant in which one ends, and piece by piece would take what is kept for a larger one.
+            ours = min(sum(one for one in counted if one >= size), now.used) if offer.get(size) else 0
         else:
             ours = sum(one * count for one, count in held.items() if one >= size)
         kept[name] = max(now.total - ours - size * (offer or {}).get(size, 0), 0)
