@@ -8,6 +8,7 @@ TURN = "tests/unit/core/test_turn.py::"
 QUEUE = "tests/unit/core/test_queue.py::"
 NEXT_UP = "tests/unit/core/test_next_up.py::"
 GATE = "tests/unit/slurm/test_gate.py::"
+WITHHELD = "tests/unit/slurm/test_withheld.py::"
 ANNOUNCED = "tests/unit/core/test_announced.py::"
 CLAIMS = "tests/unit/core/test_claims.py::"
 PARTITIONS = "tests/unit/core/test_partitions.py::"
@@ -341,6 +342,42 @@ ORDER = (
         cut="size >= largest",
         put="True",
         tests=(f"{GATE}test_what_returns_stays_ours_only_if_nobody_could_want_it_before",),
+    ),
+    Guard(
+        law="7",
+        what="what Slurm's jobs will give back is reserved before they end, where no block is free",
+        file="slurm/host/gate.py",
+        at="to_reserve",
+        cut="offer.get(size)",
+        put="True",
+        tests=(f"{GATE}test_where_nothing_is_free_what_a_job_gives_back_is_held_before_it_ends",),
+    ),
+    Guard(
+        law="7",
+        what="no IPUs are kept for a Slurm job that lacks another license",
+        file="slurm/host/withheld.py",
+        at="_lacking_licenses",
+        cut="left < count",
+        put="False",
+        tests=(f"{WITHHELD}test_another_license_in_use",),
+    ),
+    Guard(
+        law="7",
+        what="none are kept for a while after a Slurm job did not start on them",
+        file="slurm/host/withheld.py",
+        at="follow",
+        cut="at_s < known.again_at",
+        put="False",
+        tests=(f"{WITHHELD}test_each_pause_is_twice_as_long_up_to_the_longest",),
+    ),
+    Guard(
+        law="7",
+        what="only a Slurm job that could have started is taken to have refused",
+        file="slurm/host/withheld.py",
+        at="open_for",
+        cut="any(left < n_ipus for size, left in room.items() if size <= n_ipus)",
+        put="False",
+        tests=(f"{WITHHELD}test_only_a_job_that_slurm_may_start_is_tried",),
     ),
     Guard(
         law="7",

@@ -39,6 +39,7 @@ from moorings.slurm.host.plan import (
     plan,
 )
 from moorings.slurm.host.reclaim import Warn
+from moorings.slurm.needs import JobNeeds, Needs
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, ReasonBody
 from tests.unit.slurm import test_preempt as ranks
@@ -212,6 +213,30 @@ def test_the_job_of_higher_rank_gets_the_devices_of_one_that_may_be_preempted() 
     devices = Devices([(ranks.POOL, held)], {"pod": owner(1)})
     (act,) = [act for act in plan(replace(view, devices=devices), ranks.NOW).acts if isinstance(act, PreemptJobs)]
     assert act == PreemptJobs(high, ((low, True),))
+
+
+def test_a_job_that_lacks_another_license_is_not_announced_and_told_so() -> None:
+    needs_more = waiting(1, licenses={"ipu": 4, "matlab": 6})
+    view = a_view(needs_more, waiting(2), licenses=licenses({}), memory=REMARK_DUE)  # there are 5
+    found = plan(view, NOW)
+    assert announced(found) == [owner(2)]
+    (note,) = [act for act in found.acts if isinstance(act, WriteNote)]
+    assert (note.job, "license matlab:6" in note.text) == (needs_more, True)
+
+
+def test_a_job_that_does_not_start_when_the_gate_is_open_for_it_is_announced_later() -> None:
+    offer = Offer(counts={1: 4, 2: 2, 4: 1}, offered=frozenset({owner(1)}), asked_at=AT_S)
+    opened = plan(a_view(waiting(1), offer=offer, licenses=licenses({}), licenses_at=AT_S), NOW)
+    assert announced(opened) == [owner(1)]
+    later = a_view(waiting(1, reason="Resources"), at_s=AT_S + 1, listed_at=AT_S + 1, memory=opened.memory, offer=offer)
+    assert announced(plan(later, NOW)) == [owner(1)], "a node may just be cleared"
+    assert announced(plan(replace(later, offer=Offer()), NOW)) == [], "others took it"
+
+
+def test_where_jobs_may_be_preempted_full_nodes_say_nothing() -> None:
+    needs = Needs({1: JobNeeds(("n1",), 4, 1, ())}, {"n1": 0})
+    assert announced(plan(a_view(waiting(1), needs=needs), NOW)) == []
+    assert announced(plan(a_view(waiting(1), needs=needs, rules=ranks.TIERS), NOW)) == [owner(1)]
 
 
 # -- what the gate holds back ------------------------------------------------------------------------------------------

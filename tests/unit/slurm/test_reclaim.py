@@ -233,6 +233,12 @@ def test_who_waits_is_told_why_and_until_when() -> None:
     assert remark_of(reason, PEOPLE) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
 
 
+def test_a_job_for_which_nothing_is_kept_is_told_that() -> None:
+    lacks = {Start(1, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
+    assert remarked(waiting(1), withheld=lacks) == [(1, "it also needs the license matlab:1")]
+    assert remarked(waiting(1), withheld=lacks, reasons={}) == [(1, "it also needs the license matlab:1")]
+
+
 def test_only_what_is_new_is_written_and_not_too_often() -> None:
     same, old = "waits for 4 devices in pod", Instant(NOW - round(REMARK_AGAIN_S * SECOND))
     assert remarked(waiting(1), written={1: (same, old)}) == []

@@ -68,6 +68,12 @@ def test_a_user_hears_of_his_own_jobs_and_nothing_at_all_of_others() -> None:
     assert why_it_waits(a_job(39, uid=ANN, order=None), ANN, ADMINS, REASONS, HOME, PEOPLE) is None
 
 
+def test_what_it_lacks_beside_ipus_goes_before_what_the_controller_said() -> None:
+    lacks = {Start(39, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
+    heard = {uid: why_it_waits(JOB, uid, ADMINS, REASONS, HOME, PEOPLE, lacks) for uid in (ANN, BERT)}
+    assert heard == {ANN: "it also needs the license matlab:1", BERT: None}
+
+
 def test_each_of_his_jobs_is_told_of() -> None:
     def told(job: int, state: str = "PENDING", reason: str = "Licenses", reasons: int = 1) -> str | None:
         some = {f"slurm/vt/{n}/{NONCE}/0/{HOME.instance}": ReasonBody(code="x", message="y") for n in range(reasons)}

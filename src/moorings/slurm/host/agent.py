@@ -22,6 +22,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import (
     RESERVATION,
     JobRecord,
+    Phase,
     build_config,
     build_create_reservation,
     build_licenses,
@@ -61,7 +62,9 @@ from moorings.slurm.host.steps import Steps, first_port
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.host.why import why_it_waits
+from moorings.slurm.host.withheld import whys
 from moorings.slurm.listings import expand_hosts
+from moorings.slurm.needs import build_cpus, build_needs, parse_needs
 from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
 
@@ -70,6 +73,8 @@ log = logging.getLogger("moorings.slurm.agent")
 LIST_S = 1.0  # between two lists of jobs
 LIST_PAUSE_S = 0.1  # at least, whoever asks: a list of a large queue keeps slurmctld busy
 CLAIMS_S = 5.0  # between two lists of claims
+NEEDS_S = 2.0  # between two looks at what waiting jobs need of nodes
+NEEDS_PAUSE = 20.0  # at least, as a multiple of what such a look takes: a list of a large queue is long
 RULES_S = 60.0  # a changed slurm.conf or QOS counts after so long
 GATE_S = 5.0  # between two looks at the gate, if nothing happens
 GATE_PAUSE_S = 0.1  # at least, whatever happens: each look and each change is a command of its own
@@ -142,7 +147,13 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 for watch in (self._watch_jobs, self._watch_claims, self._watch_rules, self._watch_devices):
                     group.create_task(watch())
-                for work in (self._keep_gate, offers.serve_watching, offers.serve_telling, self._doer.serve):
+                for work in (
+                    self._watch_needs,
+                    self._keep_gate,
+                    offers.serve_watching,
+                    offers.serve_telling,
+                    self._doer.serve,
+                ):
                     group.create_task(work())
         finally:
             offers.counts = None
@@ -273,6 +284,16 @@ class Agent:
         partitions = await self._slurm.ask(build_partitions())
         by_qos = config.get("PreemptType") == Preempt.QOS
         return parse_rules(config, partitions, await self._slurm.ask(build_qos()) if by_qos else b"")
+
+    async def _watch_needs(self) -> None:
+        while True:
+            needs, begun = None, _now()
+            with self._troubles.told("slurm.needs"):
+                waits = any(job.phase is Phase.WAITING for job in self._view.jobs.values())
+                if waits and self._view.rules.by is Preempt.NONE:
+                    needs = parse_needs(await self._slurm.ask(build_needs()), await self._slurm.ask(build_cpus()))
+            self._view = replace(self._view, needs=needs)
+            await asyncio.sleep(max(NEEDS_S, NEEDS_PAUSE * (_now() - begun)))
 
     # -- the controller's claims and devices -------------------------------------------------------------------------
 
@@ -467,7 +488,9 @@ class Agent:
         """Why a job waits, for the user who asks; None: there is none, or it is not his."""
         jobs = self._listing.jobs
         people = People(self._home.cluster, {} if self._view.rules.private else jobs)
-        return why_it_waits(jobs.get(job), uid, self._settings.admins, self._offers.reasons, self._home, people)
+        withheld = whys(self._view.memory.standings)
+        reasons = self._offers.reasons
+        return why_it_waits(jobs.get(job), uid, self._settings.admins, reasons, self._home, people, withheld)
 
     def _why_not_yet(self) -> str:
         if self._offers.refused:

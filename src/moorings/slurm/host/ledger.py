@@ -123,27 +123,45 @@ def announce(
     pool: str,
     believed_s: float,
     tier: Callable[[JobRecord], int] = lambda _: 1,
+    withheld: Collection[str] = (),
+    on_trial: Collection[str] = (),
 ) -> QueueRequest:
     """The first jobs that wait for IPUs, in Slurm's order: by the tier of their partitions, then by priority.
 
     One that stands behind others is told only if one before it in a partition waits for IPUs. Measured on 22.05, 24.11
     and 26.05: a job that waits for licenses holds up nobody, so ``Priority`` means behind one that waits for nodes (or,
     since 24.11, new), and blocks would be kept for jobs that cannot start.
+
+    Args:
+        jobs: a good listing.
+        home: whose jobs they are.
+        pool: to place them in; empty: any of the kind.
+        believed_s: for how long this is believed.
+        tier: of a job's partitions.
+        withheld: owners of next claims for whose jobs no devices are to be kept.
+        on_trial: owners of next claims of jobs that may start at this moment: told of whatever Slurm says.
     """
     asked = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
     first: dict[str, tuple[int, int]] = {}  # by partition, who waits there for IPUs before all others
     for job in asked:
         if job.reason == WAITS_FOR_US:
             for name in job.partition.split(","):
-                first[name] = min(first.get(name, _place(job)), _place(job))
-    waiting = [(-tier(job), *_place(job), job, job.order) for job in asked if _is_told(job, first)]
-    told = []
-    for *_, job, order in sorted(waiting, key=lambda one: one[:3])[:JOBS_MAX]:
+                first[name] = min(first.get(name, place_of(job)), place_of(job))
+    numbers = {start.job_id for start in map(start_of, on_trial) if start is not None}
+    may = [job for job in asked if job.job_id in numbers or _is_told(job, first)]
+    waiting = [(-tier(job), *place_of(job), job, job.order) for job in may]
+    told: list[QueuedJobShape] = []
+    for *_, job, order in sorted(waiting, key=lambda one: one[:3]):
         assert order is not None
+        owner = Start.of(job, order).owner(home)
+        if owner in withheld or (owner not in on_trial and not _is_told(job, first)):
+            continue
+        if len(told) == JOBS_MAX:
+            break
         since = since_of(job)
         told.append(
             QueuedJobShape(
-                owner=Start.of(job, order).owner(home),
+                owner=owner,
                 size=order.ipus,
                 gcds=order.gcds,
                 replicas_per_gcd=_replicas_per_gcd(order),
@@ -167,11 +185,11 @@ def since_of(job: JobRecord) -> Instant | None:
 
 def _is_told(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
     if job.reason == BEHIND_OTHERS:
-        return any(name in first and first[name] < _place(job) for name in job.partition.split(","))
+        return any(name in first and first[name] < place_of(job) for name in job.partition.split(","))
     return job.reason in (WAITS_FOR_US, *NOT_SEEN_YET)
 
 
-def _place(job: JobRecord) -> tuple[int, int]:
+def place_of(job: JobRecord) -> tuple[int, int]:
     """Where a job stands among those of a partition: the least is first."""
     return -job.priority, job.job_id
 

@@ -20,6 +20,8 @@ from moorings.slurm.host.preempt import choose, may_displace_any
 from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
 from moorings.slurm.host.silent import LOOK_S, Silence, Silent, look, suspects
 from moorings.slurm.host.tiers import Preempt, Rules
+from moorings.slurm.host.withheld import Queue, Standing, follow, on_trial, open_for, whys
+from moorings.slurm.needs import Needs
 from moorings.slurm.steps import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
@@ -75,6 +77,7 @@ class Memory:
         doubts: claims of which that list knew nothing, by owner.
         blocking_since: by claim, since when its job holds the licenses of one for which devices are kept.
         largest: the size of the largest job announced.
+        standings: of waiting jobs that did not start when they could, or cannot, by the owner of the next claim.
         remarked_at: when waiting jobs were last told why.
         silence: of nodes that did not ask.
         reported: what was reported and is so still.
@@ -86,6 +89,7 @@ class Memory:
     doubts: Mapping[str, Streak] = field(default_factory=dict)
     blocking_since: Mapping[str, float] = field(default_factory=dict)
     largest: int = 0
+    standings: Mapping[str, Standing] = field(default_factory=dict)
     remarked_at: float | None = None
     silence: Silence = field(default_factory=Silence)
     reported: frozenset[Report] = frozenset()
@@ -112,6 +116,7 @@ class View:
         licenses: as last listed.
         licenses_at: when they were listed; None: never.
         rules: of preemption.
+        needs: what the jobs need of nodes; None: that is not known.
         devices: who holds which; None: that was not asked for.
         asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
         steps: of the jobs of which not every node has asked; None: that was not asked for.
@@ -135,6 +140,7 @@ class View:
     licenses: Mapping[str, License] = field(default_factory=dict)
     licenses_at: float | None = None
     rules: Rules = field(default_factory=Rules)
+    needs: Needs | None = None
     devices: Devices | None = None
     asked: Mapping[Start, frozenset[str]] = field(default_factory=dict)
     steps: Sequence[TaskStep] | None = None
@@ -301,14 +307,16 @@ def plan(view: View, now: Instant) -> Plan:
     judged = False
     if view.listed_at is not None and view.listed_at != memory.listed_at:
         judged = view.accepted and view.claims_listed
-        memory = replace(memory, listed_at=view.listed_at)
+        standings = follow(_queue(view), memory.standings, view.listed_at, view.at_s, now)
+        memory = replace(memory, listed_at=view.listed_at, standings=standings)
         if judged:
             memory = _follow_jobs(view, memory, view.listed_at, now, acts)
         elif not view.accepted:
             memory = replace(memory, doubts={}, judged_at=None)
         if view.claims_listed:
             memory = _report(memory, "claims.of_another", _claims_of_another(view), acts)
-        queue = announce(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier)
+        keep = (set(whys(standings)), on_trial(standings))
+        queue = announce(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier, *keep)
         memory = replace(memory, largest=max((job.size for job in queue.jobs), default=0))
         acts.append(Announce(queue))
         if view.accepted and view.rules.by is not Preempt.NONE and may_displace_any(view.jobs, view.rules, now):
@@ -324,6 +332,7 @@ def plan(view: View, now: Instant) -> Plan:
         found = [Report("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
         memory = _report(memory, "gate.lacks", found, acts)
         wanted = _to_reserve(view, memory)
+        memory = replace(memory, standings=open_for(_queue(view), memory.standings, wanted, view.at_s))
         if not is_kept(view.licenses, wanted):
             acts.append(Reserve(wanted, to_reserve(view.licenses, None)))
     return Plan(tuple(acts), memory, judged)
@@ -359,7 +368,7 @@ def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Instant, act
     remarked_at = memory.remarked_at if memory.remarked_at is not None else view.at_s
     if view.at_s - remarked_at >= REMARKS_S:
         remarked_at = view.at_s
-        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now, people)
+        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now, people, whys(memory.standings))
         acts += [WriteNote(job, text) for job, text in texts]
     doubts = judged.doubts
     return replace(memory, judged_at=listed_at, doubts=doubts, blocking_since=since, remarked_at=remarked_at)
@@ -422,6 +431,11 @@ def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
     if found is None:
         return []
     return [PreemptJobs(found.waiting, tuple((job, view.rules.is_requeued(job)) for job in found.victims))]
+
+
+def _queue(view: View) -> Queue:
+    needs = view.needs if view.rules.by is Preempt.NONE else None
+    return Queue(view.home, view.jobs, view.offer.offered, view.licenses, needs)
 
 
 def _to_reserve(view: View, memory: Memory) -> dict[str, int]:

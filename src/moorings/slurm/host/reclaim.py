@@ -212,14 +212,15 @@ def _warning(
     asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
     then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
-    return Warn(job, asked, told(f"{why}; {then} at {_clock(asked.requeue_at)} at the latest", people))
+    return Warn(job, asked, told(f"{why}; {then} at {clock_text(asked.requeue_at)} at the latest", people))
 
 
 def _whole(at: Instant) -> Instant:
     return Instant(at // SECOND * SECOND)
 
 
-def _clock(at: Instant) -> str:
+def clock_text(at: Instant) -> str:
+    """The time of day."""
     second = at // SECOND
     return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
 
@@ -264,6 +265,7 @@ def remarks(
     written: Mapping[int, tuple[str, Instant]],
     now: Instant,
     people: People,
+    withheld: Mapping[str, str] | None = None,
 ) -> list[tuple[JobRecord, str]]:
     """The jobs that are to have another remark, with it; few at a time, those first that come first.
 
@@ -273,9 +275,10 @@ def remarks(
         written: by job, what was written last, and when.
         now: the time.
         people: whose the jobs are.
+        withheld: why no devices are kept for a job, by the owner of its next claim; it goes before other reasons.
     """
     found = []
-    for job, text in _told_why(jobs, reasons, written, people):
+    for job, text in _told_why(jobs, reasons, written, people, withheld or {}):
         if not job.note_is_ours or job.array_tasks.endswith("..."):
             continue  # a note could be written only to all of its array, and over what the started ones were asked
         known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
@@ -294,10 +297,12 @@ def _told_why(
     reasons: Mapping[str, ReasonBody],
     written: Mapping[int, tuple[str, Instant]],
     people: People,
+    withheld: Mapping[str, str],
 ) -> Iterator[tuple[JobRecord, str]]:
     """Every job that waits for IPUs, with the reason: in the queue's order, then who was told nothing for longest."""
     explained = set()
-    for owner, reason in reasons.items():
+    sentences = {owner: remark_of(reason, people) for owner, reason in reasons.items() if owner not in withheld}
+    for owner, text in {**sentences, **withheld}.items():
         start = start_of(owner)
         job = jobs.get(start.job_id) if start is not None else None
         if (
@@ -307,7 +312,7 @@ def _told_why(
             and Start.of(job, job.order) == start
         ):
             explained.add(job.job_id)
-            yield job, remark_of(reason, people)
+            yield job, told(text, people)
     rest = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
     for job in sorted(rest, key=lambda job: written[job.job_id][1] if job.job_id in written else 0):
         text = unexplained(job, crowded=len(reasons) >= JOBS_MAX) if job.job_id not in explained else ""

@@ -15,7 +15,7 @@ from moorings.core.announced import JOBS_MAX
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord, Phase
 from moorings.slurm.host.ledger import Home, Start
-from moorings.slurm.host.reclaim import People, remark_of, unexplained
+from moorings.slurm.host.reclaim import People, remark_of, told, unexplained
 from moorings.wire.shapes import ReasonBody
 
 GREETING = b"moorings 1 why\n"
@@ -73,6 +73,7 @@ def why_it_waits(
     reasons: Mapping[str, ReasonBody],
     home: Home,
     people: People,
+    withheld: Mapping[str, str] | None = None,
 ) -> str | None:
     """Why a job waits, for who asks; None: it is not his, or there is none.
 
@@ -83,12 +84,16 @@ def why_it_waits(
         reasons: of those that the controller is told of, by the owner of their next claims.
         home: of the jobs.
         people: whose the jobs are.
+        withheld: why no devices are kept for a job, by the owner of its next claim.
     """
     if job is None or job.order is None or (uid != job.uid and uid not in admins):
         return None
     if job.phase is not Phase.WAITING:
         return f"it waits no more: Slurm says {job.state}"
-    reason = reasons.get(Start.of(job, job.order).owner(home))
+    owner = Start.of(job, job.order).owner(home)
+    if withheld is not None and owner in withheld:
+        return told(withheld[owner], people)
+    reason = reasons.get(owner)
     if reason is not None:
         return remark_of(reason, people)
     return unexplained(job, crowded=len(reasons) >= JOBS_MAX) or NOT_YET

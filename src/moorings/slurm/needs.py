@@ -1,0 +1,119 @@
+"""What IPU jobs need of nodes, and what jobs without IPUs leave them there.
+
+Slurm says ``Licenses`` of a job also when its nodes are taken, for it looks at licenses first. Asked every few seconds,
+in narrow tables, while IPU jobs wait; the two tables one right after the other, for what one knows of a node is taken
+from what the other does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.formats import LICENSE
+from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
+
+_NEEDS = (
+    Column("job_id", "JobID", 12),
+    Column("nodes", "NodeList", 512),
+    Column("required", "ReqNodes", 256),
+    Column("cpus", "NumCPUs", 12),
+    Column("nodes_max", "NumNodes", 12),
+    Column("features", "Feature", 128),
+    Column("memory", "MinMemory", 16),
+)
+_CPUS = (
+    Column("name", "NodeList", 128),
+    Column("cpus", "CPUsState", 48),
+    Column("shared", "OverSubscribe", 24),
+)
+_WIDTH = {column.name: column.width for column in _NEEDS}
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_STATES = re.compile(r"([0-9]{1,9})/[0-9]{1,9}/([0-9]{1,9})/([0-9]{1,9})")  # allocated, idle, other, total
+_NOT_SHARED = ("NO", "EXCLUSIVE")
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeeds:
+    """What a job asks of nodes.
+
+    Attributes:
+        required: the nodes that it named; none: any would do, or the list was cut.
+        cpus: how many in all, at least; None: Slurm did not say.
+        nodes_max: on how many nodes at most; None: Slurm did not say.
+        words: all that Slurm says of it, to see that it has changed.
+    """
+
+    required: tuple[str, ...]
+    cpus: int | None
+    nodes_max: int | None
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the IPU jobs need.
+
+    Attributes:
+        jobs: by number.
+        left: by node, the CPUs that IPU jobs have there or could get; a node that is away or drained has none. Nodes of
+            which that is not known are missing.
+    """
+
+    jobs: Mapping[int, JobNeeds] = field(default_factory=dict)
+    left: Mapping[str, int] = field(default_factory=dict)
+
+
+def build_needs() -> list[str]:
+    """Lists what each IPU job that has not ended needs, and where it runs."""
+    return ["squeue", "--noheader", "--all", f"--licenses={LICENSE}", f"--Format={build_format(_NEEDS)}"]
+
+
+def build_cpus() -> list[str]:
+    """Lists the nodes' CPUs."""
+    return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_CPUS)}"]
+
+
+def parse_needs(jobs: bytes, cpus: bytes) -> Needs:
+    """What the two list.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    needs: dict[int, JobNeeds] = {}
+    ours: Counter[str] = Counter()
+    is_known = True
+    for row in parse_rows(jobs, _NEEDS, source="squeue"):
+        number, nodes, required = row.pop("job_id"), row.pop("nodes"), row["required"]
+        if _NUMBER.fullmatch(number) is None:
+            raise MooringsError("slurm.unreadable", f"squeue lists a job {number[:20]!r}")
+        named = expand_hosts(given(required)) if is_whole(required, _WIDTH["required"]) else ()
+        job = JobNeeds(named, _count(row["cpus"]), _count(row["nodes_max"]), tuple(row.values()))
+        needs[int(number)] = job
+        if not is_whole(nodes, _WIDTH["nodes"]) or job.cpus is None:
+            is_known = False
+            continue
+        for node in expand_hosts(given(nodes)):
+            ours[node] += job.cpus  # of several nodes all on each: rather too many, for then nothing is withheld
+    return Needs(needs, _cpus_left(cpus, ours) if is_known else {})
+
+
+def _cpus_left(cpus: bytes, ours: Mapping[str, int]) -> dict[str, int]:
+    """By node, its CPUs but for those of jobs without IPUs. Where jobs may share a CPU, counts say nothing."""
+    left: dict[str, int] = {}
+    unknown = set()
+    for row in parse_rows(cpus, _CPUS, source="sinfo"):
+        name, found = row["name"], _STATES.fullmatch(row["cpus"])
+        if found is None or row["shared"] not in _NOT_SHARED:
+            unknown.add(name)
+            continue
+        taken, away, total = map(int, found.groups())
+        left[name] = total - away - max(taken - ours.get(name, 0), 0)
+    return {name: count for name, count in left.items() if name not in unknown}
+
+
+def _count(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
