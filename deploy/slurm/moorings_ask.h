@@ -173,34 +173,41 @@ static bool read_line(int fd, char *line, size_t size, long long until)
 	return false;
 }
 
-/* The length of the agent's payload in `text`; -1 with `why` filled in: try again. */
-static long ask_once(const struct job *job, char *line, char *text, long long until, char *why, size_t size)
+/* Whether the agent's line, in `line`, came in answer to `question`; `why` is filled in if not. */
+static bool exchange(const char *question, char *line, size_t line_size, long long until, char *why, size_t size)
 {
-	char question[512];
-	long length = -1;
-	(void)snprintf(question, sizeof question,
-		       "moorings 1 bind\njob=%lu\nstep=%lu\nnode=%s\nrestart=%lu\nnonce=%s\ntasks=%lu\nnodes=%lu\n",
-		       (unsigned long)job->id, (unsigned long)job->step, job->node, (unsigned long)job->restart, job->nonce,
-		       (unsigned long)job->tasks, (unsigned long)job->nodes);
+	bool good = false;
 	int fd = connect_agent(until);
 	if (fd < 0) {
 		(void)snprintf(why, size, "no agent answers at %.200s port %s", settings.agents, settings.port);
-		return -1;
+		return false;
 	}
 	/* Only now: a credential has a time to live, and names may take theirs to be found. */
 	char *credential = munge_text(question, why, size);
 	long long limit = now_ms() + READ_MS;
 	limit = limit < until ? limit : until;
 	if (credential) {
-		if (!send_all(fd, credential, strlen(credential), limit) || !send_all(fd, "\n", 1, limit) ||
-		    !read_line(fd, line, LINE_MAX_BYTES + 1, limit))
+		good = send_all(fd, credential, strlen(credential), limit) && send_all(fd, "\n", 1, limit) &&
+		       read_line(fd, line, line_size, limit);
+		if (!good)
 			(void)snprintf(why, size, "the agent at %.200s did not answer", settings.agents);
-		else
-			length = unmunge_text(line, text, LINE_MAX_BYTES, why, size);
 	}
 	free(credential);
 	(void)close(fd);
-	return length;
+	return good;
+}
+
+/* The length of the agent's payload in `text`; -1 with `why` filled in: try again. */
+static long ask_once(const struct job *job, char *line, char *text, long long until, char *why, size_t size)
+{
+	char question[512];
+	(void)snprintf(question, sizeof question,
+		       "moorings 1 bind\njob=%lu\nstep=%lu\nnode=%s\nrestart=%lu\nnonce=%s\ntasks=%lu\nnodes=%lu\n",
+		       (unsigned long)job->id, (unsigned long)job->step, job->node, (unsigned long)job->restart, job->nonce,
+		       (unsigned long)job->tasks, (unsigned long)job->nodes);
+	if (!exchange(question, line, LINE_MAX_BYTES + 1, until, why, size))
+		return -1;
+	return unmunge_text(line, text, LINE_MAX_BYTES, why, size);
 }
 
 /* ------------------------------------------------------------------------------------------------ reading the answer */

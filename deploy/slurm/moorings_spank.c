@@ -2,7 +2,8 @@
  *
  *     gcc -std=c99 -shared -fPIC -O2 -o moorings_spank.so moorings_spank.c -ldl
  *
- * Here are the options and Slurm's calls; moorings_step.h, moorings_ask.h and moorings_folders.h are parts of this file.
+ * Here are the options and Slurm's calls; the parts of this file are moorings_step.h, moorings_ask.h, moorings_folders.h
+ * and moorings_hello.h, which is all that is done in slurmd itself.
  *
  * plugstack.conf, on submit hosts and nodes (readable by all: no secrets here):
  *
@@ -27,6 +28,7 @@
 #define _GNU_SOURCE
 #include "moorings_ask.h"
 #include "moorings_folders.h"
+#include "moorings_hello.h"
 
 SPANK_PLUGIN(moorings, 1)
 
@@ -189,6 +191,11 @@ static const char *const inherited[] = {
 int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
 	spank_context_t context = spank_context();
+	if (context == S_CTX_SLURMD) { /* the daemon itself, as it starts; there are no options here */
+		parse_settings(argc, argv);
+		begin_hello();
+		return 0;
+	}
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
 	parse_settings(argc, argv);

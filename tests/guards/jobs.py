@@ -23,6 +23,7 @@ LEDGER = "tests/unit/slurm/test_ledger.py::"
 BERTHS = "tests/unit/slurm/test_berths.py::"
 STEPS = "tests/unit/slurm/test_steps.py::"
 SILENT = "tests/unit/slurm/test_silent.py::"
+PLUGGED = "tests/unit/slurm/test_plugged.py::"
 
 JOBS = (
     # -- law 3: a live job never loses its partition because of us --------------------------------------------------
@@ -163,6 +164,36 @@ JOBS = (
         cut="self._write(start, self._asked.get(start), [*held.values(), share])",
         put="",
         tests=(f"{STEPS}test_what_is_held_outlives_the_agent_and_goes_with_the_claim",),
+    ),
+    Guard(
+        law="4",
+        what="a Slurm node whose slurmd has not told that it loaded the plugin is drained",
+        file="slurm/host/plugged.py",
+        at="has_plugin",
+        cut="node.started // SECOND <= told + LATER_S",
+        put="True",
+        tests=(
+            f"{PLUGGED}test_a_node_lacks_the_plugin_if_its_slurmd_has_not_told",
+            f"{PLUGGED}test_a_slurmd_that_has_just_started_gets_a_moment_to_tell",
+        ),
+    ),
+    Guard(
+        law="4",
+        what="a drained Slurm node is not taken back before its slurmd has told that it loaded the plugin",
+        file="slurm/host/plugged.py",
+        at="plan_plugged",
+        cut="is_drained_by_us(node) and node.name not in stay",
+        put="is_drained_by_us(node)",
+        tests=(f"{PLUGGED}test_a_node_is_taken_back_when_it_has_told",),
+    ),
+    Guard(
+        law="3",
+        what="where most Slurm nodes seem to lack the plugin none is drained",
+        file="slurm/host/plugged.py",
+        at="plan_plugged",
+        cut="len(lacking) * 2 > len(declared)",
+        put="False",
+        tests=(f"{PLUGGED}test_where_most_nodes_lack_the_plugin_none_is_drained_and_it_is_told_once",),
     ),
     Guard(
         law="4",

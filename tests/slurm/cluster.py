@@ -89,6 +89,7 @@ class SlurmCluster:
         accounting: bool = False,
         extra_conf: str = "",
         licenses: str = "",
+        features: str = "",
         release: str = programs.RELEASE,
         configless: Collection[int] = (),
     ) -> None:
@@ -113,7 +114,7 @@ class SlurmCluster:
             env={"PATH": os.environ["PATH"]},
         )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._launched: dict[str, float] = {}  # nodes, and when, in epoch seconds
+        self.launched: dict[str, float] = {}  # nodes, and when, in epoch seconds
         self._spawned: list[subprocess.Popen[str]] = []
         # The kernel ends a child when the *thread* that started it ends, so this one stays.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="slurm")
@@ -136,6 +137,7 @@ class SlurmCluster:
         if release != "22.05":  # which does not know the key
             self.write_conf("cgroup.conf", "CgroupPlugin=disabled\n")
         self._licenses = licenses
+        self._features = features
         self._write_slurm_conf(extra_conf)
 
     def __enter__(self) -> Self:
@@ -252,7 +254,7 @@ class SlurmCluster:
             states = dict(line.split() for line in here if line)
             shown = self.run("scontrol", "-o", "show", "node", *([names] if names else [])).stdout.splitlines()
             started = {node["NodeName"]: node.get("SlurmdStartTime", "") for node in map(parse_record, shown) if node}
-            late = [name for name in states if started.get(name, "") < _stamp(self._launched.get(name, 0.0))]
+            late = [name for name in states if started.get(name, "") < _stamp(self.launched.get(name, 0.0))]
             busy = [name for name, state in states.items() if state not in ("idle", "mixed", "allocated")]
             return [*late, *busy] if states else ["all"]
 
@@ -415,6 +417,7 @@ class SlurmCluster:
             plugins=self.programs.plugins,
             accounting=self.accounting,
             licenses=self._licenses,
+            features=self._features,
             extra=extra_conf,
         )
         self.write_conf("slurm.conf", text)
@@ -457,7 +460,7 @@ class SlurmCluster:
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
         init = ["sh", "-c", f'{hide}"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
-        self._launched[name] = time.time()
+        self.launched[name] = time.time()
         self._launch(name, [*place, *namespace, *self._enter, *init, *slurmd])
 
     def words_at(self, number: int) -> list[str]:

@@ -39,6 +39,7 @@ def build_slurm_conf(
     plugins: Path | None,
     accounting: bool,
     licenses: str,
+    features: str = "",
     extra: str,
 ) -> str:
     """slurm.conf; a line of ``extra`` replaces what stands here under the same key.
@@ -51,6 +52,7 @@ def build_slurm_conf(
         plugins: where Slurm's plugins are, if not where it thinks.
         accounting: whether there is a slurmdbd.
         licenses: the value of ``Licenses``, or nothing.
+        features: of each node, or nothing.
         extra: lines for slurm.conf.
     """
     port = f"[{ports[2]}-{ports[1 + nodes]}]" if nodes > 1 else str(ports[2])  # a range of one is refused
@@ -67,6 +69,8 @@ def build_slurm_conf(
         "NodeName": f"n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=4000",
         "PartitionName": "normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }
+    if features:
+        settings["NodeName"] += f" Feature={features}"
     if plugins:
         settings["PluginDir"] = str(plugins)
     if licenses:

@@ -192,6 +192,7 @@ def ipu_site(
     nodes: int = 4,
     accounting: bool = False,
     extra_conf: str = "",
+    features: str = "",
     pools: str = POOLS,
     wait_s: int = WAIT_S,
     **conf: str,
@@ -202,6 +203,7 @@ def ipu_site(
         nodes,
         accounting=accounting,
         licenses=LICENSES,
+        features=features,
         release=release,
         extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )

@@ -17,6 +17,7 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import door as door_module
+from moorings.slurm.host import hello
 from moorings.slurm.host.door import Door
 from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status, build_request
 from moorings.slurm.host.why import WhyRequest
@@ -100,6 +101,25 @@ def at_door(munge: Munge, visit: Callable[[Site], Awaitable[None]], answer: Any 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[Any]:
     assert all(record.name == "moorings.slurm.agent" for record in caplog.records if record.levelno > logging.INFO)
     return [record for record in caplog.records if record.message == "node.refused"]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_slurmd_is_told_whether_its_plugin_was_noted(munge: Munge, noted: bool) -> None:
+    heard: list[hello.Hello] = []
+    told = hello.Hello("n1", 1_795_600_000, "0123456789abcdef")
+
+    def note(one: hello.Hello) -> bool:
+        heard.append(one)
+        return noted
+
+    async def visit(site: Site) -> None:
+        reader, writer = await site.connect(NODE)
+        writer.write(munge.encode(hello.build_request(told)).encode() + b"\n")
+        answer = munge.decode((await rest_of(reader)).decode().strip())
+        assert answer.payload == hello.build_reply(told, noted=noted)
+
+    at_door(munge, visit, note=note)
+    assert heard == [told]
 
 
 def test_a_machine_that_takes_every_seat_and_says_nothing_shuts_nobody_out(

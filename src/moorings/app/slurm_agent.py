@@ -28,6 +28,7 @@ from moorings.slurm.host.agent import Agent, AgentSettings
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.door import CONNECTIONS_MAX, Door
 from moorings.slurm.host.instance import keep_instance, lock_instance
+from moorings.slurm.host.node_watch import FILE as NODES
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.steps import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
@@ -84,11 +85,13 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
         folder=str(conf.ipuof_dir or ""),
         patience_s=conf.timeout_s,
         steps_folder=site.state_folder / STEPS,
+        nodes_file=site.state_folder / NODES,
         admins=frozenset({0, site.slurm_user[1]}),
     )
     calls = Calls(conf.endpoint(CALL_S))
     agent = Agent(settings, slurm, calls)
-    door = Door(Munge(site.munge_socket), agent.answer, agent.explain, connections_max=raise_open_files())
+    munge = Munge(site.munge_socket)
+    door = Door(munge, agent.answer, agent.explain, agent.note_plugin, connections_max=raise_open_files())
     port = await door.open(listen, conf.agent_port)
     log.info(
         "agent.started",

@@ -567,8 +567,16 @@ def parse_nodes(answer: bytes) -> list[Node]:
 
 def build_drain(nodes: Sequence[str], why: str) -> list[str]:
     """Lets no more jobs start on nodes; ``why`` is for people, in one line."""
-    names = ",".join(_checked(_NAME, node) for node in nodes)
-    return ["scontrol", "update", f"nodename={names}", "state=drain", f"reason={why}"]
+    return ["scontrol", "update", f"nodename={join_names(nodes)}", "state=drain", f"reason={why}"]
+
+
+def join_names(nodes: Sequence[str]) -> str:
+    """Nodes as one argument.
+
+    Raises:
+        MooringsError: ``name.invalid``.
+    """
+    return ",".join(_checked(_NAME, node) for node in nodes)
 
 
 def build_config() -> list[str]:

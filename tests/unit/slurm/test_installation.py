@@ -23,6 +23,7 @@ from moorings.slurm.host.installation import (
     check_wait,
     digest_of,
     own_lines,
+    parse_feature,
     parse_manifest,
     plan_install,
     plan_uninstall,
@@ -139,6 +140,11 @@ def test_the_limits_of_the_submit_script():
 def test_the_submit_script_is_told_where_a_job_that_does_not_say_starts_once():
     once = build_limits(dataclasses.replace(SITE, job_requeue=False), CHOICES).decode()
     assert "    requeue = false,\n" in once
+    assert "feature" not in once
+    kept = build_limits(SITE, dataclasses.replace(CHOICES, feature="moorings"))
+    assert b'    feature = "moorings",\n' in kept
+    assert parse_feature(kept)
+    assert not parse_feature(once.encode())
     assert "requeue" not in content_of("moorings_limits.lua")
 
 

@@ -124,6 +124,7 @@ def install(
         largest=pool.largest,
         domain=pool.domain,
         wait_s=wait_s,
+        feature=asyncio.run(doing.find_feature(_commands(session))),
     )
     steps = _planned(session, site, choices, force=force)
     if mode == "apply":

@@ -37,8 +37,10 @@ from moorings.slurm.formats import (
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.doing import Doer, clock
+from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.ledger import KIND, Home, Start, may_live, start_of
 from moorings.slurm.host.listing import JobListing
+from moorings.slurm.host.node_watch import NodeWatch
 from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest, Status, reply_for
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.plan import (
@@ -95,6 +97,7 @@ class AgentSettings:
         folder: IpuofDir; empty: jobs get variables.
         patience_s: how long a started job may wait for its partition.
         steps_folder: where it is written down what the steps of jobs hold; None: nowhere.
+        nodes_file: where it is written down which nodes have the plugin; None: nowhere.
         admins: who may ask of others' jobs, by number.
     """
 
@@ -104,6 +107,7 @@ class AgentSettings:
     folder: str = ""
     patience_s: float = 50.0
     steps_folder: Path | None = None
+    nodes_file: Path | None = None
     admins: frozenset[int] = frozenset({0})
 
 
@@ -130,6 +134,7 @@ class Agent:
         self._berths = Berths(calls, home, settings.pool, settings.patience_s, self._give_up, self._offers.recount)
         self._doer = Doer(slurm, calls, troubles)
         self._steps = Steps(settings.steps_folder)
+        self._nodes = NodeWatch(slurm, troubles, settings.nodes_file)
         self._claims_listed = asyncio.Event()
         self._accounts_known = asyncio.Event()
         self._releasing: set[str] = set()
@@ -155,6 +160,7 @@ class Agent:
                     self._doer.serve,
                 ):
                     group.create_task(work())
+                group.create_task(self._nodes.serve())
         finally:
             offers.counts = None
             with self._troubles.told("slurm.gate"):
@@ -483,6 +489,10 @@ class Agent:
             what = f"job {job}" if step is None else f"step {step} of job {job}"
             raise MooringsError("slurm.job_unknown", f"Slurm knows of no running {what}", retryable=True)
         return nodes
+
+    def note_plugin(self, hello: Hello) -> bool:
+        """Whether it is noted that a node's slurmd has loaded the plugin."""
+        return self._nodes.note(hello)
 
     def explain(self, uid: int, job: int) -> str | None:
         """Why a job waits, for the user who asks; None: there is none, or it is not his."""

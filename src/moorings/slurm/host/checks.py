@@ -15,12 +15,14 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Instant, seconds_between
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
 from moorings.slurm.host.gate import twins
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_requeue
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_feature, parse_requeue
 from moorings.slurm.host.ledger import Home, Start, queue_of, start_of
 from moorings.slurm.host.nodes import LATE_EXIT
+from moorings.slurm.host.plugged import FEATURE, has_plugin
 from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
+from moorings.slurm.node_records import NodeRecord
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody
 
@@ -40,6 +42,7 @@ CHECKS: dict[str, str] = {
     "slurm.user": "SlurmUser has the same number here as at slurmctld",
     "slurm.munge": "munge makes and reads credentials",
     "slurm.plugin": "the SPANK plugin is loaded, and compiled for the release that runs",
+    "slurm.nodes": "every node of IPU jobs has told the agent that it has the plugin",
     "slurm.options": "srun takes --ipus",
     "slurm.submit": "slurmctld calls our submit script",
     "slurm.limits": "the submit script goes by the JobRequeue that Slurm has",
@@ -224,6 +227,35 @@ def check_limits(site: Site, limits: bytes | None) -> FindingBody:
     )
     told = f"Slurm has {now}, and {path} was made for JobRequeue={not site.job_requeue:d}"
     return _found("slurm.limits", WARN, f"{told}: a batch job that waits in vain {after}", fix)
+
+
+def check_nodes(nodes: Sequence[NodeRecord], hellos: Mapping[str, int], limits: bytes | None) -> FindingBody:
+    """Whether IPU jobs are kept to nodes whose slurmd has loaded the plugin.
+
+    Args:
+        nodes: all of the cluster.
+        hellos: when slurmds told of their plugin, by node, as the agent wrote it down.
+        limits: the submit script's file of limits; None: there is none.
+    """
+    declared = [node for node in nodes if FEATURE in node.features]
+    asks = parse_feature(limits or b"")
+    without = [node.name for node in declared or nodes if has_plugin(node, hellos) is False]
+    if without and declared:
+        fix = "install the plugin for the Slurm that runs there, and restart slurmd: it tells the agent when it starts"
+        return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {_named(without)}", fix)
+    if asks and not declared:
+        fix = f"give Feature={FEATURE} back to the nodes in slurm.conf, or '{_INSTALL}' once more"
+        return _found("slurm.nodes", FAIL, f"jobs ask for nodes with the feature {FEATURE}, and no node has it", fix)
+    if declared and not asks:
+        fix = "'moor slurm install --apply' beside slurmctld, once more"
+        told = f"{len(declared)} nodes have the feature {FEATURE}, and the submit script does not ask for it"
+        return _found("slurm.nodes", WARN, told, fix)
+    if not declared:
+        rest = f"; slurmd has not told of its plugin on {_named(without)}" if without else ""
+        fix = f"see 'Keep IPU jobs to nodes that have the plugin' in {MANUAL}"
+        told = f"no node has the feature {FEATURE}, so an IPU job may start on any{rest}"
+        return _found("slurm.nodes", SKIP, told, fix)
+    return _found("slurm.nodes", PASS, f"{len(declared)} nodes with the feature {FEATURE} have the plugin")
 
 
 def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) -> FindingBody:

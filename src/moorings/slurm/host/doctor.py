@@ -32,11 +32,14 @@ from moorings.slurm.host.install import find_site, load_plugstack, read_file
 from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, VIPU_CONF
 from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, Home, queue_of
+from moorings.slurm.host.node_watch import FILE as NODES
+from moorings.slurm.host.node_watch import load_hellos
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.plugstack import PluginLine, agent_uid_of, plugin_lines
 from moorings.slurm.host.site import Site, munge_socket_of
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
+from moorings.slurm.node_records import build_show_nodes, parse_show_nodes
 from moorings.slurm.slurm_conf import parse_slurm_conf
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
 
@@ -56,7 +59,7 @@ _INSTALLED = (
     *("slurm.plugin", "slurm.options", "slurm.submit", "slurm.limits", "slurm.accounting", "slurm.backfill"),
     *("slurm.requeue", "slurm.waits"),
 )
-_SITE = ("slurm.release", "slurm.conf", "slurm.user", *_INSTALLED, "slurm.agent")
+_SITE = ("slurm.release", "slurm.conf", "slurm.user", "slurm.nodes", *_INSTALLED, "slurm.agent")
 _POOL = (
     *("slurm.pool", "slurm.accounts", "slurm.licenses", "slurm.instance", "slurm.reservation"),
     *("slurm.orphans", "slurm.foreign", "slurm.unclaimed"),
@@ -110,6 +113,7 @@ def _site_parts(
 ) -> Iterable[Coroutine[None, None, list[FindingBody]]]:
     yield _part(("slurm.release",), _release(commands, site))
     yield _part(("slurm.conf", "slurm.user"), _same(site))
+    yield _part(("slurm.nodes",), _nodes(commands, site))
     yield _part(_INSTALLED, _installed(commands, site, conf))
     yield _part(("slurm.agent",), _agent(site))
 
@@ -170,6 +174,15 @@ async def _release(commands: Commands, site: Site) -> list[FindingBody]:
     told, nodes = await asyncio.gather(commands.ask(["scontrol", "--version"]), commands.ask(formats.build_nodes()))
     version = told.decode("utf-8", "replace").split()[-1:] or [""]
     return [checks.check_release(site, version[0], formats.parse_nodes(nodes))]
+
+
+async def _nodes(commands: Commands, site: Site) -> list[FindingBody]:
+    """Beside slurmctld alone, where the agent writes down which nodes told of their plugin."""
+    if not await _aside(os.access, site.state_folder, os.R_OK | os.X_OK):
+        return checks.skipped(("slurm.nodes",), f"{site.state_folder} is not seen here: ask beside slurmctld, as root")
+    hellos = await _aside(load_hellos, site.state_folder / NODES)
+    nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
+    return [checks.check_nodes(nodes, hellos, await _aside(read_file, site.folder / LIMITS))]
 
 
 async def _same(site: Site) -> list[FindingBody]:

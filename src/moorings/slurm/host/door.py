@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host import why
+from moorings.slurm.host import hello, why
 from moorings.slurm.host.nodes import (
     CREDENTIAL_REQUEST_BYTES_MAX,
     BindReply,
@@ -34,10 +34,16 @@ ROOT = 0
 Answer = Callable[[BindRequest], Awaitable[BindReply]]
 Why = Callable[[int, int], str | None]
 """Of a user, by munge, and the number of a job: why it waits; None: there is none for him."""
+Note = Callable[[hello.Hello], bool]
+"""Whether it is noted that a node's slurmd has loaded the plugin."""
 
 
 def _of_none(_uid: int, _job: int) -> None:
     return None
+
+
+def _not_noted(_told: hello.Hello) -> bool:
+    return False
 
 
 class Door:
@@ -47,6 +53,7 @@ class Door:
         munge: reads and makes credentials.
         answer: to a question.
         explain: why a job waits, to who asks.
+        note: that a node has the plugin.
         connections_max: at the same time, in all.
         per_address_max: of them from one address.
         complain_s: of what is refused for the same reason one line is logged in so many seconds.
@@ -57,6 +64,7 @@ class Door:
         munge: Munge,
         answer: Answer,
         explain: Why = _of_none,
+        note: Note = _not_noted,
         *,
         connections_max: int = CONNECTIONS_MAX,
         per_address_max: int = CONNECTIONS_PER_ADDRESS_MAX,
@@ -65,6 +73,7 @@ class Door:
         self._munge = munge
         self._answer = answer
         self._explain = explain
+        self._note = note
         self._seats: Seats[asyncio.StreamWriter] = Seats(connections_max, per_address_max)
         self._complaints = Complaints("node.refused", complain_s)
         self._server: asyncio.Server | None = None
@@ -115,11 +124,15 @@ class Door:
         credential = await asyncio.to_thread(self._munge.decode, line.decode("ascii").strip())
         if credential.payload.startswith(why.GREETING):
             question = why.parse_request(credential.payload)
-            told = why.build_reply(question, self._explain(credential.uid, question.job))
-            await self._seal(writer, told, credential.uid)
+            reason = why.build_reply(question, self._explain(credential.uid, question.job))
+            await self._seal(writer, reason, credential.uid)
             return
         if credential.uid != ROOT:
             raise MooringsError("auth.denied", f"uid {credential.uid} asked for a job's binding: only root may")
+        if credential.payload.startswith(hello.GREETING):
+            told = hello.parse_request(credential.payload)
+            await self._seal(writer, hello.build_reply(told, noted=self._note(told)), ROOT)
+            return
         request = parse_request(credential.payload)
         if not self._seats.keep(writer):
             return

@@ -35,10 +35,12 @@ from moorings.slurm.host.installation import (
     with_steps,
     without,
 )
+from moorings.slurm.host.plugged import FEATURE
 from moorings.slurm.host.plugstack import Stack, loader_of
 from moorings.slurm.host.site import Site, at_machine, parse_site
 from moorings.slurm.host.spank_object import parse_version, release_of
 from moorings.slurm.host.vipu_conf import is_own_conf, slurm_conf_path
+from moorings.slurm.node_records import build_show_nodes, parse_show_nodes
 from moorings.slurm.slurm_conf import included_files
 
 LIBRARY = Path("/usr/local/lib/moorings/slurm")
@@ -46,7 +48,7 @@ COMPILE_S = 60.0
 FILE_BYTES_MAX = 16 << 20
 PLUGSTACK_FILES_MAX = 100
 SOURCE = "moorings_spank.c"
-PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h")  # of it
+PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h", "moorings_hello.h")  # of it
 _HEADERS = (
     "install Slurm's headers of the release that runs (Debian: libslurm-dev), and gcc; CPATH names another folder"
 )
@@ -61,6 +63,16 @@ async def find_site(commands: Commands) -> Site:
     site = parse_site(parse_config(await commands.ask(build_config())))
     conf = slurm_conf_path(commands.environment, site.slurm_conf)
     return at_machine(site, conf, has_files=is_own_conf(conf))
+
+
+async def find_feature(commands: Commands) -> str:
+    """The feature that jobs of IPUs have to ask for; empty: slurm.conf gives it to no node.
+
+    Raises:
+        MooringsError: what asking can end in.
+    """
+    nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
+    return FEATURE if any(FEATURE in node.features for node in nodes) else ""
 
 
 def load_sources() -> dict[str, bytes]:

@@ -98,6 +98,7 @@ class Choices:
         ipus: devices of the pool; ``largest``: of its largest partition that one job may have; ``domain``: wired as
             one, of which a larger partition needs a task each (None: not known, and not checked at submit).
         wait_s: how long a job's start waits for its partition.
+        feature: that the nodes of IPU jobs have in slurm.conf; empty: none has it, and jobs do not ask for it.
     """
 
     library: Path
@@ -107,6 +108,7 @@ class Choices:
     largest: int
     domain: int | None
     wait_s: int
+    feature: str = ""
 
 
 def digest_of(content: bytes) -> str:
@@ -182,6 +184,7 @@ def build_limits(site: Site, choices: Choices) -> bytes:
     entries = [f"max = {choices.largest},", f"sizes = {{ {sizes} }},"]
     entries += [f"domain = {choices.domain},"] if choices.domain is not None else []
     entries += [] if site.job_requeue else ["requeue = false,"]
+    entries += [f'feature = "{choices.feature}",'] if choices.feature else []  # of the nodes that have the plugin
     entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # who may change such jobs, besides root
     lines = "".join(f"    {entry}\n" for entry in entries)
     return f"-- {_MADE}.\nreturn {{\n{lines}}}\n".encode()
@@ -193,6 +196,14 @@ _ONCE = re.compile(rb"\brequeue\s*=\s*false\b")
 def parse_requeue(limits: bytes) -> bool:
     """Whether a batch job that does not say may start again, as that table tells the submit script."""
     return not any(_ONCE.search(line.split(b"--")[0]) for line in limits.split(b"\n"))
+
+
+_FEATURE = re.compile(rb"\bfeature\s*=\s*\"")
+
+
+def parse_feature(limits: bytes) -> bool:
+    """Whether that table has the submit script keep IPU jobs to nodes with a feature."""
+    return any(_FEATURE.search(line.split(b"--")[0]) for line in limits.split(b"\n"))
 
 
 VIPU_CONF = b"""\

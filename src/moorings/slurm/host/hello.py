@@ -1,0 +1,60 @@
+"""What a node's slurmd says to the agent when it has loaded the plugin: ``deploy/slurm/moorings_hello.h`` says it.
+
+One line each way, as when a step asks (``nodes``), with the payload::
+
+    moorings 1 hello
+    node=n1
+    started=1795600764
+    nonce=0123456789abcdef
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+
+GREETING = b"moorings 1 hello\n"
+_REQUEST = re.compile(
+    rb"moorings 1 hello\nnode=([A-Za-z0-9._-]{1,255})\nstarted=([1-9][0-9]{0,11})\nnonce=([0-9a-f]{16})\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """That a slurmd has loaded the plugin.
+
+    Attributes:
+        node: its NodeName, or its machine's name where it was started without one.
+        started_s: when it loaded the plugin, in epoch seconds by its own clock: within a second its SlurmdStartTime.
+        nonce: 16 hexadecimal digits, new for each.
+    """
+
+    node: str
+    started_s: int
+    nonce: str
+
+
+def build_request(hello: Hello) -> bytes:
+    """The payload of a node's credential."""
+    return GREETING + f"node={hello.node}\nstarted={hello.started_s}\nnonce={hello.nonce}\n".encode("ascii")
+
+
+def parse_request(payload: bytes) -> Hello:
+    """What a node says.
+
+    Raises:
+        MooringsError: ``node.invalid``.
+    """
+    found = _REQUEST.fullmatch(payload)
+    if found is None:
+        hint = "is the plugin of another release?"
+        raise MooringsError("node.invalid", "what a slurmd says of its plugin cannot be read", hint=hint)
+    return Hello(found[1].decode(), int(found[2]), found[3].decode())
+
+
+def build_reply(hello: Hello, *, noted: bool) -> bytes:
+    """The payload of the agent's credential; not ``noted``: the node is to say it again."""
+    status = "ok" if noted else "retry"
+    return f"node={hello.node}\nnonce={hello.nonce}\nstatus={status}\n".encode("ascii")
