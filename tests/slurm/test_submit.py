@@ -50,7 +50,14 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def cluster(slurm_release: str) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(new_folder(), 2, release=slurm_release, licenses=LICENSES, extra_conf="JobSubmitPlugins=lua")
+    cluster = SlurmCluster(
+        new_folder(),
+        2,
+        release=slurm_release,
+        licenses=LICENSES,
+        features="moorings,a,b",
+        extra_conf="JobSubmitPlugins=lua",
+    )
     build_plugin(cluster)
     copy_lua(cluster)
     plug(cluster, "127.0.0.1:1")
@@ -282,6 +289,70 @@ def test_root_may_change_everything(cluster):
     job = held(cluster, "--ipus=2")
     cluster.check("scontrol", "update", f"jobid={job}", "licenses=ipu:2,ipu_1:2", "admincomment=moorings:1 by hand")
     assert cluster.job(job)["Licenses"] == "ipu:2,ipu_1:2"
+
+
+# -- nodes with the plugin ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept_to_nodes(cluster: SlurmCluster) -> Iterator[None]:
+    """Jobs are kept to n1: n2 has not the feature of nodes that have the plugin."""
+    cluster.write_conf("moorings_limits.lua", LIMITS.replace("{", "{ feature = 'moorings',", 1))
+    for node, features in (("n1", "moorings,a"), ("n2", "a,b")):
+        cluster.check("scontrol", "update", f"nodename={node}", f"activefeatures={features}")
+    yield
+    cluster.check("scontrol", "update", "nodename=n[1-2]", "activefeatures=moorings,a,b")
+
+
+FORMS = {  # of a constraint, and the nodes that it names without us
+    "": ("n1", "n2"),
+    "a": ("n1", "n2"),
+    "b": ("n2",),
+    "a&b": ("n2",),
+    "a|b": ("n1", "n2"),
+    "b|a": ("n1", "n2"),
+    "b&a|a": ("n1", "n2"),
+    "(a&b)|a": ("n1", "n2"),
+    "(a|b)&(b|a)": ("n1", "n2"),
+    "a,b": ("n2",),
+    "[a|b]": ("n1", "n2"),
+    "moorings|b": ("n1", "n2"),
+}
+
+
+@pytest.mark.usefixtures("kept_to_nodes")
+def test_a_constraint_of_any_form_is_kept_to_nodes_with_the_plugin(cluster: SlurmCluster) -> None:
+    for form, nodes in FORMS.items():
+        words = [f"--constraint={form}"] if form else []
+        for node in ("n1", "n2"):
+            plain = cluster.run("sbatch", "--parsable", "-w", node, *words, input="#!/bin/sh\n", user=USER)
+            ours = cluster.run("sbatch", "--parsable", "-w", node, "--ipus=1", *words, input="#!/bin/sh\n", user=USER)
+            assert (plain.returncode == 0) == (node in nodes), f"{form} {node}: {plain.stderr}"
+            assert (ours.returncode == 0) == (node in nodes and node == "n1"), f"{form} {node}: {ours.stderr}"
+
+
+@pytest.mark.usefixtures("kept_to_nodes")
+def test_a_constraint_is_kept_to_nodes_with_the_plugin_when_it_is_changed(cluster: SlurmCluster) -> None:
+    job = held(cluster, "--ipus=2", "--constraint=a", "--prefer=b|a")
+    assert (cluster.job(job)["Features"], cluster.job(job)["Prefer"]) == ("a&moorings", "b|a&moorings")
+    for change, expected in (("a|b", "a|b&moorings"), ("a&moorings", "a&moorings"), ("", "moorings")):
+        for user in (USER, None):
+            cluster.check("scontrol", "update", f"jobid={job}", f"features={change}", user=user)
+            assert cluster.job(job)["Features"] == expected
+    plain = held(cluster, "--constraint=a")
+    cluster.check("scontrol", "update", f"jobid={plain}", "features=b", user=USER)
+    assert cluster.job(plain)["Features"] == "b"
+
+
+@pytest.mark.usefixtures("kept_to_nodes")
+def test_counts_of_nodes_in_a_constraint_are_refused(cluster: SlurmCluster) -> None:
+    job = held(cluster, "--ipus=2")
+    for form in ("a*1", "[a*1&b*1]"):
+        done = cluster.run("sbatch", "--ipus=1", f"--constraint={form}", input="#!/bin/sh\n", user=USER)
+        assert f"the constraint '{form}': nodes cannot be counted (*) beside IPUs; say --nodes=N" in done.stderr
+        assert cluster.run("scontrol", "update", f"jobid={job}", f"features={form}", user=USER).returncode != 0
+    assert cluster.job(job)["Features"] == "moorings"
+    held(cluster, "--constraint=a*1")
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
