@@ -2,8 +2,8 @@
 
 Everything is a child that dies with the process that runs the tests; a guard ends what the kernel does not, such as the
 command of a killed salloc, and removes the folder. A node lives in a PID namespace of its own, so
-``kill_node`` is what a power cut is: slurmd, its steps and the jobs' processes are gone at once. Systemd and cgroups
-are not needed; root is, to run jobs as several users.
+``kill_node`` is what a power cut is: slurmd, its steps and the jobs' processes are gone at once. Systemd is not needed,
+nor are cgroups, which a node may have; root is, to run jobs as several users.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Self, TypeVar
 from tests import debian
 from tests.processes import descendants
 from tests.slurm import database, programs
+from tests.slurm.cgroups import CONF as CGROUP_CONF
+from tests.slurm.cgroups import cgroup_conf, enter_corner
 from tests.slurm.conf import build_slurm_conf, build_slurmdbd_conf
 from tests.waiting import patient, until
 
@@ -44,8 +46,11 @@ while found=$(grep -slzxF "SLURM_CONF=$1/etc/slurm.conf" /proc/[0-9]*/environ); 
         kill -KILL "${pid%/environ}" 2> /dev/null
     done
 done
+find /sys/fs/cgroup -depth -type d -path "*/${1##*/}*" -exec rmdir {} + 2> /dev/null
 rm -rf "$1" 2> /dev/null || { sleep 1; rm -rf "$1"; }  # a daemon that was dying wrote a last line
 """
+# Of a node: reaps the steps that slurmd lets go, and starts a slurmd again that was killed. Its end is the node's.
+_INIT = 'while "$@" & wait $!; [ $? = 137 ]; do sleep 1; done; wait'
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 
 T = TypeVar("T")
@@ -76,9 +81,9 @@ class SlurmCluster:
     """A cluster in a folder of its own below /tmp, with nodes n1, n2 and on; ``start`` it, or enter it as a context.
 
     ``extra_conf`` are lines for slurm.conf, and replace ours under the same key. The nodes of ``configless`` have no
-    files of their own: slurmctld hands them out, if slurm.conf says ``SlurmctldParameters=enable_configless``. Files
-    beside slurm.conf are written before the start with ``write_conf``; later a changed slurm.conf is told with
-    ``configure``.
+    files of their own: slurmctld hands them out, if slurm.conf says ``SlurmctldParameters=enable_configless``.
+    ``cgroups`` is the version of those that nodes keep their jobs in ("": none). Files beside slurm.conf are written
+    before the start with ``write_conf``; later a changed slurm.conf is told with ``configure``.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class SlurmCluster:
         features: str = "",
         release: str = programs.RELEASE,
         configless: Collection[int] = (),
+        cgroups: str = "",
     ) -> None:
         assert os.geteuid() == 0, "a Slurm cluster for the tests needs root: it runs jobs as several users"
         assert folder.is_relative_to("/tmp"), "ordinary users and chroots share /tmp with the tests"
@@ -101,6 +107,7 @@ class SlurmCluster:
         self.accounting = accounting
         self.release = release
         self._configless = frozenset(configless)
+        self._cgroups = cgroups
         self.etc = folder / "etc"
         self.work = folder / "work"  # where jobs start and write; everybody may
         self.munge_socket = folder / "run" / "munge.socket"
@@ -134,7 +141,10 @@ class SlurmCluster:
             "LC_ALL": "C.UTF-8",
             "TZ": "UTC",
         }
-        if release != "22.05":  # which does not know the key
+        if cgroups:
+            self.write_conf("cgroup.conf", cgroup_conf(cgroups))
+            extra_conf = f"{CGROUP_CONF}{extra_conf}"
+        elif release != "22.05":  # which does not know the key
             self.write_conf("cgroup.conf", "CgroupPlugin=disabled\n")
         self._licenses = licenses
         self._features = features
@@ -160,7 +170,7 @@ class SlurmCluster:
             self._start_accounting()
         self.start_controller()
         for number in range(1, self.nodes + 1):
-            self._launch_node(number)
+            self.launch_node(number)
         self.wait_nodes()
         if self.accounting and self.release == "26.05":  # killed before its first save, it would never start again
             self.stop_controller()
@@ -183,7 +193,7 @@ class SlurmCluster:
             self.start_controller()
         for number in range(1, self.nodes + 1):
             if f"n{number}" not in self.processes:
-                self._launch_node(number)
+                self.launch_node(number)
         self._end_spawned()
         ids = {re.split(r"[_+]", job.id)[0] for job in self.squeue()}
         if ids:
@@ -219,6 +229,13 @@ class SlurmCluster:
         """
         self._kill(f"n{number}")
 
+    def kill_slurmd(self, number: int) -> None:
+        """SIGKILL a node's slurmd alone: the steps go on. The node's init starts it again a second later."""
+        for pid in descendants(self.processes[f"n{number}"].pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/comm").read_text() == "slurmd\n":
+                    os.kill(pid, signal.SIGKILL)
+
     def fail_node(self, number: int) -> None:
         """A power cut that slurmctld has noticed: the node is DOWN, its jobs are requeued or NODE_FAIL."""
         self.kill_node(number)
@@ -240,8 +257,26 @@ class SlurmCluster:
 
     def start_node(self, number: int, *, plugins: bool = True) -> None:
         """Start a node, or one that has no plugstack.conf; return when slurmctld has it back."""
-        self._launch_node(number, plugins=plugins)
+        self.launch_node(number, plugins=plugins)
         self.wait_nodes(f"n{number}")
+
+    def launch_node(self, number: int, *, plugins: bool = True) -> None:
+        """Start a node, and do not wait for it: slurmctld may be away."""
+        name = f"n{number}"
+        (self.folder / "spool" / name).mkdir(exist_ok=True)
+        slurmd = ["slurmd", "-D", "-N", name]
+        place: list[str] = []
+        if number in self._configless:
+            slurmd += ["--conf-server", f"127.0.0.1:{self.ports[0]}"]
+            place = self._build_place()
+        if self.programs.libraries:
+            slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
+        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+        hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
+        init = ["sh", "-c", f"{hide}{_INIT}", "sh"]
+        corner = enter_corner(self._cgroups, self.folder) if self._cgroups else ()
+        self.launched[name] = time.time()
+        self._launch(name, [*place, *namespace, *corner, *self._enter, *init, *slurmd])
 
     def wait_nodes(self, names: str = "") -> None:
         """Wait until nodes (a host list; without one, all) take jobs.
@@ -446,22 +481,6 @@ class SlurmCluster:
         self.check("sacctmgr", "-i", "add", "cluster", "moorings")
         self.check("sacctmgr", "-i", "add", "account", ACCOUNT)
         self.check("sacctmgr", "-i", "add", "user", ",".join(USERS), f"account={ACCOUNT}")
-
-    def _launch_node(self, number: int, *, plugins: bool = True) -> None:
-        name = f"n{number}"
-        (self.folder / "spool" / name).mkdir(exist_ok=True)
-        slurmd = ["slurmd", "-D", "-N", name]
-        place: list[str] = []
-        if number in self._configless:
-            slurmd += ["--conf-server", f"127.0.0.1:{self.ports[0]}"]
-            place = self._build_place()
-        if self.programs.libraries:
-            slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
-        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
-        hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
-        init = ["sh", "-c", f'{hide}"$@" & wait', "sh"]  # reaps the steps that slurmd lets go
-        self.launched[name] = time.time()
-        self._launch(name, [*place, *namespace, *self._enter, *init, *slurmd])
 
     def words_at(self, number: int) -> list[str]:
         """The words before a command that is run as on a configless node: only what it was handed out is there."""

@@ -195,6 +195,7 @@ def ipu_site(
     features: str = "",
     pools: str = POOLS,
     wait_s: int = WAIT_S,
+    cgroups: str = "",
     **conf: str,
 ) -> Iterator[IpuSite]:
     """A site that runs; ``conf`` are further keys of vipu.conf, ``wait_s`` is how long the plugin waits."""
@@ -205,6 +206,7 @@ def ipu_site(
         licenses=LICENSES,
         features=features,
         release=release,
+        cgroups=cgroups,
         extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )
     controller = ControllerProcess(cluster.folder / "controller", pools)

@@ -1,0 +1,218 @@
+"""What is wrong after all that, and what happened to whom; pure.
+
+It reads the programs' own diaries, the journal of the simulated hardware and Slurm's records: none of them passes
+through the controller or the agent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.slurm.kills.story import TASKS, Job, Kind, Story
+
+SKEW_S = 0.005  # between a program's look at the clock and the journal's
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One program, from its first line to its last.
+
+    Attributes:
+        name: of its job, with the number of its task.
+        start: the job's id and how often it had been requeued.
+        step: of the job, with its rank.
+        partition: what it was told; empty: nothing.
+        devices: likewise.
+        begun: in epoch seconds; ``last`` is when it last wrote a line.
+        whole: whether it came to its end.
+    """
+
+    name: str
+    start: tuple[str, str]
+    step: str
+    partition: str
+    devices: frozenset[int]
+    begun: float
+    last: float
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A partition of the hardware: its devices, and from when to when it was usable, in epoch seconds."""
+
+    name: str
+    devices: frozenset[int]
+    ready: float
+    gone: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen at the end.
+
+    Attributes:
+        jobs: Slurm's records of the jobs that it still knows.
+        outputs: what each of those printed, by id.
+        lives: of the jobs' programs.
+        made: of the hardware; None: there is none.
+        left: what is left of any job, each a sentence.
+        cancelled: names of the jobs that were cancelled.
+        owners: of each claim that got a partition: the job, and which start of it.
+        drained: the reasons of nodes that were drained.
+        freed: how often a job was stuck that Slurm holds until an admin lets it go.
+    """
+
+    jobs: Sequence[Mapping[str, str]]
+    outputs: Mapping[str, str]
+    lives: Sequence[Life]
+    made: Sequence[Made] | None
+    left: Sequence[str]
+    cancelled: Collection[str]
+    owners: Sequence[str] = ()
+    drained: Sequence[str] = ()
+    freed: int = 0
+
+
+@dataclass
+class Verdict:
+    """What is wrong, each a sentence, and how often what happened."""
+
+    faults: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def parse_diary(name: str, text: str) -> list[Life]:
+    """The lives that a job's diary tells of; its lines are job, restart, step, event, time, partition and devices."""
+    lives: dict[tuple[str, ...], Life] = {}
+    for line in text.splitlines():
+        job, restart, step, event, time, partition, devices = line.split()
+        key = (job, restart, step)
+        at = float(time)
+        numbers = frozenset(int(number) for number in re.findall(r":(\d+)", devices))
+        before = lives.get(key)
+        begun = at if before is None or event == "begin" else before.begun
+        told = "" if partition == "-" else partition
+        lives[key] = Life(name, (job, restart), step, told, numbers, begun, at, event == "end")
+    return [*lives.values()]
+
+
+def judge(story: Story, seen: Seen) -> Verdict:
+    """What is wrong, and what happened."""
+    verdict = Verdict()
+    verdict.counts.update({"jobs": story.starts, "kills": len(story.kills), "cancelled by the story": 0})
+    verdict.faults += seen.left
+    if seen.made is not None:
+        verdict.faults += _misused(seen.lives, seen.made)
+        verdict.faults += _wrong_sizes(story, seen.lives)
+        twice = [owner for owner, n in Counter(seen.owners).items() if n > 1]
+        verdict.faults += (f"{owner} got more than one partition" for owner in twice)
+        verdict.faults += (f"a node was drained: {reason}" for reason in seen.drained if "moorings" in reason.lower())
+    records = _by_name(seen.jobs)
+    for job in story.jobs:
+        doomed = job.name in seen.cancelled
+        verdict.counts["cancelled by the story"] += job.starts * doomed
+        for name in _names(job):
+            _judge_job(verdict, job, name, records.get(name, []), seen, doomed=doomed)
+    verdict.counts["programs"] = len(seen.lives)
+    verdict.counts["held by Slurm, let go"] = seen.freed
+    verdict.counts["nodes down or drained"] = len(seen.drained)
+    return verdict
+
+
+def _judge_job(
+    verdict: Verdict, job: Job, name: str, records: Sequence[Mapping[str, str]], seen: Seen, *, doomed: bool
+) -> None:
+    """How one job ended, of which Slurm may have none or several records."""
+    if not records:
+        verdict.counts["forgotten by Slurm"] += 1
+        return
+    verdict.counts["submitted twice"] += len(records) - 1
+    for record in records:
+        state, id = record["JobState"], record["JobId"]
+        verdict.counts[f"ended {state}"] += 1
+        verdict.counts["requeued"] += int(record["Restarts"])
+        said = seen.outputs.get(id, "")
+        if state == "COMPLETED":
+            ran = {life.step for life in seen.lives if life.name == name and life.start[0] == id and life.whole}
+            if len(ran) < _programs(job):
+                verdict.faults.append(
+                    f"{name} ({id}) is COMPLETED, and of its programs only {sorted(ran)} came to their end"
+                )
+        elif state == "CANCELLED":
+            if not doomed:
+                verdict.faults.append(f"{name} ({id}) is CANCELLED, which nobody asked for: {said[-300:]!r}")
+        elif state == "FAILED" and (told := re.findall(r"moorings: .*", said)) and "waiting for" not in told[-1]:
+            verdict.faults.append(f"{name} ({id}) is {state}, and was told: {told[-1]!r}")
+        elif state not in ("NODE_FAIL", "FAILED", "TIMEOUT"):
+            verdict.faults.append(f"{name} ({id}) is {state} {record.get('Reason')}")
+
+
+def _misused(lives: Sequence[Life], made: Sequence[Made]) -> Iterator[str]:
+    """Programs outside their partition, and devices in use twice."""
+    by_name: dict[str, list[Made]] = {}
+    for one in made:
+        by_name.setdefault(one.name, []).append(one)
+    for life in lives:
+        of = f"{life.name} {'.'.join(life.start)} step {life.step}"
+        if not life.partition:
+            yield f"{of} ran without a partition"
+        elif not any(_covers(one, life) for one in by_name.get(life.partition, [])):
+            yield (
+                f"{of} ran from {life.begun:.3f} to {life.last:.3f} on {sorted(life.devices)}, and its partition "
+                f"{life.partition} was not there all the time: {by_name.get(life.partition)}"
+            )
+    starts: dict[tuple[str, ...], set[str]] = {}
+    for life in lives:
+        starts.setdefault((life.name, *life.start), set()).add(life.partition)
+    yield from (f"job {start} had {sorted(names)}" for start, names in starts.items() if len(names) > 1)
+    begun = sorted(lives, key=lambda life: life.begun)
+    going: list[Life] = []
+    for life in begun:
+        going = [one for one in going if one.last > life.begun]
+        for other in going:
+            if both := other.devices & life.devices:
+                yield f"{other.name} and {life.name} both used devices {sorted(both)} at {life.begun:.3f}"
+        going.append(life)
+
+
+def _covers(made: Made, life: Life) -> bool:
+    over = made.gone is not None and made.gone + SKEW_S < life.last
+    return made.ready <= life.begun + SKEW_S and not over and life.devices <= made.devices
+
+
+def _wrong_sizes(story: Story, lives: Sequence[Life]) -> Iterator[str]:
+    jobs = {name: job for job in story.jobs for name in _names(job)}
+    for life in lives:
+        size = jobs[life.name].size
+        share = size // 2 if jobs[life.name].kind in (Kind.STEPS, Kind.TWO_AT_ONCE) else size
+        if life.partition and len(life.devices) not in (size, share):
+            yield f"{life.name} step {life.step} asked for {size} IPUs and had {sorted(life.devices)}"
+
+
+def _names(job: Job) -> list[str]:
+    return [f"{job.name}_{task}" for task in range(1, TASKS + 1)] if job.kind is Kind.ARRAY else [job.name]
+
+
+def _programs(job: Job) -> int:
+    """How many steps with their ranks come to an end."""
+    return {Kind.BATCH: 1, Kind.ARRAY: 1, Kind.STEPS: 3, Kind.TWO_AT_ONCE: 2}[job.kind]
+
+
+def _by_name(records: Sequence[Mapping[str, str]]) -> dict[str, list[Mapping[str, str]]]:
+    """Records by name; one of an array that was never split stands for each of its tasks."""
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for record in records:
+        tasks = record.get("ArrayTaskId")
+        for name in [record["JobName"]] if tasks is None else [f"{record['JobName']}_{n}" for n in _numbers(tasks)]:
+            found.setdefault(name, []).append(record)
+    return found
+
+
+def _numbers(tasks: str) -> Iterator[int]:
+    for part in tasks.partition("%")[0].split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
