@@ -5,6 +5,7 @@ The pool takes its time to make a partition, so that jobs can be seen to wait fo
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -234,6 +235,28 @@ def change_patience(site: IpuSite, before_s: int, after_s: int) -> None:
     conf = (site.cluster.etc / "vipu.conf").read_text()
     assert f"ApiTimeout={before_s}\n" in conf
     site.cluster.write_conf("vipu.conf", conf.replace(f"ApiTimeout={before_s}\n", f"ApiTimeout={after_s}\n"), 0o600)
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_forgets_to_have_run_runs_again_with_a_partition(site: IpuSite) -> None:
+    """slurmctld is killed before it has saved the job's start and end: it starts it as if for the first time."""
+    begun = time.time()
+    job = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID >> ran", "--ipus=4", "--hold")
+    state = site.cluster.folder / "state"
+    until(lambda: (state / "job_state").exists() and (state / "job_state").stat().st_mtime > begun)
+    saved = shutil.copytree(state, site.cluster.folder / "saved")
+    site.cluster.check("scontrol", "release", str(job))
+    site.cluster.wait_job(job, "COMPLETED")
+    until(lambda: states(site) == {}, what=site.log)
+    site.cluster.kill_controller()
+    shutil.copytree(saved, state, dirs_exist_ok=True)
+    shutil.rmtree(saved)
+    site.cluster.start_controller()
+    site.cluster.check("scontrol", "release", str(job))
+    site.cluster.wait_job(job, "COMPLETED")
+    told = (site.cluster.work / "ran").read_text().split()
+    assert told == [f"slurm_{job}"] * 2, site.cluster.output(job)
+    assert site.cluster.job(job)["Restarts"] == "0"
 
 
 @pytest.mark.slow

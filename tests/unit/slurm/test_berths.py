@@ -17,7 +17,7 @@ from moorings.slurm.host.berths import WAITS, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.gate import HOLDS, awaiting, in_use_beside
 from moorings.slurm.host.ledger import Start
-from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody
+from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 from tests.waiting import until_async
 
@@ -123,6 +123,24 @@ async def test_a_claim_that_somebody_ended_is_not_made_anew() -> None:
     with pytest.raises(RefusedError, match="its claim is RELEASED"):
         await berths.serve(JOB)
     assert OWNER not in berths.claims
+
+
+async def test_a_job_that_slurm_runs_again_after_its_claim_was_released_gets_another() -> None:
+    """A killed slurmctld had not saved that it ran; each agent and each answer lost finds the same claim."""
+    controller = Controller()
+    berths, _ = make(controller)
+    for n in range(3):
+        assert (await berths.serve(JOB)).partition == f"of-claim-{n}"
+        for key, claim in controller.by_key.items():
+            reason = ReasonBody(code="claim.released", message="released by agent")
+            controller.by_key[key] = replace(claim, state="RELEASED", reason=reason)
+        berths.forget(OWNER)
+        berths.drop(OWNER)
+    controller.lose = 1
+    await berths.serve(JOB)
+    another, _ = make(controller)
+    assert (await another.serve(JOB)).partition == "of-claim-3"
+    assert len(controller.by_key) == 4
 
 
 async def test_a_wait_in_vain_ends() -> None:

@@ -172,11 +172,21 @@ class Berths:
         return None, why
 
     async def _make(self, owner: str, job: JobRecord, long_name: bool) -> ClaimBody:
-        """The claim of a start; asked again, and after a lost answer, it is the same one."""
+        """The claim of a start; asked again, and after a lost answer, it is the same one.
+
+        A slurmctld that was killed starts a job again that has ended since its last save, and counts no restart: the
+        claim that an agent released for it is not what this run asks for.
+        """
         assert job.order is not None
-        key = Start.of(job, job.order).key(self.home) + ("/long" if long_name else "")
+        first = Start.of(job, job.order).key(self.home) + ("/long" if long_name else "")
         request = request_for(job, self.home, self.pool, long_name=long_name)
-        claim = await self.calls(lambda client: client.create_claim(request, key))
+
+        async def make(key: str) -> ClaimBody:
+            return await self.calls(lambda client: client.create_claim(request, key))
+
+        claim = await make(first)
+        while released_by_agent(claim):
+            claim = await make(f"{first}/{claim.id}")
         self._see(claim)
         self._settle(owner)
         return claim
@@ -207,6 +217,11 @@ class Berths:
             self.claims.pop(claim.owner, None)
         else:
             self.claims[claim.owner] = claim
+
+
+def released_by_agent(claim: ClaimBody) -> bool:
+    """Whether who made a claim ended it, too; one that an admin ended stays ended."""
+    return claim.state in GONE and claim.reason is not None and claim.reason.message == f"released by {claim.subject}"
 
 
 def binding_of(body: BindingBody) -> Binding:
