@@ -167,6 +167,9 @@ def test_a_doubt_is_told_and_nothing_done() -> None:
     view = a_view(*jobs, steps=look_in, asked=known, memory=first.memory, at_s=AT_S + SILENT_S)
     assert acts(view, StopUnbound) == []
     assert len(acts(view, Report)) == 1
+    told = replace(view, asked={start(1): frozenset(), start(2): frozenset({"n2"})}, plugged=frozenset({"n1"}))
+    assert acts(told, StopUnbound) == []
+    assert len(acts(replace(told, plugged=frozenset()), StopUnbound)) == 1
 
 
 @pytest.mark.parametrize(

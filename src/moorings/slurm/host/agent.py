@@ -26,13 +26,11 @@ from moorings.slurm.formats import (
     build_config,
     build_create_reservation,
     build_licenses,
-    build_nodes,
     build_renew_reservation,
     build_requeue,
     build_update_reservation,
     parse_config,
     parse_licenses,
-    parse_nodes,
 )
 from moorings.slurm.host.berths import GONE, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
@@ -150,17 +148,22 @@ class Agent:
         offers = self._offers
         try:
             async with asyncio.TaskGroup() as group:
-                for watch in (self._watch_jobs, self._watch_claims, self._watch_rules, self._watch_devices):
+                for watch in (
+                    self._watch_jobs,
+                    self._watch_claims,
+                    self._watch_rules,
+                    self._watch_devices,
+                    self._watch_needs,
+                ):
                     group.create_task(watch())
                 for work in (
-                    self._watch_needs,
                     self._keep_gate,
                     offers.serve_watching,
                     offers.serve_telling,
+                    self._nodes.serve,
                     self._doer.serve,
                 ):
                     group.create_task(work())
-                group.create_task(self._nodes.serve())
         finally:
             offers.counts = None
             with self._troubles.told("slurm.gate"):
@@ -177,6 +180,8 @@ class Agent:
             releasing=frozenset(self._releasing),
             settled_at=dict(berths.settled_at),
             asked=self._steps.asked,
+            plugged=self._nodes.plugged,
+            n_nodes=self._nodes.n_nodes,
             offer=offers.snapshot(),
             outcomes=self._doer.outcomes,
         )
@@ -278,8 +283,6 @@ class Agent:
             with self._troubles.told("slurm.rules") as good:
                 rules = await self._read_rules()
                 self._view = replace(self._view, rules=rules)
-                nodes = parse_nodes(await self._slurm.ask(build_nodes()))
-                self._view = replace(self._view, n_nodes=len(nodes))
             await asyncio.sleep(RULES_S if good else FAILED_PAUSE_S)
 
     async def _read_rules(self) -> Rules:

@@ -19,7 +19,7 @@ from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_drain
 from moorings.slurm.host.hello import Hello
-from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, plan_plugged
+from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, has_plugin, plan_plugged
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 
@@ -45,6 +45,9 @@ class NodeWatch:
         slurm: its commands.
         troubles: where it is told what fails.
         file: where it is written down what slurmds told; None: nowhere.
+
+    Attributes:
+        plugged: those whose slurmd has told that it loaded the plugin, when they were listed last.
     """
 
     def __init__(self, slurm: Commands, troubles: Troubles, file: Path | None) -> None:
@@ -54,9 +57,15 @@ class NodeWatch:
         self._hellos: dict[str, int] | None = None  # None: the file was not read
         self._saved: Mapping[str, int] = {}
         self._nodes: Sequence[NodeRecord] = ()
+        self.plugged: frozenset[str] = frozenset()
         self._memory = PluggedMemory()
         self._told = asyncio.Event()
         self._pause_s = LIST_S
+
+    @property
+    def n_nodes(self) -> int:
+        """How many the cluster had when they were listed last."""
+        return len(self._nodes)
 
     async def serve(self) -> None:
         """Keep the features in step, for ever."""
@@ -98,6 +107,7 @@ class NodeWatch:
         for gone in self._hellos.keys() - names:
             del self._hellos[gone]
         self._save()
+        self.plugged = frozenset(node.name for node in self._nodes if has_plugin(node, self._hellos))
         found = plan_plugged(self._nodes, self._hellos, self._memory, listed_at)
         if found.report:
             told = (

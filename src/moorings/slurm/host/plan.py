@@ -120,6 +120,7 @@ class View:
         devices: who holds which; None: that was not asked for.
         asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
         steps: of the jobs of which not every node has asked; None: that was not asked for.
+        plugged: nodes whose slurmd has told that it loaded the plugin.
         n_nodes: of the cluster.
         outcomes: what came of earlier acts.
         memory: of the plan before.
@@ -144,6 +145,7 @@ class View:
     devices: Devices | None = None
     asked: Mapping[Start, frozenset[str]] = field(default_factory=dict)
     steps: Sequence[TaskStep] | None = None
+    plugged: frozenset[str] = frozenset()
     n_nodes: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
     memory: Memory = field(default_factory=Memory)
@@ -402,7 +404,7 @@ def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
 
 def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
     """Add what is to be done where tasks run that did not wait for their partition."""
-    loaded = frozenset().union(*view.asked.values())
+    loaded = view.plugged.union(*view.asked.values())
     silence, found = look(memory.silence, view.jobs.values(), view.asked, steps, loaded, view.at_s)
     reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
     if silence.is_general(view.n_nodes):
