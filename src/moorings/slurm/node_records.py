@@ -38,6 +38,11 @@ class NodeRecord:
     started: Instant | None
 
     @property
+    def names(self) -> frozenset[str]:
+        """All that its slurmd may call it: NodeName, the name of its machine, and both without their domain."""
+        return frozenset({self.name, self.host, self.name.partition(".")[0], self.host.partition(".")[0]})
+
+    @property
     def is_drained(self) -> bool:
         """Whether it gets no new jobs until somebody takes it back."""
         return "DRAIN" in self.state

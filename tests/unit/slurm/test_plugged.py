@@ -70,6 +70,8 @@ def test_a_node_that_gets_no_ipu_job_anyway_is_left_alone(fields: dict[str, Any]
 
 def test_a_node_may_tell_by_the_name_of_its_machine() -> None:
     assert drained(node("n1"), hellos={"host-n1": T}) == ()
+    assert drained(node("n1", host="cn1.site.example"), hellos={"cn1": T}) == ()
+    assert drained(node("n1", host="cn1.site.example"), hellos={"cn": T}) == ("n1",)
 
 
 def test_a_slurmd_that_has_just_started_gets_a_moment_to_tell() -> None:

@@ -84,7 +84,7 @@ class NodeWatch:
         """Take in what a slurmd told; false: no node of that name is known yet, and it is to say it again."""
         if self._hellos is None or hello.started_s > time.time() + FUTURE_S_MAX:
             return False
-        if not any(hello.node in (node.name, node.host) for node in self._nodes):
+        if not any(hello.node in node.names for node in self._nodes):
             self._told.set()
             return False
         self._hellos[hello.node] = hello.started_s
@@ -103,7 +103,7 @@ class NodeWatch:
             self._saved = dict(self._hellos)
         listed_at = _now()
         self._nodes = parse_show_nodes(await self._slurm.ask(build_show_nodes()))
-        names = {name for node in self._nodes for name in (node.name, node.host)}
+        names = {name for node in self._nodes for name in node.names}
         for gone in self._hellos.keys() - names:
             del self._hellos[gone]
         self._save()
@@ -143,7 +143,7 @@ class NodeWatch:
 
 
 def load_hellos(file: Path | None) -> dict[str, int]:
-    """When slurmds told that they had loaded the plugin, in epoch seconds of their own clocks, by node or host.
+    """When slurmds told that they had loaded the plugin, in epoch seconds of their own clocks, by a name of the node.
 
     Raises:
         MooringsError: ``slurm.unreadable``.

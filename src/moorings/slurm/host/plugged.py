@@ -70,7 +70,7 @@ def has_plugin(node: NodeRecord, hellos: Mapping[str, int]) -> bool | None:
 
     Args:
         node: as Slurm lists it.
-        hellos: by NodeName or host, when the last one told did so, in epoch seconds of its own clock.
+        hellos: by one of a node's names, when the last one told did so, in epoch seconds of its own clock.
     """
     told = _told(node, hellos)
     if told is None or node.started is None:
@@ -131,4 +131,4 @@ def is_drained_by_us(node: NodeRecord) -> bool:
 
 
 def _told(node: NodeRecord, hellos: Mapping[str, int]) -> int | None:
-    return max((hellos[name] for name in (node.name, node.host) if name in hellos), default=None)
+    return max((hellos[name] for name in node.names if name in hellos), default=None)
