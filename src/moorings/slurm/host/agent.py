@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
-from moorings.core.bindings import Binding, Rendezvous
+from moorings.core.bindings import Binding
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import (
@@ -32,14 +32,15 @@ from moorings.slurm.formats import (
     parse_config,
     parse_licenses,
 )
-from moorings.slurm.host.berths import GONE, Berths, RefusedError
+from moorings.slurm.host.answers import Answers
+from moorings.slurm.host.berths import GONE, Berths
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.doing import Doer, clock
 from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.ledger import KIND, Home, Start, may_live, start_of
 from moorings.slurm.host.listing import JobListing
 from moorings.slurm.host.node_watch import NodeWatch
-from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest, Status, reply_for
+from moorings.slurm.host.nodes import BindReply, BindRequest
 from moorings.slurm.host.offers import Offers
 from moorings.slurm.host.plan import (
     Act,
@@ -58,14 +59,13 @@ from moorings.slurm.host.plan import (
 )
 from moorings.slurm.host.reclaim import People
 from moorings.slurm.host.site import enforces_accounts
-from moorings.slurm.host.steps import Steps, first_port
+from moorings.slurm.host.steps import Steps
 from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.host.why import why_it_waits
 from moorings.slurm.host.withheld import whys
-from moorings.slurm.listings import expand_hosts
 from moorings.slurm.needs import build_cpus, build_needs, parse_needs
-from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
+from moorings.slurm.steps import build_steps, parse_steps
 from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -79,7 +79,6 @@ RULES_S = 60.0  # a changed slurm.conf or QOS counts after so long
 GATE_S = 5.0  # between two looks at the gate, if nothing happens
 GATE_PAUSE_S = 0.1  # at least, whatever happens: each look and each change is a command of its own
 RENEW_S = 86_400.0  # Slurm ends a reservation after 365 days, "infinite" or not
-HELD_S = 20.0  # a node's question is held so long
 PAUSE_S = 0.5
 FAILED_PAUSE_S = 1.0
 
@@ -134,6 +133,9 @@ class Agent:
         self._steps = Steps(settings.steps_folder)
         self._nodes = NodeWatch(slurm, troubles, settings.nodes_file)
         self._claims_listed = asyncio.Event()
+        self._answers = Answers(
+            slurm, self._listing, self._offers, self._steps, self._claims_listed, self._serve, settings.folder
+        )
         self._accounts_known = asyncio.Event()
         self._releasing: set[str] = set()
         self._gate_lock = asyncio.Lock()
@@ -423,75 +425,11 @@ class Agent:
             log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
             self._gate.set()
 
-    # -- what nodes ask ----------------------------------------------------------------------------------------------
+    # -- what is asked of it -----------------------------------------------------------------------------------------
 
     async def answer(self, request: BindRequest) -> BindReply:
         """The answer to a node."""
-        try:
-            async with asyncio.timeout(HELD_S):
-                job = await self._listing.find(request)
-                if job is None:
-                    told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
-                    return BindReply(Status.REFUSED, told)
-                assert job.order is not None
-                self._steps.hear(Start.of(job, job.order), request.node)
-                if self._offers.refused:
-                    return BindReply(Status.RETRY, self._why_not_yet())
-                await self._offers.accepted.wait()
-                await self._claims_listed.wait()
-                binding = await asyncio.shield(self._serve(job))
-                meeting, gcds = await self._share(job, request, len(binding.gcds))
-        except TimeoutError:
-            return BindReply(Status.RETRY, self._why_not_yet())
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return BindReply(Status.RETRY, "the job has ended, or is asked for anew")
-        except RefusedError as error:
-            return BindReply(Status.REFUSED, error.detail)
-        except MooringsError as error:  # other steps have what it needs, or Slurm does not answer: it asks again
-            return BindReply(Status.RETRY, error.detail)
-        return reply_for(binding, meeting, self._settings.folder, gcds)
-
-    async def _share(
-        self, job: JobRecord, request: BindRequest, n_gcds: int
-    ) -> tuple[Rendezvous, tuple[int, ...] | None]:
-        """Where the tasks of a step meet, and which GCDs it gets; None: all.
-
-        Raises:
-            RefusedError: the job does not run on that node.
-            MooringsError: the step has to wait for others, or Slurm does not answer.
-        """
-        assert job.order is not None
-        start = Start.of(job, job.order)
-        if job.nodes_whole:
-            nodes = expand_hosts(job.nodes)
-        else:
-            nodes = await self._steps.nodes(start, lambda: self._nodes_of(job.job_id))
-        if request.node not in nodes:
-            raise RefusedError("auth.denied", f"job {job.job_id} does not run on {request.node}")
-        if request.tasks is None or request.nodes is None or request.step in (BATCH_STEP, INTERACTIVE_STEP):
-            return Rendezvous(nodes[0], first_port(job.job_id)), None
-
-        async def find_master() -> str:
-            if request.nodes == 1:
-                return request.node
-            return (nodes if request.nodes == len(nodes) else await self._nodes_of(job.job_id, request.step))[0]
-
-        async def find_running() -> Collection[int]:
-            steps = parse_steps(await self._slurm.ask(build_steps([job.job_id])))
-            return [step.number for step in steps if step.job_id == job.job_id and step.number is not None]
-
-        share = await self._steps.take(start, request.step, request.tasks, n_gcds, find_master, find_running)
-        return Rendezvous(share.master, share.port), share.gcds
-
-    async def _nodes_of(self, job: int, step: int | None = None) -> tuple[str, ...]:
-        nodes = parse_nodes_of(await self._slurm.ask(build_nodes_of(job, step)), job, step)
-        if not nodes:
-            what = f"job {job}" if step is None else f"step {step} of job {job}"
-            raise MooringsError("slurm.job_unknown", f"Slurm knows of no running {what}", retryable=True)
-        return nodes
+        return await self._answers.answer(request)
 
     def note_plugin(self, hello: Hello) -> bool:
         """Whether it is noted that a node's slurmd has loaded the plugin."""
@@ -504,16 +442,6 @@ class Agent:
         withheld = whys(self._view.memory.standings)
         reasons = self._offers.reasons
         return why_it_waits(jobs.get(job), uid, self._settings.admins, reasons, self._home, people, withheld)
-
-    def _why_not_yet(self) -> str:
-        if self._offers.refused:
-            return f"the controller serves another Slurm: {self._offers.refused}"
-        if not self._claims_listed.is_set() or not self._offers.accepted.is_set():
-            return "the controller does not answer the agent"
-        listed_at = self._listing.listed_at
-        if listed_at is None or _now() - listed_at > HELD_S:
-            return "Slurm does not answer the agent"
-        return "the partition is not ready yet"
 
 
 def _now() -> float:
