@@ -82,8 +82,9 @@ class SlurmCluster:
 
     ``extra_conf`` are lines for slurm.conf, and replace ours under the same key. The nodes of ``configless`` have no
     files of their own: slurmctld hands them out, if slurm.conf says ``SlurmctldParameters=enable_configless``.
-    ``cgroups`` is the version of those that nodes keep their jobs in ("": none). Files beside slurm.conf are written
-    before the start with ``write_conf``; later a changed slurm.conf is told with ``configure``.
+    ``cgroups`` is the version of those that nodes keep their jobs in ("": none). The nodes of ``bare`` are first
+    started without a plugstack.conf. Files beside slurm.conf are written before the start with ``write_conf``; later a
+    changed slurm.conf is told with ``configure``.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class SlurmCluster:
         release: str = programs.RELEASE,
         configless: Collection[int] = (),
         cgroups: str = "",
+        bare: Collection[int] = (),
     ) -> None:
         assert os.geteuid() == 0, "a Slurm cluster for the tests needs root: it runs jobs as several users"
         assert folder.is_relative_to("/tmp"), "ordinary users and chroots share /tmp with the tests"
@@ -108,6 +110,7 @@ class SlurmCluster:
         self.release = release
         self._configless = frozenset(configless)
         self._cgroups = cgroups
+        self._bare = frozenset(bare)
         self.etc = folder / "etc"
         self.work = folder / "work"  # where jobs start and write; everybody may
         self.munge_socket = folder / "run" / "munge.socket"
@@ -170,7 +173,7 @@ class SlurmCluster:
             self._start_accounting()
         self.start_controller()
         for number in range(1, self.nodes + 1):
-            self.launch_node(number)
+            self.launch_node(number, plugins=number not in self._bare)
         self.wait_nodes()
         if self.accounting and self.release == "26.05":  # killed before its first save, it would never start again
             self.stop_controller()

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -196,9 +196,13 @@ def ipu_site(
     pools: str = POOLS,
     wait_s: int = WAIT_S,
     cgroups: str = "",
+    bare: Collection[int] = (),
     **conf: str,
 ) -> Iterator[IpuSite]:
-    """A site that runs; ``conf`` are further keys of vipu.conf, ``wait_s`` is how long the plugin waits."""
+    """A site that runs; ``conf`` are further keys of vipu.conf, ``wait_s`` is how long the plugin waits.
+
+    The nodes of ``bare`` are without plugins.
+    """
     cluster = SlurmCluster(
         new_folder(),
         nodes,
@@ -207,6 +211,7 @@ def ipu_site(
         features=features,
         release=release,
         cgroups=cgroups,
+        bare=bare,
         extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )
     controller = ControllerProcess(cluster.folder / "controller", pools)

@@ -11,17 +11,19 @@ from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 
 SILENT_S = 12.0
-BARE = "n2"
+BARE, SLOW = "n2", "n4"  # one has no plugin, the other a long prolog, before which Slurm says that the job runs
 
 
 @pytest.fixture(scope="module")
-def site(slurm_release: str) -> Iterator[IpuSite]:
-    with ipu_site(slurm_release) as made:
+def site(slurm_release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IpuSite]:
+    prolog = tmp_path_factory.mktemp("prolog") / "prolog.sh"
+    prolog.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != {SLOW} ] || sleep {SILENT_S * 2:g}\n')
+    prolog.chmod(0o755)
+    with ipu_site(slurm_release, bare=[2], extra_conf=f"Prolog={prolog}\n") as made:
+        until(lambda: made.log().count("node.has_plugin") == 3, what=made.log)
         made.end_agent()
         made.silent_s = SILENT_S
         made.start_agent()
-        made.cluster.kill_node(2)
-        made.cluster.start_node(2, plugins=False)
         yield made
 
 
@@ -36,10 +38,11 @@ def test_it_is_drained_its_jobs_stopped_and_nobody_else_is_touched(site: IpuSite
     asked = cluster.sbatch("srun sleep 60", "--ipus=1", "-w", "n1")
     bare = cluster.sbatch("echo ran $MOORINGS_PARTITION_ID; sleep 60", "--ipus=4", "-w", BARE)
     once = cluster.sbatch("sleep 60", "--ipus=1", "--no-requeue", "-w", BARE)
+    slow = cluster.sbatch("echo ran", "--ipus=1", "-w", SLOW)
     idle = cluster.spawn("salloc", "--ipus=2", "-w", "n3", "sleep", "60")
-    for job in (asked, bare, once):
+    for job in (asked, bare, once, slow):
         cluster.wait_job(job, "RUNNING")
-    until(lambda: len([claim for claim in site.claims() if claim["state"] == "READY"]) == 4, what=site.log)
+    until(lambda: len([claim for claim in site.claims() if claim["state"] == "READY"]) == 5, what=site.log)
     until(lambda: "start.served" in site.log(), what=site.log)
     site.end_agent()  # who has asked is known to the next one
     site.start_agent()
@@ -51,9 +54,11 @@ def test_it_is_drained_its_jobs_stopped_and_nobody_else_is_touched(site: IpuSite
     assert f"put back: tasks of job {bare} run on {BARE}" in site.comment(bare)
     cluster.wait_job(once, "CANCELLED")
     assert f"cancelled: tasks of job {once} run on {BARE}" in site.comment(once)
-    assert {state(site, node).split()[0] for node in ("n1", "n3")} <= {"mixed", "allocated"}
+    assert {state(site, node).split()[0] for node in ("n1", "n3", SLOW)} <= {"mixed", "allocated"}
     assert cluster.job(asked)["JobState"] == "RUNNING"
     assert idle.poll() is None
+    cluster.wait_job(slow, "COMPLETED")
+    assert cluster.output(slow) == "ran\n"
     until(lambda: len(site.claims()) == 2, what=site.log)
     site.clear()
     cluster.check("scontrol", "update", f"nodename={BARE}", "state=resume")

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
-from moorings.slurm.formats import parse_instant
 from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
 
 _NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 of a step of several programs
@@ -21,7 +19,6 @@ _STEP = (
     Column("job_id", "JobID", 12),
     Column("step", "StepID", 64),
     Column("nodes", "Nodes", 1024),
-    Column("started", "StartTime", 20),
 )
 _NODES_OF_STEP = (Column("job_id", "JobID", 12), Column("nodes", "Nodes", 65_536))
 _NODES_OF_JOB = (Column("job_id", "JobID", 12), Column("nodes", "NodeList", 65_536))
@@ -34,14 +31,12 @@ class TaskStep:
     Attributes:
         job_id: of its job.
         number: in the job; None: the batch script.
-        nodes: where it runs; none, if the list of them was cut.
-        started: when; None: Slurm does not say.
+        nodes: where it runs; none, if the list of them was cut: ask with ``build_nodes_of``.
     """
 
     job_id: int
     number: int | None
     nodes: tuple[str, ...]
-    started: Instant | None
 
 
 def build_steps(jobs: Iterable[int]) -> list[str]:
@@ -65,8 +60,7 @@ def parse_steps(answer: bytes) -> list[TaskStep]:
         if number is None and name != _BATCH:
             continue
         nodes = expand_hosts(given(row["nodes"])) if is_whole(row["nodes"], _STEP[2].width) else ()
-        started = parse_instant(row["started"])
-        found.append(TaskStep(int(row["job_id"]), int(number[1]) if number is not None else None, nodes, started))
+        found.append(TaskStep(int(row["job_id"]), int(number[1]) if number is not None else None, nodes))
     return found
 
 

@@ -13,7 +13,7 @@ from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.gate import Offer
 from moorings.slurm.host.ledger import Start
 from moorings.slurm.host.plan import Act, ListSteps, Memory, Report, Reserve, StopUnbound, View, plan
-from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, OWN_S, SILENT_S, Silence, Silent, look, suspects
+from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, SILENT_S, Silence, Silent, look, suspects
 from moorings.slurm.steps import TaskStep
 from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
@@ -35,8 +35,8 @@ def asked(*nodes: str, job_id: int = 1) -> Asked:
     return {start(job_id): frozenset(nodes)}
 
 
-def step(number: int | None = None, *nodes: str, after_s: float = 0.0, job_id: int = 1) -> TaskStep:
-    return TaskStep(job_id, number, nodes or ("n1",), Instant(BEGAN + round(after_s * SECOND)))
+def step(number: int | None = None, *nodes: str, job_id: int = 1) -> TaskStep:
+    return TaskStep(job_id, number, nodes or ("n1",))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def looked(
     jobs: Sequence[JobRecord],
     known: Asked,
     *steps: TaskStep,
-    loaded: Collection[str] = (),
+    plugged: Collection[str] = ("n9",),
     for_s: float = SILENT_S,
 ) -> list[Silent]:
     """What is found at the second of two looks that see the same."""
-    before, found = look(Silence(), jobs, known, steps, loaded, AT_S)
+    before, found = look(Silence(), jobs, known, steps, plugged, AT_S)
     assert found == [], "never at the first look"
-    return look(before, jobs, known, steps, loaded, AT_S + for_s)[1]
+    return look(before, jobs, known, steps, plugged, AT_S + for_s)[1]
 
 
 def test_a_node_that_does_not_ask_is_found_after_a_minute() -> None:
@@ -82,25 +82,25 @@ def test_only_nodes_with_tasks_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "proven"),
+    ("plugged", "known", "proven"),
     [
-        (step(None, after_s=300.0), True),  # a batch script that a slow prolog held up
-        (step(0, after_s=OWN_S), True),
-        (step(0, after_s=OWN_S + 1), False),  # may be somebody's look from another shell
-        (replace(step(0), started=None), False),
+        ({"n9"}, {}, True),
+        ({"n9", "n1"}, {}, False),  # a long prolog, or a step that is somebody's look from another shell
+        ({"n9"}, asked("n1", job_id=2), False),  # a plugin of the release before, which tells nothing
+        (set(), {}, False),  # nobody's tells, or what was told is lost
     ],
 )
-def test_where_slurmd_has_the_plugin_only_the_jobs_own_steps_are_a_proof(one: TaskStep, proven: bool) -> None:
-    assert [found.proven for found in looked([job()], asked(), one, loaded={"n1"})] == [proven]
-    assert [found.proven for found in looked([job()], asked(), one, loaded={"n2"})] == [True]
+def test_silence_is_a_proof_only_of_a_node_without_the_plugin(plugged: set[str], known: Asked, proven: bool) -> None:
+    found = looked([job()], {**asked(), **known}, step(), plugged=plugged)
+    assert [one.proven for one in found] == [proven]
 
 
 def test_the_minute_begins_anew_with_each_start_and_after_a_gap() -> None:
-    before, _ = look(Silence(), [job()], asked(), [step()], (), AT_S)
-    gap, _ = look(before, [job()], asked(), [], (), AT_S + 30)
-    assert look(gap, [job()], asked(), [step()], (), AT_S + SILENT_S)[1] == []
+    before, _ = look(Silence(), [job()], asked(), [step()], ("n9",), AT_S)
+    gap, _ = look(before, [job()], asked(), [], ("n9",), AT_S + 30)
+    assert look(gap, [job()], asked(), [step()], ("n9",), AT_S + SILENT_S)[1] == []
     again = job(restarts=1)
-    assert look(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], (), AT_S + SILENT_S)[1] == []
+    assert look(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), AT_S + SILENT_S)[1] == []
 
 
 # -- in the plan -------------------------------------------------------------------------------------------------------
@@ -117,6 +117,7 @@ def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: An
         "claims_listed": True,
         "accepted": True,
         "asked": {start(one.job_id): frozenset() for one in jobs},
+        "plugged": frozenset({"n9"}),
         "n_nodes": 4,
     }
     return View(home=HOME, steps=steps, **(known | more))
@@ -160,7 +161,7 @@ def test_a_node_is_drained_once_for_a_job_that_is_still_there() -> None:
 
 
 def test_a_doubt_is_told_and_nothing_done() -> None:
-    look_in = [step(3, "n1", after_s=500)]
+    look_in = [step(3, "n1")]
     known = {start(1): frozenset[str](), start(2): frozenset({"n1"})}
     jobs = (job(1), job(2))
     first = plan(a_view(*jobs, steps=look_in, asked=known), BEGAN)
@@ -169,7 +170,7 @@ def test_a_doubt_is_told_and_nothing_done() -> None:
     assert len(acts(view, Report)) == 1
     told = replace(view, asked={start(1): frozenset(), start(2): frozenset({"n2"})}, plugged=frozenset({"n1"}))
     assert acts(told, StopUnbound) == []
-    assert len(acts(replace(told, plugged=frozenset()), StopUnbound)) == 1
+    assert len(acts(replace(told, plugged=frozenset({"n3"})), StopUnbound)) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
 from moorings.slurm.host.ledger import Start
 from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, free_port, share_out
 from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
@@ -144,6 +143,7 @@ def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
     assert steps.asked == {}, "an agent before this one served it: who asked then is not known"
     steps.begin(START)
     steps.hear(START, "n2")
+    steps.save()
     again = Steps(tmp_path / "steps")
     assert again.asked == steps.asked == {START: frozenset({"n1", "n2"})}
     again.begin(START)
@@ -157,6 +157,7 @@ async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
     steps.begin(START)
     share = await take(steps, 0, 1, Slurm(0))
     steps.hear(START, "n1")
+    steps.save()
     again = Steps(tmp_path / "steps")
     assert again.asked == {START: frozenset({"n1"})}
     assert await take(again, 0, 1, Slurm(0)) == share
@@ -166,6 +167,7 @@ def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
     (tmp_path / "steps").write_text("a file in its place")
     steps = Steps(tmp_path / "steps")
     steps.begin(START)
+    steps.save()
     assert steps.asked == {}
 
 
@@ -183,7 +185,7 @@ def row(*fields):
 
 
 def step_row(job, step, nodes="n1"):
-    return row((str(job), 12), (step, 64), (nodes, 1024), ("2026-11-25T09:37:34", 20))
+    return row((str(job), 12), (step, 64), (nodes, 1024))
 
 
 def test_steps_with_tasks():
@@ -195,7 +197,6 @@ def test_steps_with_tasks():
         (1, 3, ("n1", "n2")),
         (2, 7, ()),
     ]
-    assert found[0].started == Instant(1_795_599_454 * SECOND)
     assert build_steps([1, 2])[-2] == "--jobs=1,2"
 
 

@@ -65,7 +65,7 @@ from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.host.why import why_it_waits
 from moorings.slurm.host.withheld import whys
 from moorings.slurm.needs import build_cpus, build_needs, parse_needs
-from moorings.slurm.steps import build_steps, parse_steps
+from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -197,6 +197,7 @@ class Agent:
             berths.tidy(view.jobs)
             starts = map(start_of, {*berths.claims, *berths.known})
             self._steps.keep_only({start for start in starts if start is not None})
+            self._steps.save()
         return found.acts
 
     def _do(self, act: Act) -> None:
@@ -277,6 +278,10 @@ class Agent:
 
     async def _list_steps(self, jobs: Sequence[int]) -> None:
         steps = parse_steps(await self._slurm.ask(build_steps(jobs)))
+        for place, step in enumerate(steps):
+            if not step.nodes:  # there are too many for a list of steps
+                answer = await self._slurm.ask(build_nodes_of(step.job_id, step.number))
+                steps[place] = replace(step, nodes=parse_nodes_of(answer, step.job_id, step.number))
         self._view = replace(self._view, steps=steps)
         self._act()
 

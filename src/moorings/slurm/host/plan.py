@@ -404,8 +404,7 @@ def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
 
 def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
     """Add what is to be done where tasks run that did not wait for their partition."""
-    loaded = view.plugged.union(*view.asked.values())
-    silence, found = look(memory.silence, view.jobs.values(), view.asked, steps, loaded, view.at_s)
+    silence, found = look(memory.silence, view.jobs.values(), view.asked, steps, view.plugged, view.at_s)
     reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
     if silence.is_general(view.n_nodes):
         told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"

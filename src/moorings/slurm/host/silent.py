@@ -4,8 +4,10 @@ The plugin holds a job's tasks back until the agent has answered. A node without
 load, just runs them, so silence is all there is to see. Such a node is drained and its job stopped. Many such nodes at
 once are not believed: then it is the agent that nobody reaches.
 
-A step that somebody starts from another shell (``srun --jobid``) does not always ask. Where slurmd has the plugin, only
-steps that the job itself must have started are a proof: its batch script, and what begins with the job.
+Silence alone is no proof. Slurm lists a step before the node's prolog has ended, a container may be fetched before the
+plugin is called, and a step that somebody starts from another shell (``srun --jobid``) does not always ask. So a node
+that has the plugin, as its slurmd has told or as it has asked for another job, is only told of; and so is each node as
+long as no slurmd has told, for none of them may have a plugin that does.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moorings.core.instants import seconds_between
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.ledger import Start
 from moorings.slurm.listings import expand_hosts
@@ -24,7 +25,6 @@ LOOK_S = 10.0  # between two lists of steps
 NODES_MAX = 2  # more at once, and more than one in NODES_IN, are not believed
 NODES_IN = 20
 AT_ONCE_S = 600.0
-OWN_S = 10.0  # a step that begins so soon after its job is the job's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Silent:
     Attributes:
         job: as listed.
         nodes: that have not asked.
-        proven: whether these tasks must have asked, had the plugin been there.
+        proven: whether the plugin is not there.
     """
 
     job: JobRecord
@@ -85,7 +85,7 @@ def look(
     jobs: Iterable[JobRecord],
     asked: Mapping[Start, Collection[str]],
     steps: Sequence[TaskStep],
-    loaded: Collection[str],
+    plugged: Collection[str],
     at_s: float,
 ) -> tuple[Silence, list[Silent]]:
     """What a list of steps tells of nodes that do not ask.
@@ -95,36 +95,25 @@ def look(
         jobs: as listed.
         asked: the nodes that have asked, by start.
         steps: of the suspects.
-        loaded: nodes whose slurmd has loaded the plugin.
+        plugged: nodes whose slurmd has told that it loaded the plugin.
         at_s: the loop's time.
     """
-    by_job: dict[int, list[TaskStep]] = {}
+    with_tasks: dict[int, set[str]] = {}
     for step in steps:
-        by_job.setdefault(step.job_id, []).append(step)
+        with_tasks.setdefault(step.job_id, set()).update(step.nodes)
+    with_plugin = set(plugged).union(*asked.values())
     since: dict[tuple[Start, str], float] = {}
     found: list[Silent] = []
     for job in suspects(jobs, asked):
         assert job.order is not None
         start = Start.of(job, job.order)
-        own: dict[str, bool] = {}  # by node with tasks, whether one of its steps is surely the job's own
-        for step in by_job.get(job.job_id, ()):
-            for node in set(step.nodes) - set(asked[start]):
-                own[node] = own.get(node, False) or _is_own(step, job)
-        for node in own:
-            since[start, node] = before.since.get((start, node), at_s)
-        silent = [node for node in sorted(own) if at_s - since[start, node] >= SILENT_S]
-        proven = tuple(node for node in silent if own[node] or node not in loaded)
+        silent = sorted(with_tasks.get(job.job_id, set()) - set(asked[start]))
+        since |= {(start, node): before.since.get((start, node), at_s) for node in silent}
+        silent = [node for node in silent if at_s - since[start, node] >= SILENT_S]
+        proven = tuple(node for node in silent if plugged and node not in with_plugin)
         doubtful = tuple(node for node in silent if node not in proven)
         found += [Silent(job, nodes, truth) for nodes, truth in ((proven, True), (doubtful, False)) if nodes]
     found_at = {node: at for node, at in before.found_at.items() if at_s - at < AT_ONCE_S}
     found_at |= {node: at_s for one in found if one.proven for node in one.nodes}
     drained = frozenset(pair for pair in before.drained if pair[0] in asked)
     return Silence(since=since, drained=drained, found_at=found_at, looked_at=before.looked_at), found
-
-
-def _is_own(step: TaskStep, job: JobRecord) -> bool:
-    if step.number is None:
-        return True
-    if step.started is None or job.started is None:
-        return False
-    return seconds_between(job.started, step.started) <= OWN_S

@@ -97,6 +97,7 @@ class Steps:
         self._folder = folder
         self._asked: dict[Start, frozenset[str]] = {}
         self._early: dict[Start, set[str]] = {}  # who asked before ``begin``
+        self._unsaved: set[Start] = set()
         self._shares: dict[Start, dict[int, StepShare]] = {}  # by number of the step
         self._turns: dict[Start, asyncio.Lock] = {}
         self._looked_at: dict[Start, float] = {}
@@ -114,7 +115,8 @@ class Steps:
     def begin(self, start: Start) -> None:
         """From now on it is noted which nodes ask for that start, which has no partition yet."""
         if start not in self._asked:
-            self._note(start, frozenset(self._early.pop(start, ())))
+            self._asked[start] = frozenset(self._early.pop(start, ()))
+            self._unsaved.add(start)
 
     def hear(self, start: Start, node: str) -> None:
         """A node has asked."""
@@ -122,7 +124,21 @@ class Steps:
         if known is None:
             self._early.setdefault(start, set()).add(node)
         elif node not in known:
-            self._note(start, known | {node})
+            self._asked[start] = known | {node}
+            self._unsaved.add(start)
+
+    def save(self) -> None:
+        """Write down who asked since the last time. Where that cannot be done nobody is judged by it, now or later."""
+        for start in self._unsaved & self._asked.keys():
+            shares = self._shares.get(start, {})
+            try:
+                self._write(start, self._asked[start], shares.values())
+            except MooringsError as error:
+                del self._asked[start]
+                if not shares:
+                    self._remove(start)
+                log.warning("steps.unwritten", extra={"job": start.job_id, "detail": error.detail})
+        self._unsaved.clear()
 
     async def nodes(self, start: Start, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
         """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
@@ -219,18 +235,6 @@ class Steps:
         self._shares[start] = {share.step: share for share in shares}
         if asked is not None:
             self._asked[start] = asked
-
-    def _note(self, start: Start, asked: frozenset[str]) -> None:
-        """Write down who asked. Where that cannot be written nobody is judged by it, now or after a restart."""
-        shares = self._shares.get(start, {})
-        try:
-            self._write(start, asked, shares.values())
-            self._asked[start] = asked
-        except MooringsError as error:
-            self._asked.pop(start, None)
-            if not shares:
-                self._remove(start)
-            log.warning("steps.unwritten", extra={"job": start.job_id, "detail": error.detail})
 
     def _write(self, start: Start, asked: Collection[str] | None, shares: Iterable[StepShare]) -> None:
         """No fsync: a power cut that loses this has ended slurmctld, too, which saves no sooner."""
