@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from moorings.client.client import Client
+from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host import berths as module
@@ -37,6 +38,7 @@ class Controller:
         self.lose = 0
         self.taken: set[str] = set()
         self.by_key: dict[str, ClaimBody] = {}
+        self.limits: dict[str, float | None] = {}
         self.asked = 0  # for bindings
         self.keeps: MooringsError | None = None  # why there is no binding now
 
@@ -51,8 +53,15 @@ class Controller:
     def create_claim(self, request: ClaimRequest, key: str) -> ClaimBody:
         if request.name in self.taken:
             raise MooringsError("claim.name_taken", "an older job of that id")
+        if key in self.by_key and self.limits[key] != request.time_limit_s:
+            raise MooringsError("key.conflict", "the key was used with another request")
+        self.limits[key] = request.time_limit_s
         made = replace(a_claim(1), id=f"claim-{len(self.by_key)}", name=request.name or "", state=self.state)
         return self.by_key.setdefault(key, made)
+
+    def claims(self, where: ClaimFilter) -> tuple[ClaimBody, ...]:
+        assert where == ClaimFilter(owner_prefix=OWNER, all=True)
+        return tuple(self.by_key.values())
 
     def claim(self, ident: str, *, wait_s: float = 0, until: str | None = None) -> ClaimBody:
         return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
@@ -141,6 +150,20 @@ async def test_a_job_that_slurm_runs_again_after_its_claim_was_released_gets_ano
     another, _ = make(controller)
     assert (await another.serve(JOB)).partition == "of-claim-3"
     assert len(controller.by_key) == 4
+
+
+async def test_another_time_limit_by_then_makes_no_second_claim() -> None:
+    """An admin changed it after an answer was lost; or slurmctld runs the job again, and says another one."""
+    controller = Controller()
+    first, _ = make(controller)
+    await first.serve(JOB)
+    another, _ = make(controller)
+    assert (await another.serve(replace(JOB, limit_s=77.0))).partition == "of-claim-0"
+    assert len(controller.by_key) == 1
+    reason = ReasonBody(code="claim.released", message="released by agent")
+    controller.by_key = {key: replace(one, state="RELEASED", reason=reason) for key, one in controller.by_key.items()}
+    third, _ = make(controller)
+    assert (await third.serve(replace(JOB, limit_s=78.0))).partition == "of-claim-1"
 
 
 async def test_a_wait_in_vain_ends() -> None:

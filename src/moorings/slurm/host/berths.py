@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from moorings.client.requests import ClaimFilter
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
@@ -182,7 +183,16 @@ class Berths:
         request = request_for(job, self.home, self.pool, long_name=long_name)
 
         async def make(key: str) -> ClaimBody:
-            return await self.calls(lambda client: client.create_claim(request, key))
+            try:
+                return await self.calls(lambda client: client.create_claim(request, key))
+            except MooringsError as error:
+                if error.code != "key.conflict":
+                    raise
+                # The job's time limit has changed since: by an admin, or as 26.05 does that runs it again.
+                made = await self.calls(lambda client: client.claims(ClaimFilter(owner_prefix=owner, all=True)))
+                if not made:
+                    raise
+                return made[-1]
 
         claim = await make(first)
         while released_by_agent(claim):
