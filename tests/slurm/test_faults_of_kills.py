@@ -14,7 +14,7 @@ from tests.slurm.kills import acting
 from tests.slurm.kills.judge import Life, Made, Seen, judge, parse_diary
 from tests.slurm.kills.story import Job, Kind, Story, Victim, draw
 
-JOBS, KILLS = 40, 8
+JOBS, KILLS = 30, 6
 SEED = int(sampling.tree()[:6], 16)
 
 DIARY = """\
@@ -26,7 +26,7 @@ LIFE = Life("k0", ("7", "0"), "batch.", "slurm_7", frozenset({0, 1}), 100.5, 100
 MADE = Made("slurm_7", frozenset({0, 1}), 100.4, 101.5)
 RECORD = {"JobId": "7", "JobName": "k0", "JobState": "COMPLETED", "Restarts": "0", "Reason": "None"}
 STORY = Story(0, (Job("k0", 0.0, Kind.BATCH, 2, 2, "games", True, False, None),), ())
-GOOD = Seen([RECORD], {}, [LIFE], [MADE], [], [], ["slurm/moorings/7/a/0"])
+GOOD = Seen([RECORD], {}, [LIFE], [MADE], [], [], [("slurm/moorings/7/a/0", "T1", "T2")])
 
 
 def test_a_diary_tells_of_each_program() -> None:
@@ -52,8 +52,8 @@ def test_a_good_end_is_no_fault() -> None:
         (replace(GOOD, lives=[LIFE, replace(LIFE, step="0.0", partition="slurm_7_r1")]), "'slurm_7', 'slurm_7_r1'"),
         (replace(GOOD, lives=[replace(LIFE, devices=frozenset({0}))]), "asked for 2 IPUs"),
         (replace(GOOD, lives=[replace(LIFE, whole=False)]), "came to their end"),
-        (replace(GOOD, owners=[*GOOD.owners, *GOOD.owners]), "more than one partition"),
-        (replace(GOOD, jobs=[RECORD | {"JobState": "CANCELLED"}]), "nobody asked for"),
+        (replace(GOOD, held=[*GOOD.held, (GOOD.held[0][0], "T1.5", "")]), "two partitions at once"),
+        (replace(GOOD, stopped=["msg=job.cancelled job=7"]), "job.cancelled"),
         (replace(GOOD, jobs=[RECORD | {"JobState": "PENDING", "Reason": "Licenses"}]), "PENDING Licenses"),
         (
             replace(
@@ -69,7 +69,7 @@ def test_the_judge_sees(seen: Seen, told: str) -> None:
 
 
 def test_what_slurm_loses_is_counted_and_no_fault_of_ours() -> None:
-    lost = judge(STORY, replace(GOOD, jobs=[], lives=[], made=[], owners=[]))
+    lost = judge(STORY, replace(GOOD, jobs=[], lives=[], made=[], held=[]))
     assert (lost.faults, lost.counts["forgotten by Slurm"]) == ([], 1)
     failed = judge(STORY, replace(GOOD, jobs=[RECORD | {"JobState": "NODE_FAIL"}]))
     assert (failed.faults, failed.counts["ended NODE_FAIL"]) == ([], 1)

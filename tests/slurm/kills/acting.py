@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ NODES = 4
 REMOVE_S = 0.1  # of the pool in ipus.py: a partition is of no use from when its removal is ordered
 SETTLE_S = 150.0  # sixteen IPUs take a while for a queue that grew while none were to be had
 NUDGE_S = 3.0
+RUNS_S = 30  # longer than any job's programs, and than what slurmctld waits for one to begin
 # The records of all jobs are kept to the end. Two minutes: of 26.05, an srun may hang while slurmctld is away.
 CONF = "MinJobAge=86400\nBatchStartTimeout=5\nSlurmdTimeout=20"
 LIMIT = "--time=2"
@@ -37,8 +39,8 @@ for ((beat = 0; beat < $1; beat++)); do sleep {BEAT_S}; tell alive; done
 tell end
 """
 _SCRIPTS = {
-    Kind.BATCH: "./live.sh {beats}",
-    Kind.ARRAY: "./live.sh {beats}",
+    Kind.BATCH: "exec ./live.sh {beats}",
+    Kind.ARRAY: "exec ./live.sh {beats}",
     Kind.STEPS: "srun ./live.sh {beats} && srun -n1 --exact ./live.sh {beats}",
     Kind.TWO_AT_ONCE: "srun -n1 --exact ./live.sh {beats} & srun -n1 --exact ./live.sh {beats} & wait -n && wait -n",
 }
@@ -174,17 +176,25 @@ class Stage:
         ]
 
     def _help(self) -> None:
-        """What Slurm leaves to its admin: jobs that it holds after a fault, nodes that it has drained."""
+        """What Slurm leaves to its admin: jobs that it holds or believes to run, nodes that it has drained."""
         for job in self.cluster.squeue():
             if job.state == "PENDING" and "held" in job.reason.lower():
                 self._freed += 1
                 self.cluster.run("scontrol", "release", job.id)
             elif job.state == "PENDING" and job.reason == "BeginTime":  # two minutes, after a requeue
                 self.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now+2")
+            elif job.state == "RUNNING" and self._seconds(job.id) > RUNS_S:
+                self.cluster.kill_slurmd(int(job.nodes.removeprefix("n")))  # it tells what it runs when it starts
         for node in map(parse_record, self.cluster.check("scontrol", "-o", "show", "node").splitlines()):
             if node and ("DRAIN" in node["State"] or "DOWN" in node["State"]):
                 self._drained.add(f"{node['NodeName']} is {node['State']}: {node.get('Reason', '')}")
                 self.cluster.run("scontrol", "update", f"nodename={node['NodeName']}", "state=resume")
+
+    def _seconds(self, job: str) -> int:
+        """For how long it has run."""
+        shown = self.cluster.run("squeue", "-h", "-j", job, "-o", "%M").stdout.strip() or "0:00"
+        minutes, seconds = shown.split(":")[-2:]
+        return int(minutes) * 60 + int(seconds)
 
     def _look(self, left: list[str]) -> Seen:
         lines = self.cluster.check("scontrol", "-o", "show", "job").splitlines()
@@ -194,11 +204,15 @@ class Stage:
             lives += parse_diary(diary.name, diary.read_text())
         names = {job["JobId"]: job.get("StdOut", "") for job in jobs}
         outputs = {id: path.read_text(errors="replace") for id, file in names.items() if (path := Path(file)).is_file()}
-        made, owners = None, []
+        made, held, stopped = None, [], []
         if self.site is not None:
             made = [*(self._made | made_by(self.site.controller.data)).values()]
-            owners = [claim["owner"] for claim in self.site.claims(every=True) if "readyAt" in claim]
-        return Seen(jobs, outputs, lives, made, left, self._cancelled, owners, sorted(self._drained), self._freed)
+            stopped = re.findall(r"msg=(?:job\.cancelled|job\.yielded|job\.unlocked) .*", self.site.log())
+            claims = [claim for claim in self.site.claims(every=True) if "readyAt" in claim]
+            held = [(claim["owner"], claim["readyAt"], claim.get("endedAt", "")) for claim in claims]
+        return Seen(
+            jobs, outputs, lives, made, left, self._cancelled, held, stopped, sorted(self._drained), self._freed
+        )
 
 
 def made_by(data: Path) -> dict[int, Made]:

@@ -6,6 +6,7 @@ through the controller or the agent.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -61,7 +62,8 @@ class Seen:
         made: of the hardware; None: there is none.
         left: what is left of any job, each a sentence.
         cancelled: names of the jobs that were cancelled.
-        owners: of each claim that got a partition: the job, and which start of it.
+        held: of each claim that got a partition its owner (a start of a job), and from when to when, as RFC 3339.
+        stopped: what the agent says of jobs that it ended; nobody has asked it to, nor is any job in another's way.
         drained: the reasons of nodes that were drained.
         freed: how often a job was stuck that Slurm holds until an admin lets it go.
     """
@@ -72,7 +74,8 @@ class Seen:
     made: Sequence[Made] | None
     left: Sequence[str]
     cancelled: Collection[str]
-    owners: Sequence[str] = ()
+    held: Sequence[tuple[str, str, str]] = ()
+    stopped: Sequence[str] = ()
     drained: Sequence[str] = ()
     freed: int = 0
 
@@ -108,8 +111,10 @@ def judge(story: Story, seen: Seen) -> Verdict:
     if seen.made is not None:
         verdict.faults += _misused(seen.lives, seen.made)
         verdict.faults += _wrong_sizes(story, seen.lives)
-        twice = [owner for owner, n in Counter(seen.owners).items() if n > 1]
-        verdict.faults += (f"{owner} got more than one partition" for owner in twice)
+        verdict.faults += seen.stopped
+        held = sorted(seen.held)  # one after the other, where a killed slurmctld has forgotten that the job ran
+        twice = [one[0] for one, then in itertools.pairwise(held) if one[0] == then[0] and then[1] < (one[2] or "9")]
+        verdict.faults += (f"{owner} had two partitions at once" for owner in twice)
         verdict.faults += (f"a node was drained: {reason}" for reason in seen.drained if "moorings" in reason.lower())
     records = _by_name(seen.jobs)
     for job in story.jobs:
@@ -143,8 +148,7 @@ def _judge_job(
                     f"{name} ({id}) is COMPLETED, and of its programs only {sorted(ran)} came to their end"
                 )
         elif state == "CANCELLED":
-            if not doomed:
-                verdict.faults.append(f"{name} ({id}) is CANCELLED, which nobody asked for: {said[-300:]!r}")
+            verdict.counts["cancelled by Slurm"] += not doomed  # as by a slurmd that has just seen another of that id
         elif state == "FAILED" and (told := re.findall(r"moorings: .*", said)) and "waiting for" not in told[-1]:
             verdict.faults.append(f"{name} ({id}) is {state}, and was told: {told[-1]!r}")
         elif state not in ("NODE_FAIL", "FAILED", "TIMEOUT"):
