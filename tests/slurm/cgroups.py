@@ -1,7 +1,7 @@
-"""Nodes that keep their jobs in the kernel's cgroups, v1 or v2, without systemd: each cluster in a corner of its own.
+"""Nodes that keep their jobs in the kernel's cgroups, v1 or v2, without systemd: each node in a corner of its own.
 
-A node sees the hierarchies from a cgroup namespace on, so its jobs' cgroups lie in the cluster's corner, which the
-cluster's guard removes. This machine may have both versions (a hybrid): Slurm's cgroup/v2 refuses to start on such a
+A node sees the hierarchies from a cgroup namespace on, so its jobs' cgroups lie in its corner, which the cluster's
+guard removes. This machine may have both versions (a hybrid): Slurm's cgroup/v2 refuses to start on such a
 one, so ``only_v2.c`` hides v1 from it; then v2 has no controllers, and cores and memory are not confined.
 """
 
@@ -55,20 +55,21 @@ def cgroup_conf(version: str) -> str:
     return f"CgroupPlugin=cgroup/{version}\nConstrainDevices=yes\n{cores}"
 
 
-def enter_corner(version: str, folder: Path) -> Sequence[str]:
-    """The words before those that start a node: it is in cgroups of the cluster of that folder.
+def enter_corner(version: str, folder: Path, node: str) -> Sequence[str]:
+    """The words before those that start a node of the cluster of that folder.
 
     Raises:
         AssertionError: what hides v1 cannot be compiled.
     """
-    corner = shlex.quote(folder.name)
+    corner = shlex.quote(f"{folder.name}-{node}")  # 26.05 wants no process there that it does not see
     if version == "v1":
         script = _ENTER_V1.format(root=ROOT, corner=corner, controllers=" ".join(_V1))
     else:
         hider = folder / "only_v2.so"
-        words = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", str(hider), str(_HIDER), "-ldl"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        if not hider.exists():  # a node that starts may be loading it
+            words = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", str(hider), str(_HIDER), "-ldl"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
         script = _ENTER_V2.format(root=_root_v2(), corner=corner, hider=hider)
     return ("unshare", "--mount", "--propagation", "private", "--", "sh", "-euc", script, "sh")
 

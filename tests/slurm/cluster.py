@@ -277,7 +277,7 @@ class SlurmCluster:
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
         init = ["sh", "-c", f"{hide}{_INIT}", "sh"]
-        corner = enter_corner(self._cgroups, self.folder) if self._cgroups else ()
+        corner = enter_corner(self._cgroups, self.folder, name) if self._cgroups else ()
         self.launched[name] = time.time()
         self._launch(name, [*place, *namespace, *corner, *self._enter, *init, *slurmd])
 
