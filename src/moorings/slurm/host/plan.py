@@ -15,7 +15,7 @@ from moorings.core.instants import Instant
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import LICENSE, JobRecord, License
 from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, stay_ours, to_reserve, what_lacks
-from moorings.slurm.host.ledger import Home, Start, announce, judge, uses_licenses
+from moorings.slurm.host.ledger import Home, Start, announce, judge, start_of, uses_licenses
 from moorings.slurm.host.preempt import choose, may_displace_any
 from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
 from moorings.slurm.host.silent import LOOK_S, Silence, Silent, look, suspects
@@ -77,7 +77,7 @@ class Memory:
         doubts: claims of which that list knew nothing, by owner.
         blocking_since: by claim, since when its job holds the licenses of one for which devices are kept.
         largest: the size of the largest job announced.
-        standings: of waiting jobs that did not start when they could, or cannot, by the owner of the next claim.
+        standings: of jobs that did not start when they could, or cannot, by the owner of the next claim.
         remarked_at: when waiting jobs were last told why.
         silence: of nodes that did not ask.
         reported: what was reported and is so still.
@@ -334,7 +334,7 @@ def plan(view: View, now: Instant) -> Plan:
         found = [Report("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
         memory = _report(memory, "gate.lacks", found, acts)
         wanted = _to_reserve(view, memory)
-        memory = replace(memory, standings=open_for(_queue(view), memory.standings, wanted, view.at_s))
+        memory = replace(memory, standings=open_for(_queue(view), memory.standings, wanted, view.at_s, now))
         if not is_kept(view.licenses, wanted):
             acts.append(Reserve(wanted, to_reserve(view.licenses, None)))
     return Plan(tuple(acts), memory, judged)
@@ -436,7 +436,9 @@ def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
 
 def _queue(view: View) -> Queue:
     needs = view.needs if view.rules.by is Preempt.NONE else None
-    return Queue(view.home, view.jobs, view.offer.offered, view.licenses, needs)
+    blocking = (start_of(claim.owner) for claim in view.claims.values() if claim.id in view.memory.blocking_since)
+    aside = {start.job_id for start in blocking if start is not None}
+    return Queue(view.home, view.jobs, view.offer.offered, view.licenses, needs, aside, view.rules.tier)
 
 
 def _to_reserve(view: View, memory: Memory) -> dict[str, int]:

@@ -2,15 +2,19 @@
 
 Slurm looks at licenses first, and says ``Licenses`` of a job also when its nodes or another license are missing. IPUs
 kept for such a job are of no use to anybody. What is known exactly decides at once: another license in use, required
-nodes whose CPUs belong to jobs without IPUs. Everything else is learned by trying: after IPUs were free for a job and
-it did not start, none are kept for it for a while, each time for twice as long. Such a job has its place in the queue
-all the same, and Slurm may start it when it finds enough; so nothing here needs to survive a restart of the agent.
+nodes whose CPUs belong to jobs without IPUs. Everything else is learned by trying: after Slurm could have started a job
+and did not, none are kept for it for a while, each time for twice as long. Such a job has its place in the queue all
+the same, and Slurm may start it when it finds enough; so nothing here needs to survive a restart of the agent.
+
+That an offer was withdrawn says nothing of the job: another cluster may have claimed, or a device failed. What its user
+may change at will must not buy it another trial each time, or one job would idle the pool for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from moorings.core.instants import SECOND, Instant
 from moorings.slurm.formats import GATE, LICENSE, JobRecord, License, Order, Phase
@@ -21,30 +25,71 @@ from moorings.slurm.needs import Needs
 
 REFUSED_S = 5.0  # beside free IPUs Slurm says for so long that something is missing: a node may just be cleared
 UNSEEN_S = 60.0  # it says nothing: its backfill looks at a long queue every 30 s
+STEP_S_MAX = 3.0  # of the time between two listings so much counts: while slurmctld is away it starts nothing
 PAUSE_S, PAUSE_MAX_S = 60.0, 900.0  # the first pause, and the longest
 DOUBLINGS_MAX = 4  # enough for the longest
+REMEMBERED_S = 3600.0  # what came of a job that is gone counts for so long
+REMEMBERED_MAX = 300  # of so many such jobs
 NOT_ITS_TURN = ("JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime")
 _SAYS_NOTHING = (WAITS_FOR_US, BEHIND_OTHERS, *NOT_SEEN_YET)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What came of keeping IPUs for a waiting job. Times are the loop's, in seconds.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a user's job asks Slurm for, as far as that decides whether it can start; its time limit does not count.
 
     Attributes:
-        demand: what it asks Slurm for; when that changes all begins anew.
+        uid: the user.
+        ipus: its size.
+        asked: its partition, QOS and licenses.
+        words: what it needs of nodes; empty: not known.
+    """
+
+    uid: int
+    ipus: int
+    asked: tuple[object, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def differs(self, other: Demand) -> bool:
+        """Whether it is certainly another one."""
+        known = bool(self.words and other.words)
+        return replace(self, words=()) != replace(other, words=()) or (known and self.words != other.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What came of keeping IPUs for a waiting job, or for one that is gone. Times are the loop's, in seconds.
+
+    Attributes:
+        demand: what it asks Slurm for.
+        limit_s: its time limit; ``inf``: none.
         refused: how often it could have started, for all we know, and did not.
         free_since: since when IPUs are free for it and Slurm may start it; None: they are not.
+        free_at: the same moment by the wall clock, or that of the trial before.
+        is_open: whether the gate was open for it when licenses were last listed.
+        seen_at: up to when ``open_s`` was counted.
+        open_s: for how long in all Slurm could start it in this trial.
         again_at: none are kept for it before.
-        refusal: that as a sentence.
+        hurried: whether a change of it has cut the last pause short, or begun the trial anew; once is enough.
+        refusal: what came of the last trial, as a sentence; empty: nothing yet.
+        of: the other job of which that sentence is, for it asks for the same; 0: it is its own.
+        gone_at: since when it waits no more; None: it waits.
         why: why none are kept for it now; empty: they are.
     """
 
-    demand: tuple[object, ...]
+    demand: Demand
+    limit_s: float = inf
     refused: int = 0
     free_since: float | None = None
+    free_at: Instant = Instant(0)
+    is_open: bool = False
+    seen_at: float = 0.0
+    open_s: float = 0.0
     again_at: float = 0.0
+    hurried: bool = False
     refusal: str = ""
+    of: int = 0
+    gone_at: float | None = None
     why: str = ""
 
 
@@ -58,6 +103,8 @@ class Queue:
         offered: the owners of the jobs for which devices are kept, free.
         licenses: as last listed.
         needs: what the jobs need of nodes; None: not known, or not to be gone by, where jobs may be preempted.
+        aside: the numbers of jobs that hold another's licenses and are to be put back.
+        tier: of a job's partitions.
     """
 
     home: Home
@@ -65,6 +112,8 @@ class Queue:
     offered: Collection[str]
     licenses: Mapping[str, License]
     needs: Needs | None = None
+    aside: Collection[int] = ()
+    tier: Callable[[JobRecord], int] = lambda _: 1
 
     def waiting(self) -> Iterator[tuple[JobRecord, Order]]:
         """The jobs that wait, with what was asked for."""
@@ -72,15 +121,20 @@ class Queue:
             if job.order is not None and job.phase is Phase.WAITING:
                 yield job, job.order
 
-    def demand(self, job: JobRecord) -> tuple[object, ...]:
-        """What a job asks Slurm for, to see that it has changed."""
-        known = self.needs.jobs.get(job.job_id) if self.needs is not None else None
-        words = known.words if known is not None else ()
-        return (job.partition, job.qos, job.limit_s, job.array_tasks, tuple(sorted(job.licenses.items())), *words)
+    def new(self, job: JobRecord, order: Order) -> Standing:
+        """How a job stands of which nothing is known."""
+        needs = self.needs.jobs.get(job.job_id) if self.needs is not None else None
+        asked = (job.partition, job.qos, tuple(sorted(job.licenses.items())))
+        demand = Demand(job.uid, order.ipus, asked, needs.words if needs is not None else ())
+        return Standing(demand=demand, limit_s=inf if job.limit_s is None else job.limit_s)
+
+    def place(self, job: JobRecord) -> tuple[int, ...]:
+        """Where a job stands in Slurm's order: the least is first."""
+        return (-self.tier(job), *place_of(job))
 
 
 def open_for(
-    queue: Queue, before: Mapping[str, Standing], reserved: Mapping[str, int], at_s: float
+    queue: Queue, before: Mapping[str, Standing], reserved: Mapping[str, int], at_s: float, now: Instant
 ) -> Mapping[str, Standing]:
     """How the jobs stand once the reservation holds ``reserved``: which of those offered IPUs Slurm may start.
 
@@ -88,7 +142,7 @@ def open_for(
     """
     sizes = {size: queue.licenses[name] for size, name in twins(queue.licenses).items() if name in reserved}
     room = {size: one.total - one.used - reserved[f"{LICENSE}_{size}"] for size, one in sizes.items()}
-    found = dict(before)
+    found = {owner: replace(known, is_open=False) if known.is_open else known for owner, known in before.items()}
     numbers = {start.job_id for start in map(start_of, queue.offered) if start is not None}
     offered = [(job, order) for job, order in queue.waiting() if job.job_id in numbers] if numbers else []
     for job, order in sorted(offered, key=lambda one: place_of(one[0])):
@@ -96,9 +150,10 @@ def open_for(
         if owner not in queue.offered or any(left < n_ipus for size, left in room.items() if size <= n_ipus):
             continue
         room = {size: left - n_ipus if size <= n_ipus else left for size, left in room.items()}
-        known = found.get(owner) or Standing(demand=queue.demand(job))
+        known = found.get(owner) or queue.new(job, order)
         if known.free_since is None and not known.why:
-            found[owner] = replace(known, free_since=at_s)
+            known = replace(known, free_since=at_s, free_at=now, seen_at=at_s)
+        found[owner] = replace(known, is_open=known.free_since is not None)
     return found
 
 
@@ -106,6 +161,8 @@ def follow(
     queue: Queue, before: Mapping[str, Standing], listed_at: float, at_s: float, now: Instant
 ) -> dict[str, Standing]:
     """How the waiting jobs stand by a new listing, by the owner of the next claim; of most there is nothing to say.
+
+    Jobs that are gone are remembered for a while, for the next one of the user that asks for the same.
 
     Args:
         queue: with the new listing.
@@ -116,36 +173,85 @@ def follow(
     """
     found = {}
     others = {name: one for name, one in queue.licenses.items() if not _is_ours(name)}
+    started = _started(queue, before)
+    left = {owner: stands for owner, stands in before.items() if stands.demand not in started}
+    tried: dict[tuple[int, int], list[str]] = {}  # by user and size
+    for owner, stands in left.items():
+        if stands.refusal or stands.gone_at is not None:
+            tried.setdefault((stands.demand.uid, stands.demand.ipus), []).append(owner)
+    waiting = set()
     for job, order in queue.waiting():
         lacks = _lacking_licenses(job, others) or _lacking_cpus(job, queue.needs)
         if not lacks and not before:
             continue  # of a queue of thousands there is nothing to say, and it is listed each second
         owner = Start.of(job, order).owner(queue.home)
-        known = before.get(owner)
-        if known is None and not lacks:
+        known, alike = left.get(owner), tried.get((job.uid, order.ipus), ())
+        if known is None and not lacks and not alike:
             continue
-        new = Standing(demand=queue.demand(job))
-        if known is None or known.demand != new.demand:
-            known = new
+        waiting.add(owner)
+        new = queue.new(job, order)
+        known = _change(known, new) if known is not None else new
+        for other in alike:
+            if other != owner and other in left and _counts_for(left[other], known):
+                known = _go_on(known, left[other], other)
+                if left[other].gone_at is not None:
+                    del left[other]  # this one has its place
         if lacks:
             stands = replace(known, free_since=None, why=f"no IPUs are kept for it, for it also needs {lacks}")
-        elif at_s < known.again_at:
-            stands = replace(known, free_since=None, why=known.refusal)
-        elif known.free_since is None or listed_at <= known.free_since:
-            stands = replace(known, why="")
-        elif job.reason in NOT_ITS_TURN:
-            stands = replace(known, free_since=None, why="")
-        elif owner in queue.offered and at_s - known.free_since < _patience_s(job):
-            stands = replace(known, why="")
-        else:  # they are free still, or others took them
-            stands = _refuse(known, job, at_s, now)
+        else:
+            stands = _judge(queue, job, known, owner, listed_at, at_s, now)
         if stands != new:
             found[owner] = stands
-    return found
+    return _remember({owner: stands for owner, stands in left.items() if owner not in waiting}, at_s) | found
+
+
+def _judge(
+    queue: Queue, job: JobRecord, known: Standing, owner: str, listed_at: float, at_s: float, now: Instant
+) -> Standing:
+    """How a job stands that lacks nothing that is known of."""
+    is_offered = owner in queue.offered
+    if known.free_since is not None and listed_at > known.seen_at:
+        step_s = min(listed_at - known.seen_at, STEP_S_MAX) if known.is_open and is_offered else 0.0
+        known = replace(known, seen_at=listed_at, open_s=known.open_s + step_s)
+    if at_s < known.again_at:
+        of = f"job {known.of} asked for the same: " if known.of else ""
+        return replace(known, free_since=None, why=of + known.refusal)
+    if known.free_since is None or listed_at <= known.free_since:
+        return replace(known, why="")
+    if job.reason in NOT_ITS_TURN:
+        return replace(known, free_since=None, why="")  # or who holds it for a moment would begin anew
+    if is_offered:
+        is_refused = known.is_open and known.open_s >= _patience_s(job)
+        return _refuse(known, job, at_s, now) if is_refused else replace(known, why="")
+    if _is_passed_over(queue, job, known.free_at):
+        return _refuse(known, job, at_s, now)
+    return replace(known, free_since=None, open_s=0.0, why="")
 
 
 def _patience_s(job: JobRecord) -> float:
     return UNSEEN_S if job.reason in _SAYS_NOTHING else REFUSED_S
+
+
+def _is_passed_over(queue: Queue, job: JobRecord, at: Instant) -> bool:
+    """Whether Slurm has started a job behind this one since: it looked at its queue, and at this one first."""
+    behind = queue.place(job)
+    return any(
+        other.order is not None
+        and _has_run(other)
+        and _is_since(other, at)
+        and other.job_id not in queue.aside
+        and queue.place(other) > behind
+        for other in queue.jobs.values()
+    )
+
+
+def _has_run(job: JobRecord) -> bool:
+    return job.phase is not Phase.WAITING and bool(job.nodes)
+
+
+def _is_since(job: JobRecord, at: Instant) -> bool:
+    """Whether a job started in that second or later: Slurm tells whole ones."""
+    return job.started is not None and job.started >= at // SECOND * SECOND
 
 
 def _refuse(known: Standing, job: JobRecord, at_s: float, now: Instant) -> Standing:
@@ -158,7 +264,85 @@ def _refuse(known: Standing, job: JobRecord, at_s: float, now: Instant) -> Stand
         f"IPUs were free for it {often} and Slurm did not start it{says}: something else that it needs is missing; "
         f"none are kept for it until {until}, but it may start before"
     )
-    return replace(known, refused=refused, free_since=None, again_at=at_s + pause_s, refusal=refusal, why=refusal)
+    return replace(
+        known,
+        refused=refused,
+        free_since=None,
+        is_open=False,
+        open_s=0.0,
+        again_at=at_s + pause_s,
+        hurried=known.hurried and not known.again_at,
+        refusal=refusal,
+        of=0,
+        why=refusal,
+    )
+
+
+# -- jobs that are changed, start or go --------------------------------------------------------------------------------
+
+
+def _change(known: Standing, new: Standing) -> Standing:
+    """How a job stands with what it asks for now: once, a change begins a trial anew; its refusals still count."""
+    if not known.demand.differs(new.demand):
+        demand = new.demand if new.demand.words else known.demand
+        return replace(known, demand=demand, limit_s=new.limit_s, gone_at=None)
+    if not known.refused and known.free_since is None and not known.open_s:
+        return new
+    known = replace(known, demand=new.demand, limit_s=new.limit_s, gone_at=None)
+    if known.hurried:
+        return known
+    return replace(known, hurried=True, free_since=None, open_s=0.0, again_at=0.0, refusal="", of=0, why="")
+
+
+def _counts_for(tried: Standing, known: Standing) -> bool:
+    """Whether what came of another job counts for this one: the same demand, and no limit of less than half."""
+    if not known.demand.words or tried.demand != known.demand or 2 * known.limit_s < tried.limit_s:
+        return False
+    open_s = tried.open_s if tried.gone_at is not None else 0.0
+    return (tried.refused, open_s) > (known.refused, known.open_s)
+
+
+def _go_on(known: Standing, tried: Standing, owner: str) -> Standing:
+    """How a job stands that goes on from where another one is or was."""
+    start = start_of(owner)
+    return replace(
+        known,
+        refused=tried.refused,
+        open_s=tried.open_s if tried.gone_at is not None else known.open_s,
+        again_at=tried.again_at,
+        hurried=tried.hurried,
+        refusal=tried.refusal,
+        of=tried.of or (start.job_id if start is not None else 0),
+    )
+
+
+def _started(queue: Queue, before: Mapping[str, Standing]) -> set[Demand]:
+    """What was asked for by those jobs that have started, tasks of arrays among them: no refusal counts any more."""
+    found = set()
+    starts = {start.job_id: (start, stands) for owner, stands in before.items() if (start := start_of(owner))}
+    for job in queue.jobs.values() if starts else ():
+        known = starts.get(job.job_id) or starts.get(job.array_job or 0)
+        if known is None or job.order is None or job.order.nonce != known[0].nonce:
+            continue
+        start, stands = known
+        if job.job_id != start.job_id:
+            is_new = _has_run(job) and _is_since(job, stands.free_at)
+        else:
+            is_new = _has_run(job) or job.restarts > start.restarts
+        if is_new:
+            found.add(stands.demand)
+    return found
+
+
+def _remember(gone: Mapping[str, Standing], at_s: float) -> dict[str, Standing]:
+    """Of jobs that wait no more those that were tried a little while ago, the last of them."""
+    kept = {}
+    for owner, stands in gone.items():
+        gone_at = at_s if stands.gone_at is None else stands.gone_at
+        if (stands.refusal or stands.open_s) and at_s - gone_at < REMEMBERED_S:
+            kept[owner] = replace(stands, free_since=None, is_open=False, gone_at=gone_at, why="")
+    last = sorted(kept.items(), key=lambda one: one[1].gone_at or 0.0)[-REMEMBERED_MAX:]
+    return dict(last)
 
 
 def whys(standings: Mapping[str, Standing]) -> dict[str, str]:
