@@ -1,8 +1,8 @@
 /* Tells the agent that a node's slurmd could load this plugin: else the agent drains the node.
  *
- * A thread of slurmd does it, and ends once the agent has answered. A process of its own was refused: slurmd reaps no
- * child that it does not know, systemd's KillMode=process would leave it behind, and of a fork of a program with threads
- * neither malloc nor getaddrinfo may be used.
+ * A thread of slurmd does it, and again every minute for as long as slurmd lives: nothing hangs on one message, or on the
+ * notes of one agent. A process of its own was refused: slurmd reaps no child that it does not know, systemd's
+ * KillMode=process would leave it behind, and of a fork of a program with threads neither malloc nor getaddrinfo may be used.
  */
 #ifndef MOORINGS_HELLO_H
 #define MOORINGS_HELLO_H
@@ -12,19 +12,30 @@
 #include "moorings_ask.h"
 
 enum {
-	HELLO_MS = 10000,          /* one try, but for the search for a name */
-	HELLO_PAUSE_MS = 250,      /* after the first try, and twice that after each more, to HELLO_PAUSE_MS_MAX */
-	HELLO_PAUSE_MS_MAX = 10000, /* src/moorings/slurm/host/plugged.py goes by it */
+	HELLO_MS = 10000,           /* one try, but for the search for a name */
+	HELLO_PAUSE_MS = 250,       /* after the first try that failed, and twice that after each more, to HELLO_PAUSE_MS_MAX */
+	HELLO_PAUSE_MS_MAX = 10000,
+	HELLO_AGAIN_MS = 45000,     /* after one that succeeded, and up to HELLO_SPREAD_MS more: a thousand nodes start at once */
+	HELLO_SPREAD_MS = 30000,    /* src/moorings/slurm/host/plugged.py goes by the sum */
+	FORK_MS = 60000,            /* so long after it loaded its plugins slurmd may yet go into the background */
+	FORK_PAUSE_MS = 1000,       /* a thread that may end there holds no lock meanwhile */
+	FORK_LOOK_MS = 100,
 };
 
 struct hello {
 	char node[256];
 	char nonce[17];
-	long started; /* epoch seconds, by this node's clock, as slurmd's own SlurmdStartTime is */
 };
 
-/* The word behind -N on slurmd's command line, -DvN NODE and -NNODE too; false: there is none. */
-static bool name_given(char *node, size_t size)
+static struct {
+	long long loaded_ms; /* when slurmd loaded the plugin */
+	char run[17];        /* names this slurmd */
+	bool forks;          /* it may go into the background, or has */
+	pid_t forker;        /* who forked last: in a child, its parent */
+} greeter;
+
+/* What follows a flag on slurmd's command line, as in -DvN NODE and -NNODE; NULL: it is not there. */
+static char *find_flag(char wanted)
 {
 	static char line[8192];
 	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
@@ -32,16 +43,33 @@ static bool name_given(char *node, size_t size)
 	if (fd >= 0)
 		(void)close(fd);
 	if (length <= 0)
-		return false;
+		return NULL;
 	line[length] = '\0';
 	for (char *word = line; word < line + length; word += strlen(word) + 1) {
 		if (word[0] != '-' || word[1] == '-')
 			continue;
-		char *flag = word + 1 + strspn(word + 1, "bcCDGMsvVZ"); /* those of slurmd that take no word */
-		if (*flag == 'N')
-			return copy_text(node, size, flag[1] ? flag + 1 : flag + 2);
+		char *flag = word + 1;
+		while (*flag && *flag != wanted && strchr("bcCDGMsvVZ", *flag)) /* those of slurmd that take no word */
+			flag++;
+		if (*flag == wanted)
+			return flag + 1;
 	}
-	return false;
+	return NULL;
+}
+
+static bool name_given(char *node, size_t size)
+{
+	char *rest = find_flag('N');
+	return rest && copy_text(node, size, *rest ? rest : rest + 1);
+}
+
+static bool make_noise(char text[17])
+{
+	unsigned char noise[8];
+	bool good = getrandom(noise, sizeof noise, 0) == (ssize_t)sizeof noise;
+	for (size_t i = 0; good && i < sizeof noise; i++)
+		(void)snprintf(text + 2 * i, 3, "%02x", noise[i]);
+	return good;
 }
 
 /* The name of slurmd's node, or where it was not told on its command line, of its machine: the agent knows both. */
@@ -60,8 +88,8 @@ static bool say_hello(const struct hello *hello, char *why, size_t size)
 {
 	char question[512], wanted[600], line[4096], text[1024];
 	long length = -1;
-	(void)snprintf(question, sizeof question, "moorings 1 hello\nnode=%s\nstarted=%ld\nnonce=%s\n", hello->node,
-		       hello->started, hello->nonce);
+	(void)snprintf(question, sizeof question, "moorings 1 hello\nnode=%s\nrun=%s\nage_ms=%lld\nnonce=%s\n",
+		       hello->node, greeter.run, now_ms() - greeter.loaded_ms, hello->nonce);
 	(void)snprintf(wanted, sizeof wanted, "node=%s\nnonce=%s\nstatus=ok\n", hello->node, hello->nonce);
 	if (exchange(question, line, sizeof line, now_ms() + HELLO_MS, why, size))
 		length = unmunge_text(line, text, sizeof text, why, size);
@@ -72,26 +100,43 @@ static bool say_hello(const struct hello *hello, char *why, size_t size)
 	return length >= 0;
 }
 
+/* Whether this process is slurmd, and not one that slurmd forked and that will soon be another program. */
+static bool in_slurmd(void)
+{
+	while (greeter.forker && getppid() == greeter.forker) {
+		if (now_ms() - greeter.loaded_ms > FORK_MS)
+			return false;
+		(void)poll(NULL, 0, FORK_LOOK_MS);
+	}
+	return true;
+}
+
 static void *keep_saying_hello(void *unused)
 {
 	static struct hello hello;
 	char why[600] = "";
-	unsigned char noise[8];
 	long long pause = HELLO_PAUSE_MS;
-	bool told = false;
+	bool told = false, known = false;
 	(void)unused;
 	(void)prctl(PR_SET_NAME, "moorings-hello");
-	hello.started = (long)time(NULL);
-	while (name_own_node(hello.node, sizeof hello.node) && getrandom(noise, sizeof noise, 0) == (ssize_t)sizeof noise) {
-		for (size_t i = 0; i < sizeof noise; i++)
-			(void)snprintf(hello.nonce + 2 * i, 3, "%02x", noise[i]);
+	if (greeter.forks)
+		(void)poll(NULL, 0, FORK_PAUSE_MS);
+	if (!in_slurmd())
+		return NULL;
+	while (name_own_node(hello.node, sizeof hello.node) && make_noise(hello.nonce)) {
 		if (say_hello(&hello, why, sizeof why)) {
-			slurm_info("moorings: the agent knows that this node has the plugin");
-			return NULL;
+			if (!known)
+				slurm_info("moorings: the agent knows that this node has the plugin");
+			known = true;
+			told = false;
+			pause = HELLO_PAUSE_MS;
+			(void)poll(NULL, 0, HELLO_AGAIN_MS + (int)(strtoul(hello.nonce + 8, NULL, 16) % HELLO_SPREAD_MS));
+			continue;
 		}
 		if (!told)
-			slurm_info("moorings: the agent cannot yet be told that this node has the plugin: %s", why);
+			slurm_info("moorings: the agent cannot be told that this node has the plugin, tried again: %s", why);
 		told = true;
+		known = false;
 		(void)poll(NULL, 0, (int)pause);
 		pause = pause * 2 < HELLO_PAUSE_MS_MAX ? pause * 2 : HELLO_PAUSE_MS_MAX;
 	}
@@ -99,23 +144,46 @@ static void *keep_saying_hello(void *unused)
 	return NULL;
 }
 
-/* Starts that thread: it gets none of slurmd's signals, and its code stays even where slurmd unloads its plugins. */
-static void begin_hello(void)
+/* Starts that thread; it gets none of slurmd's signals. */
+static bool start_thread(void)
 {
-	static char anchor;
 	sigset_t all, before;
 	pthread_attr_t attributes;
 	pthread_t thread;
-	Dl_info here;
-	bool good = load_munge() && dladdr(&anchor, &here) && dlopen(here.dli_fname, RTLD_NOW | RTLD_NODELETE);
 	(void)sigfillset(&all);
-	if (good && pthread_attr_init(&attributes) == 0) {
-		(void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		(void)pthread_sigmask(SIG_SETMASK, &all, &before);
-		good = pthread_create(&thread, &attributes, keep_saying_hello, NULL) == 0;
-		(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-		(void)pthread_attr_destroy(&attributes);
-	}
+	if (pthread_attr_init(&attributes) != 0)
+		return false;
+	(void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool good = pthread_create(&thread, &attributes, keep_saying_hello, NULL) == 0;
+	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+	(void)pthread_attr_destroy(&attributes);
+	return good;
+}
+
+static void before_fork(void)
+{
+	greeter.forker = getpid();
+}
+
+static void in_child(void)
+{
+	if (now_ms() - greeter.loaded_ms < FORK_MS)
+		(void)start_thread();
+}
+
+/* Once in a slurmd. Without -D one of 22.05 loads its plugins and only then forks, twice, to go into the background: no
+ * thread comes along, so each child has one, which ends where its parent does not. */
+static void begin_hello(void)
+{
+	static char anchor;
+	Dl_info here;
+	greeter.loaded_ms = now_ms();
+	greeter.forks = !find_flag('D');
+	/* Its code stays even where slurmd unloads its plugins. */
+	bool good = make_noise(greeter.run) && load_munge() && dladdr(&anchor, &here) &&
+		    dlopen(here.dli_fname, RTLD_NOW | RTLD_NODELETE) &&
+		    (!greeter.forks || pthread_atfork(before_fork, NULL, in_child) == 0) && start_thread();
 	if (!good)
 		slurm_error("moorings: no thread or no libmunge.so.2: the agent is not told that this node has the plugin");
 }

@@ -192,8 +192,10 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
 	spank_context_t context = spank_context();
 	if (context == S_CTX_SLURMD) { /* the daemon itself, as it starts; there are no options here */
-		parse_settings(argc, argv);
-		begin_hello();
+		if (!greeter.loaded_ms) { /* else its thread lives, and reads the settings */
+			parse_settings(argc, argv);
+			begin_hello();
+		}
 		return 0;
 	}
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)

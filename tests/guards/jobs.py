@@ -170,7 +170,7 @@ JOBS = (
         what="a Slurm node whose slurmd has not told that it loaded the plugin is drained",
         file="slurm/host/plugged.py",
         at="has_plugin",
-        cut="node.started // SECOND <= told + LATER_S",
+        cut="is_later and at_s < start.seen_s + SURE_S",
         put="True",
         tests=(
             f"{PLUGGED}test_a_node_lacks_the_plugin_if_its_slurmd_has_not_told",

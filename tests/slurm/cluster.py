@@ -51,6 +51,7 @@ rm -rf "$1" 2> /dev/null || { sleep 1; rm -rf "$1"; }  # a daemon that was dying
 """
 # Of a node: reaps the steps that slurmd lets go, and starts a slurmd again that was killed. Its end is the node's.
 _INIT = 'while "$@" & wait $!; [ $? = 137 ]; do sleep 1; done; wait'
+_INIT_OF_FORKED = '"$@"; while :; do sleep 60; done'
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 
 T = TypeVar("T")
@@ -263,11 +264,11 @@ class SlurmCluster:
         self.launch_node(number, plugins=plugins)
         self.wait_nodes(f"n{number}")
 
-    def launch_node(self, number: int, *, plugins: bool = True) -> None:
-        """Start a node, and do not wait for it: slurmctld may be away."""
+    def launch_node(self, number: int, *, plugins: bool = True, background: bool = False) -> None:
+        """Start a node, and do not wait for it: slurmctld may be away. In the ``background`` slurmd has no -D."""
         name = f"n{number}"
         (self.folder / "spool" / name).mkdir(exist_ok=True)
-        slurmd = ["slurmd", "-D", "-N", name]
+        slurmd = ["slurmd", *([] if background else ["-D"]), "-N", name]
         place: list[str] = []
         if number in self._configless:
             slurmd += ["--conf-server", f"127.0.0.1:{self.ports[0]}"]
@@ -276,7 +277,7 @@ class SlurmCluster:
             slurmd += ["-d", f"{self.folder}/bin/slurmstepd"]
         namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         hide = "" if plugins else f"mount --bind /dev/null {self.etc}/plugstack.conf && "  # in its own namespace
-        init = ["sh", "-c", f"{hide}{_INIT}", "sh"]
+        init = ["sh", "-c", f"{hide}{_INIT_OF_FORKED if background else _INIT}", "sh"]
         corner = enter_corner(self._cgroups, self.folder, name) if self._cgroups else ()
         self.launched[name] = time.time()
         self._launch(name, [*place, *namespace, *corner, *self._enter, *init, *slurmd])

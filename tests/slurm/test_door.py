@@ -106,7 +106,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[Any]:
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_slurmd_is_told_whether_its_plugin_was_noted(munge: Munge, noted: bool) -> None:
     heard: list[hello.Hello] = []
-    told = hello.Hello("n1", 1_795_600_000, "0123456789abcdef")
+    told = hello.Hello("n1", "fedcba9876543210", 1500, "0123456789abcdef")
 
     def note(one: hello.Hello) -> bool:
         heard.append(one)

@@ -5,18 +5,32 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from moorings.slurm.host.plugged import LATER_S, REASON
+from moorings.slurm.host.plugged import GRACE_S, REASON
 from tests.slurm.cluster import parse_record
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 
+KNOWS = "moorings: the agent knows"
+HEALTH_S = GRACE_S + 5  # before slurmd registers
+
 
 @pytest.fixture(scope="module")
-def site(slurm_release: str) -> Iterator[IpuSite]:
-    with ipu_site(slurm_release, nodes=2, features="moorings,big,old") as made:
+def health(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program for health checks: where the file ``slow`` lies beside it, it takes its time."""
+    program = tmp_path_factory.mktemp("health") / "health"
+    program.write_text(f"#!/bin/sh\n[ ! -e {program.parent}/slow ] || sleep {HEALTH_S}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="module")
+def site(slurm_release: str, health: Path) -> Iterator[IpuSite]:
+    checks = f"HealthCheckProgram={health}\nHealthCheckInterval=3000"
+    with ipu_site(slurm_release, nodes=2, features="moorings,big,old", extra_conf=checks) as made:
         limits = made.cluster.etc / "moorings_limits.lua"
         made.cluster.write_conf(limits.name, limits.read_text().replace("{ max", "{ feature = 'moorings', max", 1))
         until(lambda: made.log().count("node.has_plugin") == 2, what=made.log)
@@ -31,8 +45,6 @@ def drained(site: IpuSite) -> dict[str, str]:
 
 def restart(site: IpuSite, number: int, *, plugins: bool) -> None:
     """Restart a node's slurmd, with or without the plugin."""
-    began = site.cluster.launched[f"n{number}"]
-    until(lambda: time.time() > began + LATER_S + 2)  # else it may be the slurmd that told
     site.cluster.kill_node(number)
     site.cluster.start_node(number, plugins=plugins)
 
@@ -62,3 +74,29 @@ def test_a_node_without_the_plugin_gets_no_ipu_job(site: IpuSite) -> None:
     for job in waiting:
         site.cluster.wait_job(job, "COMPLETED")
     site.settle()
+
+
+@pytest.mark.slow
+def test_a_slurmd_may_register_long_after_it_loaded_the_plugin(site: IpuSite, health: Path) -> None:
+    begin = len(site.log())
+    slow = health.with_name("slow")
+    slow.touch()
+    restart(site, 2, plugins=True)
+    slow.unlink()
+    time.sleep(GRACE_S + 3)
+    assert "node.drained" not in site.log()[begin:]
+
+
+@pytest.mark.slow
+def test_a_slurmd_that_goes_into_the_background_tells_of_its_plugin(site: IpuSite) -> None:
+    site.cluster.kill_node(2)
+    site.end_agent()
+    begin, already = len(site.log()), site.cluster.log("n2", 1 << 20).count(KNOWS)
+    site.cluster.launch_node(2, background=True)
+    site.cluster.wait_nodes("n2")
+    site.start_agent()
+    until(lambda: "msg=node.has_plugin" in site.log()[begin:], what=site.log)
+    until(lambda: site.cluster.log("n2", 1 << 20).count(KNOWS) > already)
+    time.sleep(2)  # a second thread would have told, too
+    assert site.cluster.log("n2", 1 << 20).count(KNOWS) == already + 1
+    restart(site, 2, plugins=True)

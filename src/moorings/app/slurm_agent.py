@@ -28,7 +28,7 @@ from moorings.slurm.host.agent import Agent, AgentSettings
 from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.door import CONNECTIONS_MAX, Door
 from moorings.slurm.host.instance import keep_instance, lock_instance
-from moorings.slurm.host.node_watch import FILE as NODES
+from moorings.slurm.host.node_notes import FILE as NODES
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.steps import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path

@@ -14,7 +14,10 @@ from moorings.slurm.listings import given
 # The words of a reason are an admin's; they stand at the end of a line, so the first of a field counts.
 _FIELD = re.compile(r"(?:^| )(NodeName|NodeHostName|State|AvailableFeatures|SlurmdStartTime)=(\S*)")
 _REASON = re.compile(r" Reason=(.*)")
-_OFF = ("POWER", "CLOUD", "FUTURE")  # POWERED_DOWN, POWERING_DOWN, POWERING_UP, POWER_DOWN
+_OFF = (
+    "POWER",
+    "FUTURE",
+)  # POWERED_DOWN, POWERING_DOWN, POWERING_UP, POWER_DOWN; CLOUD stands beside each of them, and alone
 
 
 @dataclass(frozen=True, slots=True)

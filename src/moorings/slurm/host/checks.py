@@ -17,6 +17,7 @@ from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Nod
 from moorings.slurm.host.gate import twins
 from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_feature, parse_requeue
 from moorings.slurm.host.ledger import Home, Start, queue_of, start_of
+from moorings.slurm.host.node_notes import NodeNotes
 from moorings.slurm.host.nodes import LATE_EXIT
 from moorings.slurm.host.plugged import FEATURE, has_plugin
 from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
@@ -229,19 +230,20 @@ def check_limits(site: Site, limits: bytes | None) -> FindingBody:
     return _found("slurm.limits", WARN, f"{told}: a batch job that waits in vain {after}", fix)
 
 
-def check_nodes(nodes: Sequence[NodeRecord], hellos: Mapping[str, int], limits: bytes | None) -> FindingBody:
+def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | None, at_s: float) -> FindingBody:
     """Whether IPU jobs are kept to nodes whose slurmd has loaded the plugin.
 
     Args:
         nodes: all of the cluster.
-        hellos: when slurmds told of their plugin, by node, as the agent wrote it down.
+        notes: what slurmds told of their plugin, as the agent wrote it down.
         limits: the submit script's file of limits; None: there is none.
+        at_s: when the nodes were listed, in epoch seconds.
     """
     declared = [node for node in nodes if FEATURE in node.features]
     asks = parse_feature(limits or b"")
-    without = [node.name for node in declared or nodes if has_plugin(node, hellos) is False]
+    without = [node.name for node in declared or nodes if has_plugin(node, notes.hellos, notes.starts, at_s) is False]
     if without and declared:
-        fix = "install the plugin for the Slurm that runs there, and restart slurmd: it tells the agent when it starts"
+        fix = "install the plugin for the Slurm that runs there, and restart slurmd: it tells the agent within a minute"
         return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {_named(without)}", fix)
     if asks and not declared:
         fix = f"give Feature={FEATURE} back to the nodes in slurm.conf, or '{_INSTALL}' once more"

@@ -32,8 +32,8 @@ from moorings.slurm.host.install import find_site, load_plugstack, read_file
 from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, VIPU_CONF
 from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, Home, queue_of
-from moorings.slurm.host.node_watch import FILE as NODES
-from moorings.slurm.host.node_watch import load_hellos
+from moorings.slurm.host.node_notes import FILE as NODES
+from moorings.slurm.host.node_notes import load_notes
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.plugstack import PluginLine, agent_uid_of, plugin_lines
 from moorings.slurm.host.site import Site, munge_socket_of
@@ -180,9 +180,9 @@ async def _nodes(commands: Commands, site: Site) -> list[FindingBody]:
     """Beside slurmctld alone, where the agent writes down which nodes told of their plugin."""
     if not await _aside(os.access, site.state_folder, os.R_OK | os.X_OK):
         return checks.skipped(("slurm.nodes",), f"{site.state_folder} is not seen here: ask beside slurmctld, as root")
-    hellos = await _aside(load_hellos, site.state_folder / NODES)
+    notes = await _aside(load_notes, site.state_folder / NODES)
     nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
-    return [checks.check_nodes(nodes, hellos, await _aside(read_file, site.folder / LIMITS))]
+    return [checks.check_nodes(nodes, notes, await _aside(read_file, site.folder / LIMITS), time.time())]
 
 
 async def _same(site: Site) -> list[FindingBody]:

@@ -4,7 +4,8 @@ One line each way, as when a step asks (``nodes``), with the payload::
 
     moorings 1 hello
     node=n1
-    started=1795600764
+    run=fedcba9876543210
+    age_ms=1500
     nonce=0123456789abcdef
 """
 
@@ -17,28 +18,33 @@ from moorings.core.errors import MooringsError
 
 GREETING = b"moorings 1 hello\n"
 _REQUEST = re.compile(
-    rb"moorings 1 hello\nnode=([A-Za-z0-9._-]{1,255})\nstarted=([1-9][0-9]{0,11})\nnonce=([0-9a-f]{16})\n"
+    rb"moorings 1 hello\nnode=([A-Za-z0-9._-]{1,255})\nrun=([0-9a-f]{16})\n"
+    rb"age_ms=(0|[1-9][0-9]{0,12})\nnonce=([0-9a-f]{16})\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """That a slurmd has loaded the plugin.
+    """That a slurmd has loaded the plugin. It says so again every minute, for as long as it lives.
 
     Attributes:
         node: its NodeName, or its machine's name where it was started without one.
-        started_s: when it loaded the plugin, in epoch seconds by its own clock: within a second its SlurmdStartTime.
+        run: 16 hexadecimal digits that name this slurmd, and none before or after it.
+        age_ms: how long ago it loaded the plugin. No time of day: the node's clock may be wrong.
         nonce: 16 hexadecimal digits, new for each.
     """
 
     node: str
-    started_s: int
+    run: str
+    age_ms: int
     nonce: str
 
 
 def build_request(hello: Hello) -> bytes:
     """The payload of a node's credential."""
-    return GREETING + f"node={hello.node}\nstarted={hello.started_s}\nnonce={hello.nonce}\n".encode("ascii")
+    return GREETING + f"node={hello.node}\nrun={hello.run}\nage_ms={hello.age_ms}\nnonce={hello.nonce}\n".encode(
+        "ascii"
+    )
 
 
 def parse_request(payload: bytes) -> Hello:
@@ -51,7 +57,7 @@ def parse_request(payload: bytes) -> Hello:
     if found is None:
         hint = "is the plugin of another release?"
         raise MooringsError("node.invalid", "what a slurmd says of its plugin cannot be read", hint=hint)
-    return Hello(found[1].decode(), int(found[2]), found[3].decode())
+    return Hello(found[1].decode(), found[2].decode(), int(found[3]), found[4].decode())
 
 
 def build_reply(hello: Hello, *, noted: bool) -> bytes:

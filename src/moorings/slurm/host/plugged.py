@@ -9,21 +9,57 @@ That the agent gives and takes the feature itself was refused, as measured on 22
 specification``, and waiting ones are held, ``BadConstraints``. One that ``scontrol`` takes away is back then, and jobs
 start on such a node before anybody can take it away again; and jobs that the other nodes cannot run are refused or held
 meanwhile. A drained node stays drained, and jobs wait for it.
+
+Whether it was the slurmd that runs now that told is not seen by its SlurmdStartTime, which is taken when it registers:
+after a program for health checks that may take minutes, or when slurmctld is back. All instants here are the agent's:
+when it saw that SlurmdStartTime had changed, when a slurmd told last, and when that one had loaded the plugin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moorings.core.instants import SECOND
 from moorings.slurm.node_records import NodeRecord
 
 FEATURE = "moorings"
 REASON = "moorings: its slurmd has not loaded the plugin"
-LATER_S = 5  # SlurmdStartTime is taken when all of slurmd is set up, less than a second after the plugins are loaded
 GRACE_S = 3.0  # a slurmd that has just started says it at once
-AWAY_S = 15.0  # or, where the agent was away, after its next pause, which is 10 s at most
+AWAY_S = 90.0  # or, where the agent was away or has lost its notes, when it says it again: every 75 s, or sooner
+SURE_S = 180.0  # what was told before slurmd registered holds so long, unless it is told again
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was told by a slurmd that had loaded the plugin.
+
+    Attributes:
+        run: names that slurmd.
+        loaded_s: when it had loaded the plugin, in epoch seconds by the agent's clock.
+        heard_s: when it said so last.
+    """
+
+    run: str
+    loaded_s: float
+    heard_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start of a slurmd, as Slurm tells of it.
+
+    Attributes:
+        started_s: SlurmdStartTime, in epoch seconds by the node's clock: only whether it differs is looked at.
+        seen_s: when the agent saw it first, in epoch seconds by the agent's clock.
+        before_s: when it saw the one before it first; None: it saw none.
+        sure: it was told after ``seen_s`` that the plugin is loaded.
+    """
+
+    started_s: int
+    seen_s: float
+    before_s: float | None = None
+    sure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +67,14 @@ class PluggedMemory:
     """What one plan leaves for the next.
 
     Attributes:
-        begun_s: when the first one was made, by the loop's clock; None: there was none.
-        starts: by node, the start of slurmd that was seen last, in epoch seconds, and since when, by the loop's clock.
-        drained: by node, the start of slurmd for which it was drained: an admin who resumes it is not overruled.
+        begun_s: when this agent made its first one, in epoch seconds; None: it made none.
+        starts: by node, the start of its slurmd that was seen last.
+        drained: by node, the SlurmdStartTime for which it was drained: an admin who resumes it is not overruled.
         most_lack: it was reported that most nodes lack the plugin.
     """
 
     begun_s: float | None = None
-    starts: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    starts: Mapping[str, Start] = field(default_factory=dict)
     drained: Mapping[str, int] = field(default_factory=dict)
     most_lack: bool = False
 
@@ -63,51 +99,65 @@ class PluggedPlan:
     memory: PluggedMemory
 
 
-def has_plugin(node: NodeRecord, hellos: Mapping[str, int]) -> bool | None:
+def has_plugin(node: NodeRecord, hellos: Mapping[str, Told], starts: Mapping[str, Start], at_s: float) -> bool | None:
     """Whether the slurmd that runs on a node has told that it loaded the plugin; None: it, or one before it.
 
-    A slurmctld that has just started does not know when slurmds were.
+    It has if one told since its start was seen, for those before it had ended by then; or shortly before that, if it
+    was one that loaded the plugin after the slurmd before it had registered, so not that one itself. A slurmctld that
+    has just started does not know when slurmds were.
 
     Args:
         node: as Slurm lists it.
-        hellos: by one of a node's names, when the last one told did so, in epoch seconds of its own clock.
+        hellos: by one of a node's names, what was told last.
+        starts: as the plan before left them.
+        at_s: when the nodes were listed, in epoch seconds.
     """
     told = _told(node, hellos)
-    if told is None or node.started is None:
-        return None if told is not None else False
-    return node.started // SECOND <= told + LATER_S
+    start = _start_of(node, starts, at_s)
+    if not told or node.started is None or start is None:
+        return None if told else False
+    if start.sure or _is_sure(start, told):
+        return True
+    is_later = any(start.before_s is None or one.loaded_s > start.before_s for one in told)
+    return is_later and at_s < start.seen_s + SURE_S
 
 
 def plan_plugged(
-    nodes: Sequence[NodeRecord], hellos: Mapping[str, int], memory: PluggedMemory, at_s: float
+    nodes: Sequence[NodeRecord], hellos: Mapping[str, Told], memory: PluggedMemory, at_s: float
 ) -> PluggedPlan:
     """Which nodes are drained or taken back.
 
     One that lost its feature is taken back: it is no node of IPU jobs any more. One that is switched off to save power
-    is left alone: drained, it would never be switched on. Where most nodes lack the plugin, or all, the agent's own
-    notes may be lost: none is drained then.
+    is left alone: drained, it would never be switched on. Where most nodes lack the plugin, or all, it is likelier that
+    they do not reach the agent: none is drained then.
 
     Args:
         nodes: all of the cluster.
         hellos: see ``has_plugin``.
         memory: of the plan before.
-        at_s: when the nodes were listed, by the loop's clock.
+        at_s: when the nodes were listed, in epoch seconds.
     """
     declared = [node for node in nodes if FEATURE in node.features]
     began_s = memory.begun_s if memory.begun_s is not None else at_s
-    starts = {node.name: ((node.started or 0) // SECOND, at_s) for node in declared}
-    starts |= {name: seen for name, seen in memory.starts.items() if name in starts and seen[0] == starts[name][0]}
-    lacking = [node for node in declared if has_plugin(node, hellos) is False]
+    seen = {node.name: _start_of(node, memory.starts, at_s) for node in nodes}
+    starts = {
+        node.name: replace(start, sure=start.sure or _is_sure(start, _told(node, hellos)))
+        for node in nodes
+        if (start := seen[node.name]) is not None
+    }
+    lacking = [node for node in declared if has_plugin(node, hellos, memory.starts, at_s) is False]
     most = bool(lacking) and len(lacking) * 2 > len(declared)
 
     def is_overdue(node: NodeRecord) -> bool:
-        grace_s = GRACE_S if _told(node, hellos) is not None else 0.0  # one that never told is new
-        return at_s >= max(starts[node.name][1] + grace_s, began_s + AWAY_S)
+        grace_s = GRACE_S if _told(node, hellos) else 0.0  # one that never told is new
+        seen_s = starts[node.name].seen_s if node.name in starts else began_s
+        return at_s >= max(seen_s + grace_s, began_s + AWAY_S)
 
     overdue = [node for node in lacking if is_overdue(node)]
-    stay = {node.name for node in declared if not has_plugin(node, hellos)}
+    stay = {node.name for node in declared if not has_plugin(node, hellos, memory.starts, at_s)}
     report = most and len(overdue) == len(lacking)
-    known = {name: start for name, start in memory.drained.items() if name in starts and start == starts[name][0]}
+    numbers = {node.name: starts[node.name].started_s if node.name in starts else 0 for node in declared}
+    known = {name: number for name, number in memory.drained.items() if numbers.get(name) == number}
     able = [node.name for node in overdue if not (node.is_drained or node.is_off or node.name in known)]
     drain = () if most else tuple(able)
     return PluggedPlan(
@@ -119,7 +169,7 @@ def plan_plugged(
         memory=PluggedMemory(
             begun_s=began_s,
             starts=starts,
-            drained=known | {name: starts[name][0] for name in drain},
+            drained=known | {name: numbers[name] for name in drain},
             most_lack=report,
         ),
     )
@@ -130,5 +180,19 @@ def is_drained_by_us(node: NodeRecord) -> bool:
     return node.is_drained and node.reason.startswith(REASON) and node.started is not None  # refused else
 
 
-def _told(node: NodeRecord, hellos: Mapping[str, int]) -> int | None:
-    return max((hellos[name] for name in node.names if name in hellos), default=None)
+def _told(node: NodeRecord, hellos: Mapping[str, Told]) -> list[Told]:
+    return [hellos[name] for name in sorted(node.names) if name in hellos]
+
+
+def _is_sure(start: Start, told: Sequence[Told]) -> bool:
+    return any(one.heard_s >= start.seen_s for one in told)
+
+
+def _start_of(node: NodeRecord, starts: Mapping[str, Start], at_s: float) -> Start | None:
+    last = starts.get(node.name)
+    if node.started is None:
+        return last
+    started_s = node.started // SECOND
+    if last is not None and last.started_s == started_s:
+        return last
+    return Start(started_s, at_s, last.seen_s if last is not None else None)

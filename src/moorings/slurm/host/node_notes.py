@@ -1,0 +1,90 @@
+"""What the agent writes down of nodes' slurmds: a restarted agent goes on with it, and the doctor reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorings.core.errors import MooringsError
+from moorings.slurm.host.plugged import Start, Told
+
+FILE = "moorings_nodes"  # in StateSaveLocation, beside the instance's id
+FILE_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNotes:
+    """What is written down.
+
+    Attributes:
+        hellos: by the name that it gave, what a slurmd told last; when it said so last is not kept.
+        starts: by node, the start of its slurmd that was seen last.
+        drained: by node, the SlurmdStartTime for which it was drained.
+    """
+
+    hellos: Mapping[str, Told] = field(default_factory=dict)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    drained: Mapping[str, int] = field(default_factory=dict)
+
+
+def encode_notes(notes: NodeNotes) -> bytes:
+    """The file's content: the same for the same notes, whenever it was said again."""
+    return json.dumps(
+        {
+            "hellos": {name: [told.run, told.loaded_s] for name, told in notes.hellos.items()},
+            "starts": {
+                name: [start.started_s, start.seen_s, start.before_s, start.sure]
+                for name, start in notes.starts.items()
+            },
+            "drained": dict(notes.drained),
+        }
+    ).encode()
+
+
+def save_notes(file: Path, content: bytes) -> None:
+    """Write it, whole or not at all. No fsync, as for the steps: a power cut that loses this has ended slurmctld, too.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    draft = file.with_name(f"{file.name}.draft")
+    try:
+        with open(draft, "wb", opener=_private) as stream:
+            stream.write(content)
+        draft.replace(file)
+    except OSError as error:
+        told = f"{file} cannot be written: {error.strerror}"
+        raise MooringsError("slurm.unreadable", told, hint="see the disk of StateSaveLocation") from error
+
+
+def load_notes(file: Path | None) -> NodeNotes:
+    """What was written down; nothing, if there is no file.
+
+    Raises:
+        MooringsError: ``slurm.unreadable``.
+    """
+    if file is None:
+        return NodeNotes()
+    try:
+        with file.open("rb") as stream:
+            found = json.loads(stream.read(FILE_BYTES_MAX))
+        return NodeNotes(
+            hellos={str(name): Told(str(run), float(at_s), 0.0) for name, (run, at_s) in found["hellos"].items()},
+            starts={
+                str(name): Start(int(number), float(seen_s), None if before_s is None else float(before_s), bool(sure))
+                for name, (number, seen_s, before_s, sure) in found["starts"].items()
+            },
+            drained={str(name): int(number) for name, number in found["drained"].items()},
+        )
+    except FileNotFoundError:
+        return NodeNotes()
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        hint = "the agent writes it anew: each slurmd with the plugin tells again within a minute or two"
+        raise MooringsError("slurm.unreadable", f"{file} cannot be read: {error}", hint=hint) from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
