@@ -372,6 +372,27 @@ ORDER = (
     ),
     Guard(
         law="7",
+        what="an offer to a Slurm job that is withdrawn is no refusal of it",
+        file="slurm/host/withheld.py",
+        at="_judge",
+        cut="_is_passed_over(queue, job, known.free_at)",
+        put="True",
+        tests=(f"{WITHHELD}test_an_offer_that_was_withdrawn_was_not_refused",),
+    ),
+    Guard(
+        law="7",
+        what="a Slurm job that is submitted again gets no trial before the pause of the one before is over",
+        file="slurm/host/withheld.py",
+        at="_counts_for",
+        cut="(tried.refused, open_s) > (known.refused, known.open_s)",
+        put="False",
+        tests=(
+            f"{WITHHELD}test_a_job_submitted_again_goes_on_from_the_one_before",
+            f"{WITHHELD}test_so_does_one_that_was_cancelled_in_its_trial",
+        ),
+    ),
+    Guard(
+        law="7",
         what="only a Slurm job that could have started is taken to have refused",
         file="slurm/host/withheld.py",
         at="open_for",
