@@ -196,13 +196,14 @@ def test_a_job_that_is_put_aside_shows_nothing_and_one_of_a_higher_tier_comes_fi
     assert whys(listed(replace(passed_over(), tier=lambda job: job.job_id), known, 1.0)) == {}
 
 
-def test_the_time_counts_in_which_slurm_could_have_started_it() -> None:
+def test_only_time_counts_in_which_slurm_could_have_started_it() -> None:
     queue = a_queue(waiting())
-    known = at_work(queue, tried(queue), 0, UNSEEN_S - 1)
+    known = at_work(queue, tried(queue), 0, UNSEEN_S - 9)
     for at_s in range(100, 200):  # the agent has closed the gate, for the controller is away
         known = listed(queue, open_for(queue, known, dict.fromkeys(LICENSES, 4), at_s, NOW), at_s + 1.0)
+    known = at_work(queue, known, 200, 208)
     assert announced(queue, known) == [owner(1)]
-    assert announced(queue, at_work(queue, known, 201, 203)) == []
+    assert announced(queue, at_work(queue, known, 208, 209)) == []
 
 
 def test_while_slurmctld_is_away_it_starts_nothing() -> None:
