@@ -20,6 +20,7 @@ from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, load_notes
 from moorings.slurm.host.node_watch import UNKNOWN_MAX, NodeWatch
 from moorings.slurm.host.plugged import (
+    AGAIN_S,
     AWAY_S,
     FEATURE,
     GRACE_S,
@@ -143,8 +144,25 @@ def test_a_node_that_an_admin_resumes_is_drained_again_only_after_a_new_start() 
 def test_a_new_agent_waits_until_each_slurmd_has_told_again() -> None:
     nodes = [node("n1"), node("n2")]
     first = plan_plugged(nodes, told("n1"), PluggedMemory(), 50.0)
-    assert plan_plugged(nodes, told("n1"), first.memory, 50.0 + AWAY_S - 1).drain == ()
-    assert plan_plugged(nodes, told("n1", heard_s=60.0), first.memory, 50.0 + AWAY_S).drain == ("n2",)
+    assert plan_plugged(nodes, told("n1"), first.memory, 50.0 + AGAIN_S - 1).drain == ()
+    assert plan_plugged(nodes, told("n1", heard_s=60.0), first.memory, 50.0 + AGAIN_S).drain == ("n2",)
+
+
+def test_a_slurmd_that_a_new_slurmctld_was_told_of_late_is_not_one_that_started_late() -> None:
+    nodes, hellos = [node("n1", None), node("n2")], told("n2")
+    first = plan_plugged(nodes, hellos, PluggedMemory(), 0.0)
+    nodes[0] = node("n1")
+    later = plan_plugged(nodes, hellos, first.memory, 10.0)
+    assert plan_plugged(nodes, hellos, later.memory, AGAIN_S - 1).drain == ()
+
+
+def test_a_new_agent_waits_less_for_a_slurmd_that_starts_after_it() -> None:
+    nodes, hellos = [node("n1"), node("n2")], told("n1", "n2")
+    first = plan_plugged(nodes, hellos, replace(OLD, begun_s=None), 0.0)
+    nodes[1] = node("n2", T + 60)
+    later = plan_plugged(nodes, hellos, first.memory, 1.0)
+    assert plan_plugged(nodes, hellos, later.memory, AWAY_S - 1).drain == ()
+    assert plan_plugged(nodes, hellos, later.memory, AWAY_S).drain == ("n2",)
 
 
 def test_where_most_nodes_lack_the_plugin_none_is_drained_and_it_is_told_once() -> None:
@@ -313,7 +331,7 @@ def test_what_slurmds_told_outlives_the_agent(tmp_path: Path) -> None:
 
 
 def test_a_restarted_agent_does_not_overrule_an_admins_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugged, "AWAY_S", 0.0)
+    monkeypatch.setattr(plugged, "AGAIN_S", 0.0)
     shown = b"".join(
         b"NodeName=n%d AvailableFeatures=moorings State=IDLE SlurmdStartTime=2026-11-25T10:00:53\n" % number
         for number in (1, 2)

@@ -26,7 +26,8 @@ from moorings.slurm.node_records import NodeRecord
 FEATURE = "moorings"
 REASON = "moorings: its slurmd has not loaded the plugin"
 GRACE_S = 3.0  # a slurmd that has just started says it at once
-AWAY_S = 90.0  # or, where the agent was away or has lost its notes, when it says it again: every 75 s, or sooner
+AWAY_S = 15.0  # or, where the agent was away, after its next pause, which is 10 s at most
+AGAIN_S = 90.0  # one that started before the agent may have told another, whose notes are lost: again within 75 s
 SURE_S = 180.0  # what was told before slurmd registered holds so long, unless it is told again
 
 
@@ -150,8 +151,11 @@ def plan_plugged(
 
     def is_overdue(node: NodeRecord) -> bool:
         grace_s = GRACE_S if _told(node, hellos) else 0.0  # one that never told is new
-        seen_s = starts[node.name].seen_s if node.name in starts else began_s
-        return at_s >= max(seen_s + grace_s, began_s + AWAY_S)
+        start = starts.get(node.name)
+        seen_s = start.seen_s if start is not None else began_s
+        is_later = start is not None and start.before_s is not None and start.seen_s > began_s
+        away_s = AWAY_S if is_later else AGAIN_S
+        return at_s >= max(seen_s + grace_s, began_s + away_s)
 
     overdue = [node for node in lacking if is_overdue(node)]
     stay = {node.name for node in declared if not has_plugin(node, hellos, memory.starts, at_s)}
