@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from moorings.core.instants import SECOND
+from moorings.slurm.host.node_notes import FILE, load_notes
 from moorings.slurm.host.plugged import GRACE_S, REASON
+from moorings.slurm.node_records import build_show_nodes, parse_show_nodes
 from tests.slurm.cluster import parse_record
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
@@ -43,8 +46,16 @@ def drained(site: IpuSite) -> dict[str, str]:
     return {node["NodeName"]: node["Reason"] for node in map(parse_record, lines) if "DRAIN" in node["State"]}
 
 
+def is_seen(site: IpuSite, name: str) -> bool:
+    """Whether the agent has seen the start of the slurmd that runs there: a later one is told apart by that."""
+    (node,) = parse_show_nodes(site.cluster.check(*build_show_nodes(), name).encode())
+    start = load_notes(site.cluster.folder / "state" / FILE).starts.get(name)
+    return start is not None and node.started is not None and node.started // SECOND == start.started_s
+
+
 def restart(site: IpuSite, number: int, *, plugins: bool) -> None:
     """Restart a node's slurmd, with or without the plugin."""
+    until(lambda: is_seen(site, f"n{number}"), what=site.log)
     site.cluster.kill_node(number)
     site.cluster.start_node(number, plugins=plugins)
 
