@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.plugged import Start, Told
+from moorings.slurm.host.state_files import replace_file
 
 FILE = "moorings_nodes"  # in StateSaveLocation, beside the instance's id
 FILE_BYTES_MAX = 16 << 20
@@ -45,16 +45,13 @@ def encode_notes(notes: NodeNotes) -> bytes:
 
 
 def save_notes(file: Path, content: bytes) -> None:
-    """Write it, whole or not at all. No fsync, as for the steps: a power cut that loses this has ended slurmctld, too.
+    """Write it, whole or not at all.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
-    draft = file.with_name(f"{file.name}.draft")
     try:
-        with open(draft, "wb", opener=_private) as stream:
-            stream.write(content)
-        draft.replace(file)
+        replace_file(file, content)
     except OSError as error:
         told = f"{file} cannot be written: {error.strerror}"
         raise MooringsError("slurm.unreadable", told, hint="see the disk of StateSaveLocation") from error
@@ -84,7 +81,3 @@ def load_notes(file: Path | None) -> NodeNotes:
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         hint = "the agent writes it anew: each slurmd with the plugin tells again within a minute or two"
         raise MooringsError("slurm.unreadable", f"{file} cannot be read: {error}", hint=hint) from error
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.ledger import Start
+from moorings.slurm.host.state_files import DRAFT, replace_file
 
 FOLDER = "moorings_steps"  # in StateSaveLocation, beside the instance's id
 PORT_FIRST, PORTS = 20_000, 20_000
@@ -30,7 +31,6 @@ PORT_STRIDE = 7919  # no divisor of PORTS: the ports of a job's steps are spread
 LOOK_S = 1.0  # between two questions which steps of a job have ended
 FILE_BYTES_MAX = 1 << 20
 STEPS_SHOWN_MAX = 5
-_DRAFT = ".draft"
 _NAME = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})-([0-9]{1,10})(?:\.draft)?")
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -237,17 +237,14 @@ class Steps:
             self._asked[start] = asked
 
     def _write(self, start: Start, asked: Collection[str] | None, shares: Iterable[StepShare]) -> None:
-        """No fsync: a power cut that loses this has ended slurmctld, too, which saves no sooner."""
         if self._folder is None:
             return
-        path, draft = self._folder / _name(start), self._folder / f"{_name(start)}{_DRAFT}"
+        path = self._folder / _name(start)
         told = {"asked": sorted(asked) if asked is not None else None, "steps": [asdict(share) for share in shares]}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._written.add(start)
-            with open(draft, "wb", opener=_private) as file:
-                file.write(json.dumps(told).encode())
-            draft.replace(path)
+            replace_file(path, json.dumps(told).encode())
         except OSError as error:
             raise MooringsError(
                 "slurm.unreadable",
@@ -259,17 +256,13 @@ class Steps:
     def _remove(self, start: Start) -> None:
         self._written.discard(start)
         if self._folder is not None:
-            for path in (self._folder / _name(start), self._folder / f"{_name(start)}{_DRAFT}"):
+            for path in (self._folder / _name(start), self._folder / f"{_name(start)}{DRAFT}"):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
 
 def _name(start: Start) -> str:
     return f"{start.job_id}-{start.nonce}-{start.restarts}"
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _told(wanted: int, n_gcds: int, held: Iterable[StepShare]) -> str:
