@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -22,6 +22,7 @@ _END = b"|"
 _NOTHING = ("", "(null)", "N/A", "None", "NONE", "Unknown")
 
 HOSTS_MAX = 65_536
+SHOWN_MAX = 5
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -86,6 +87,12 @@ def given(text: str) -> str:
 def is_whole(text: str, width: int) -> bool:
     """Whether a field was not cut: one that fills its column may have been."""
     return len(text.encode()) < width
+
+
+def name_first(names: Iterable[object]) -> str:
+    """Names for a sentence: the first few, and how many more there are."""
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
 
 
 def expand_hosts(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:

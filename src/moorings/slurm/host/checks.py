@@ -23,13 +23,13 @@ from moorings.slurm.host.plugged import FEATURE, has_plugin
 from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
+from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody
 
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
-SHOWN_MAX = 5
 AGENT_PORT = "8091"  # the plugin's own, where 'agent=' names none
 UNIT = "moorings-slurm-agent"
 CONTESTED_S = 600  # a rival that was refused longer ago than this has gone
@@ -84,11 +84,6 @@ def _found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBod
     return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix)
 
 
-def _named(names: Iterable[object]) -> str:
-    shown = [str(name) for name in names]
-    return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
-
-
 # -- Slurm itself ------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +102,7 @@ def check_release(site: Site, commands: str, nodes: Sequence[Node]) -> FindingBo
     if release_of(commands) != site.release:
         return _found("slurm.release", FAIL, f"commands here are of {commands}, slurmctld is of {site.version}", fix)
     if others:
-        told = _named(f"{node.name} ({node.version})" for node in others)
+        told = name_first(f"{node.name} ({node.version})" for node in others)
         return _found("slurm.release", WARN, f"slurmctld is of {site.version}, and other nodes are: {told}", fix)
     silent = [node.name for node in nodes if not node.version]
     told = f"Slurm {site.version} here, at slurmctld and on {len(nodes) - len(silent)} nodes"
@@ -122,7 +117,7 @@ def check_conf(site: Site, differing: Collection[str], *, log_seen: bool) -> Fin
     if site.conf_hash.startswith("Different"):
         return _found("slurm.conf", FAIL, f"{site.slurm_conf} is not what slurmctld runs with", fix)
     if differing:
-        return _found("slurm.conf", WARN, f"slurmctld says that nodes have another one: {_named(differing)}", fix)
+        return _found("slurm.conf", WARN, f"slurmctld says that nodes have another one: {name_first(differing)}", fix)
     told = f"{site.slurm_conf} is what slurmctld runs with"
     return _found("slurm.conf", PASS, told + ("; no node has another" if log_seen else "; the nodes were not seen"))
 
@@ -173,7 +168,7 @@ def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *
         fix = _INSTALL if site.has_files else f"{_INSTALL}, beside slurmctld, which hands that file out"
         return _found("slurm.plugin", FAIL, f"no file that {site.plugstack} takes in loads {PLUGIN}", fix)
     if len(lines) > 1:
-        told = f"{PLUGIN} is loaded twice: by {_named(line.file for line in lines)}; 'srun --ipus=1' crashes"
+        told = f"{PLUGIN} is loaded twice: by {name_first(line.file for line in lines)}; 'srun --ipus=1' crashes"
         return _found("slurm.plugin", FAIL, told, f"leave one of the lines; '{_INSTALL}' tells which is ours")
     if site.has_files and site.configless and not is_handed_out(site, lines[0]):
         told = f"the line that loads {PLUGIN} stands in {lines[0].file}, which slurmctld does not hand out: configless"
@@ -244,7 +239,7 @@ def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | N
     without = [node.name for node in declared or nodes if has_plugin(node, notes.hellos, notes.starts, at_s) is False]
     if without and declared:
         fix = "install the plugin for the Slurm that runs there, and restart slurmd: it tells the agent within a minute"
-        return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {_named(without)}", fix)
+        return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {name_first(without)}", fix)
     if asks and not declared:
         fix = f"give Feature={FEATURE} back to the nodes in slurm.conf, or '{_INSTALL}' once more"
         return _found("slurm.nodes", FAIL, f"jobs ask for nodes with the feature {FEATURE}, and no node has it", fix)
@@ -253,7 +248,7 @@ def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | N
         told = f"{len(declared)} nodes have the feature {FEATURE}, and the submit script does not ask for it"
         return _found("slurm.nodes", WARN, told, fix)
     if not declared:
-        rest = f"; slurmd has not told of its plugin on {_named(without)}" if without else ""
+        rest = f"; slurmd has not told of its plugin on {name_first(without)}" if without else ""
         fix = f"see 'Keep IPU jobs to nodes that have the plugin' in {MANUAL}"
         told = f"no node has the feature {FEATURE}, so an IPU job may start on any{rest}"
         return _found("slurm.nodes", SKIP, told, fix)
@@ -270,7 +265,7 @@ def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) 
     if found == wanted:
         return _found("slurm.licenses", PASS, f"{ipus} IPUs, partitions up to {largest}")
     wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    told = _named(f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'wanted')}" for name in wrong)
+    told = name_first(f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'wanted')}" for name in wrong)
     return _found("slurm.licenses", FAIL, f"Licenses: {told}", f"'{_INSTALL}' prints the line for slurm.conf")
 
 
@@ -305,9 +300,9 @@ def check_accounts(site: Site, projects: Sequence[ProjectBody]) -> FindingBody:
         if alias.startswith(prefix)
     )
     if mapped:
-        return _found(check, FAIL, f"{why}, whatever its account: {_named(mapped)}", fix)
+        return _found(check, FAIL, f"{why}, whatever its account: {name_first(mapped)}", fix)
     if projects:
-        named = _named(sorted(project.name for project in projects))
+        named = name_first(sorted(project.name for project in projects))
         return _found(check, WARN, f"{why}, also where its account is called as one: {named}", fix)
     return _found(check, PASS, f"{why}; there are no others")
 
@@ -385,14 +380,14 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
     check = "slurm.agent"
     strangers = [answer for answer in answers if answer.uid not in (None, 0, agent_uid)]
     if strangers:
-        told = _named(f"{answer.host} runs as uid {answer.uid}" for answer in strangers)
+        told = name_first(f"{answer.host} runs as uid {answer.uid}" for answer in strangers)
         nodes = f"nodes take uid 0's word{f' or {agent_uid}' if agent_uid else ''} alone"
         name, uid = site.slurm_user
         fix = f"say --agent-uid {uid} to 'moor slurm install --apply' on all machines; without it SlurmUser is meant"
         if any(answer.uid != uid for answer in strangers):
             fix = f"who listens there? The agent runs as {name} ({uid}): see 'systemctl status {UNIT}'"
         return _found(check, FAIL, f"what answers for the agent at {told}, and {nodes}", fix)
-    silent = _named(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
+    silent = name_first(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
     if not any(answer.listens for answer in answers):
         told = f"the agent does not answer at {address}" + (f" ({silent})" if silent else ": it names no host")
         return _found(check, FAIL, told, f"systemctl start {UNIT}, or mend 'agent=' in the plugin's line")
@@ -400,7 +395,7 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
         fix = "run it as root to see whether it is the agent"
         return _found(check, SKIP, f"something listens at {address} ({silent})", fix)
     good = [answer for answer in answers if answer.uid is not None]
-    told = _named(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
+    told = name_first(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
     if silent:
         fix = f"systemctl start {UNIT} there, or take the host out of 'agent=' in the plugin's line"
         return _found(check, WARN, f"the agent answers at {told}, and not at {silent}", fix)
@@ -427,7 +422,7 @@ def check_reservation(
         )
     uncounted = [name for name, count in reservation.licenses.items() if _reserved(licenses, name) < count]
     if uncounted:
-        told = f"Slurm shows the reservation and does not keep what it holds: {_named(sorted(uncounted))}"
+        told = f"Slurm shows the reservation and does not keep what it holds: {name_first(sorted(uncounted))}"
         return _found(check, FAIL, told, f"{fix}; a refused 'scontrol update' of it has this effect")
     free = {size: sum(pool.available.get(str(size), 0) for pool in pools) * size for size in twins(licenses)}
     open_ = [
@@ -436,7 +431,7 @@ def check_reservation(
         if licenses[name].free > free[size]
     ]
     if open_:
-        return _found(check, FAIL, f"Slurm would start what cannot be formed: {_named(open_)}", fix)
+        return _found(check, FAIL, f"Slurm would start what cannot be formed: {name_first(open_)}", fix)
     may = max((licenses[name].free for name in twins(licenses).values()), default=0)
     return _found(check, PASS, f"jobs may start on {max(may, 0)} IPUs now, and the pools have {free.get(1, 0)} free")
 
@@ -468,7 +463,7 @@ def check_orphans(
     """
     if not orphans:
         return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
-    told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
+    told = name_first(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
     but = "" if all_ours else ", those of another Slurm of this name never"
     fix = f"the agent releases them once it runs{but}; {_BY_HAND} by hand, when you know the job is gone"
     return _found("slurm.orphans", FAIL, f"claims whose job has ended: {told}", fix)
@@ -483,7 +478,9 @@ def check_foreign(home: Home | None, claims: Sequence[ClaimBody]) -> FindingBody
     if not foreign:
         return _found(check, PASS, f"no claim of {home.queue} is another Slurm's")
     starts = ((claim, start_of(claim.owner)) for claim in foreign)
-    told = _named(f"{claim.name} ({claim.state}, job {start.job_id})" for claim, start in starts if start is not None)
+    told = name_first(
+        f"{claim.name} ({claim.state}, job {start.job_id})" for claim, start in starts if start is not None
+    )
     fix = f"this Slurm's agent leaves them alone; if that Slurm is gone for good, {_BY_HAND} ends them"
     return _found(check, WARN, f"claims of another Slurm called {home.cluster}: {told}", fix)
 
@@ -495,4 +492,4 @@ def check_unclaimed(jobs: Iterable[JobRecord], claims: Iterable[ClaimBody]) -> F
     bare = [job.job_id for job in running if job.order is not None and (job.job_id, job.order.nonce) not in claimed]
     if not bare:
         return _found("slurm.unclaimed", PASS, f"{len(running)} jobs of IPUs run, each with its claim")
-    return _found("slurm.unclaimed", FAIL, f"jobs run without a claim: {_named(bare)}", "is the agent running?")
+    return _found("slurm.unclaimed", FAIL, f"jobs run without a claim: {name_first(bare)}", "is the agent running?")

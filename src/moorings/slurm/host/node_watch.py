@@ -21,6 +21,7 @@ from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, encode_notes, load_notes, save_notes
 from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, PluggedPlan, Told, has_plugin, plan_plugged
 from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -29,7 +30,6 @@ LIST_S, LIST_SHARE = 2.0, 30  # between two lists; and so many times what the la
 IDLE_S = 60.0  # where slurm.conf gives no node the feature
 UNKNOWN_MAX = 100  # names that no node has, each logged once
 NODES_PER_COMMAND = 500
-SHOWN_MAX = 5
 _MEND = "install the plugin for the Slurm that runs there, and restart slurmd: the node is taken back then"
 _MOST = (
     "none is drained; can the nodes reach the agent's port? A slurmd that has the plugin tells every minute. "
@@ -142,10 +142,10 @@ class NodeWatch:
             log.error("nodes.without_plugin", extra={"detail": told, "hint": _MOST})
         if found.drain:
             await self._change(found.drain, lambda nodes: build_drain(nodes, REASON))
-            log.warning("node.drained", extra={"nodes": _named(found.drain), "detail": REASON, "hint": _MEND})
+            log.warning("node.drained", extra={"nodes": name_first(found.drain), "detail": REASON, "hint": _MEND})
         if found.take_back:
             await self._change(found.take_back, build_undrain)
-            log.info("node.taken_back", extra={"nodes": _named(found.take_back)})
+            log.info("node.taken_back", extra={"nodes": name_first(found.take_back)})
 
     async def _change(self, nodes: Sequence[str], build: Callable[[Sequence[str]], list[str]]) -> None:
         for begin in range(0, len(nodes), NODES_PER_COMMAND):
@@ -159,11 +159,6 @@ class NodeWatch:
         if content != self._saved:
             save_notes(self._file, content)
             self._saved = content
-
-
-def _named(nodes: Sequence[str]) -> str:
-    more = f" and {len(nodes) - SHOWN_MAX} more" if len(nodes) > SHOWN_MAX else ""
-    return ", ".join(nodes[:SHOWN_MAX]) + more
 
 
 def _now() -> float:

@@ -21,6 +21,7 @@ from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, r
 from moorings.slurm.host.silent import LOOK_S, Silence, Silent, look, suspects
 from moorings.slurm.host.tiers import Preempt, Rules
 from moorings.slurm.host.withheld import Queue, Standing, follow, on_trial, open_for, whys
+from moorings.slurm.listings import name_first
 from moorings.slurm.needs import Needs
 from moorings.slurm.steps import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
@@ -30,7 +31,6 @@ BELIEVED_S = 120.0  # what is announced of the queue is believed for so long
 REMARKS_S = 10.0  # between two looks at what waiting jobs are told
 ASIDE_S = 5.0  # for so long a job must have stood in another's way: starts and listings pass each other
 TRIES_MAX = 3  # to put a job back that has ended by itself, and to let one be requeued that may not
-NODES_SHOWN_MAX = 5
 _CANNOT_YIELD = "it is warned, and cancelled when its time is over; with requeue=1 it would go on later"
 _LACKS = "moor slurm install --plan shows the line"
 _NO_PLUGIN = "'moor slurm doctor' on the node tells; then 'scontrol update nodename=... state=resume'"
@@ -423,7 +423,7 @@ def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: l
 
 
 def _told_of(silent: Silent) -> str:
-    nodes = ", ".join(silent.nodes[:NODES_SHOWN_MAX]) + (", ..." if len(silent.nodes) > NODES_SHOWN_MAX else "")
+    nodes = name_first(silent.nodes)
     return f"tasks of job {silent.job.job_id} run on {nodes}, which did not ask for its partition"
 
 
