@@ -19,7 +19,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_drain
 from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, encode_notes, load_notes, save_notes
-from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, PluggedPlan, Told, has_plugin, plan_plugged
+from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, PluggedPlan, Told, plan_plugged
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
@@ -114,9 +114,7 @@ class NodeWatch:
         for gone in self._hellos.keys() - self._names:
             del self._hellos[gone]
         found = plan_plugged(nodes, self._hellos, self._memory, listed_s)
-        self.plugged = frozenset(
-            node.name for node in nodes if has_plugin(node, self._hellos, self._memory.starts, listed_s)
-        )
+        self.plugged = found.plugged
         self._pause_s = LIST_S if found.declared else IDLE_S
         self._memory = replace(found.memory, drained=self._memory.drained, most_lack=self._memory.most_lack)
         try:

@@ -90,6 +90,7 @@ class PluggedPlan:
         lacking: all that have the feature, and whose slurmd has not told.
         declared: how many have the feature.
         report: to be reported now: they are so many that none is drained.
+        plugged: all whose slurmd has told, with that feature or without.
     """
 
     drain: tuple[str, ...]
@@ -97,6 +98,7 @@ class PluggedPlan:
     lacking: tuple[str, ...]
     declared: int
     report: bool
+    plugged: frozenset[str]
     memory: PluggedMemory
 
 
@@ -140,13 +142,13 @@ def plan_plugged(
     """
     declared = [node for node in nodes if FEATURE in node.features]
     began_s = memory.begun_s if memory.begun_s is not None else at_s
-    seen = {node.name: _start_of(node, memory.starts, at_s) for node in nodes}
     starts = {
         node.name: replace(start, sure=start.sure or _is_sure(start, _told(node, hellos)))
         for node in nodes
-        if (start := seen[node.name]) is not None
+        if (start := _start_of(node, memory.starts, at_s)) is not None
     }
-    lacking = [node for node in declared if has_plugin(node, hellos, memory.starts, at_s) is False]
+    have = {node.name: has_plugin(node, hellos, memory.starts, at_s) for node in nodes}
+    lacking = [node for node in declared if have[node.name] is False]
     most = bool(lacking) and len(lacking) * 2 > len(declared)
 
     def is_overdue(node: NodeRecord) -> bool:
@@ -158,7 +160,7 @@ def plan_plugged(
         return at_s >= max(seen_s + grace_s, began_s + away_s)
 
     overdue = [node for node in lacking if is_overdue(node)]
-    stay = {node.name for node in declared if not has_plugin(node, hellos, memory.starts, at_s)}
+    stay = {node.name for node in declared if not have[node.name]}
     report = most and len(overdue) == len(lacking)
     numbers = {node.name: starts[node.name].started_s if node.name in starts else 0 for node in declared}
     known = {name: number for name, number in memory.drained.items() if numbers.get(name) == number}
@@ -170,6 +172,7 @@ def plan_plugged(
         lacking=tuple(node.name for node in lacking),
         declared=len(declared),
         report=report and not memory.most_lack,
+        plugged=frozenset(name for name, has in have.items() if has),
         memory=PluggedMemory(
             begun_s=began_s,
             starts=starts,
