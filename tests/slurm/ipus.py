@@ -214,19 +214,26 @@ def ipu_site(
         bare=bare,
         extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )
-    controller = ControllerProcess(cluster.folder / "controller", pools)
-    controller.folder.mkdir()
-    try:
+    with site_of(cluster, conf, pools) as site:
         install(cluster, wait_s)
-        controller.start()
-        site = IpuSite(cluster, controller, conf)
+        site.controller.start()
         site.write_conf()
         cluster.start()
         site.start_agent()
         until(site.is_open, what=site.log)
         yield site
+
+
+@contextmanager
+def site_of(cluster: SlurmCluster, conf: Mapping[str, str], pools: str = POOLS) -> Iterator[IpuSite]:
+    """That cluster and a controller, neither of them started; all of it is removed at the end."""
+    controller = ControllerProcess(cluster.folder / "controller", pools)
+    controller.folder.mkdir()
+    site = IpuSite(cluster, controller, conf)
+    try:
+        yield site
     finally:
-        if "site" in locals() and site.agent_lives:
+        if site.agent_lives:
             site.end_agent()
         if controller.process is not None and controller.process.poll() is None:
             controller.kill()

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import ControllerProcess
 from tests.slurm.admin import moor, told
 from tests.slurm.cluster import SlurmCluster, new_folder
-from tests.slurm.ipus import N_IPUS, POOLS, IpuSite
+from tests.slurm.ipus import N_IPUS, IpuSite, site_of
 from tests.waiting import until
 
 HANDS_OUT = "SlurmctldParameters=enable_configless"
@@ -22,19 +21,10 @@ PARTITION = ("sh", "-c", "echo $IPUOF_VIPU_API_PARTITION_ID")
 def site(slurm_release: str) -> Iterator[IpuSite]:
     """A Slurm without anything of ours whose second node is configless, and a controller; the agent is not started."""
     cluster = SlurmCluster(new_folder(), 2, release=slurm_release, extra_conf=HANDS_OUT, configless=[2])
-    controller = ControllerProcess(cluster.folder / "controller", POOLS)
-    controller.folder.mkdir()
-    made = IpuSite(cluster, controller, {"IpuofDir": "", "MaxIpusPerJob": str(N_IPUS)})
-    try:
-        controller.start()
+    with site_of(cluster, {"IpuofDir": ""}) as made:
+        made.controller.start()
         cluster.start()
         yield made
-    finally:
-        if made.agent_lives:
-            made.end_agent()
-        if controller.process is not None and controller.process.poll() is None:
-            controller.kill()
-        cluster.remove()
 
 
 def library(site: IpuSite) -> list[str]:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import ControllerProcess
 from tests.slurm.admin import moor, told
 from tests.slurm.cluster import SlurmCluster, new_folder
-from tests.slurm.ipus import N_IPUS, POOLS, IpuSite
+from tests.slurm.ipus import N_IPUS, IpuSite, site_of
 from tests.slurm.programs import RELEASE
 from tests.waiting import patient, until
 
@@ -25,21 +24,12 @@ UID = pwd.getpwnam(SLURM_USER).pw_uid
 def site(slurm_release: str) -> Iterator[IpuSite]:
     """A Slurm of that user's without anything of ours, and a controller; the agent is not started."""
     cluster = SlurmCluster(new_folder(), 1, release=slurm_release, extra_conf=f"SlurmUser={SLURM_USER}")
-    controller = ControllerProcess(cluster.folder / "controller", POOLS)
-    controller.folder.mkdir()
-    made = IpuSite(cluster, controller, {"IpuofDir": "", "MaxIpusPerJob": str(N_IPUS)})
-    try:
+    with site_of(cluster, {"IpuofDir": ""}) as made:
         for part in ("state", "log"):
             os.chown(cluster.folder / part, UID, -1)
-        controller.start()
+        made.controller.start()
         cluster.start()
         yield made
-    finally:
-        if made.agent_lives:
-            made.end_agent()
-        if controller.process is not None and controller.process.poll() is None:
-            controller.kill()
-        cluster.remove()
 
 
 def install(site: IpuSite, mode: str, *more: str) -> dict[str, object]:
