@@ -26,9 +26,9 @@ from moorings.slurm.host.plugged import (
     GRACE_S,
     REASON,
     SURE_S,
+    HelloRecord,
     PluggedMemory,
     Start,
-    Told,
     plan_plugged,
 )
 from moorings.slurm.host.troubles import Troubles
@@ -40,9 +40,9 @@ FIRST = Start(T, seen_s=-100.0, before_s=-900.0)  # a slurmd that registered 100
 OLD = PluggedMemory(begun_s=-1000.0, starts={f"n{number}": FIRST for number in range(10)})
 
 
-def told(*names: str, loaded_s: float = -101.0, heard_s: float = -1.0) -> dict[str, Told]:
+def told(*names: str, loaded_s: float = -101.0, heard_s: float = -1.0) -> dict[str, HelloRecord]:
     """That these nodes have the plugin, said again a moment ago."""
-    return {name: Told("0" * 16, loaded_s, heard_s) for name in names}
+    return {name: HelloRecord("0" * 16, loaded_s, heard_s) for name in names}
 
 
 def node(name: str, started: int | None = T, **fields: Any) -> NodeRecord:
@@ -52,7 +52,7 @@ def node(name: str, started: int | None = T, **fields: Any) -> NodeRecord:
 
 
 def drained(
-    *nodes: NodeRecord, hellos: dict[str, Told], memory: PluggedMemory = OLD, at_s: float = 100.0
+    *nodes: NodeRecord, hellos: dict[str, HelloRecord], memory: PluggedMemory = OLD, at_s: float = 100.0
 ) -> tuple[str, ...]:
     """What is drained of nodes that are looked at twice; n6 to n9 are well."""
     every = [*nodes, *(node(name) for name in ("n6", "n7", "n8", "n9"))]

@@ -13,7 +13,7 @@ from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.gate import Offer
 from moorings.slurm.host.ledger import Start
 from moorings.slurm.host.plan import Act, ListSteps, Memory, Report, Reserve, StopUnbound, View, plan
-from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, SILENT_S, Silence, Silent, look, suspects
+from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, SILENT_S, Silence, Silent, find_silent, suspects
 from moorings.slurm.steps import TaskStep
 from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
@@ -65,9 +65,9 @@ def looked(
     for_s: float = SILENT_S,
 ) -> list[Silent]:
     """What is found at the second of two looks that see the same."""
-    before, found = look(Silence(), jobs, known, steps, plugged, AT_S)
+    before, found = find_silent(Silence(), jobs, known, steps, plugged, AT_S)
     assert found == [], "never at the first look"
-    return look(before, jobs, known, steps, plugged, AT_S + for_s)[1]
+    return find_silent(before, jobs, known, steps, plugged, AT_S + for_s)[1]
 
 
 def test_a_node_that_does_not_ask_is_found_after_a_minute() -> None:
@@ -96,11 +96,11 @@ def test_silence_is_a_proof_only_of_a_node_without_the_plugin(plugged: set[str],
 
 
 def test_the_minute_begins_anew_with_each_start_and_after_a_gap() -> None:
-    before, _ = look(Silence(), [job()], asked(), [step()], ("n9",), AT_S)
-    gap, _ = look(before, [job()], asked(), [], ("n9",), AT_S + 30)
-    assert look(gap, [job()], asked(), [step()], ("n9",), AT_S + SILENT_S)[1] == []
+    before, _ = find_silent(Silence(), [job()], asked(), [step()], ("n9",), AT_S)
+    gap, _ = find_silent(before, [job()], asked(), [], ("n9",), AT_S + 30)
+    assert find_silent(gap, [job()], asked(), [step()], ("n9",), AT_S + SILENT_S)[1] == []
     again = job(restarts=1)
-    assert look(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), AT_S + SILENT_S)[1] == []
+    assert find_silent(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), AT_S + SILENT_S)[1] == []
 
 
 # -- in the plan -------------------------------------------------------------------------------------------------------

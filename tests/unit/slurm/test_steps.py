@@ -139,14 +139,14 @@ async def test_a_damaged_file_gives_nothing_out(tmp_path, text):
 
 def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
     steps = Steps(tmp_path / "steps")
-    steps.hear(START, "n1")
+    steps.record_request(START, "n1")
     assert steps.asked == {}, "an agent before this one served it: who asked then is not known"
-    steps.begin(START)
-    steps.hear(START, "n2")
+    steps.track(START)
+    steps.record_request(START, "n2")
     steps.save()
     again = Steps(tmp_path / "steps")
     assert again.asked == steps.asked == {START: frozenset({"n1", "n2"})}
-    again.begin(START)
+    again.track(START)
     assert again.asked == steps.asked
     again.keep_only([])
     assert (again.asked, list((tmp_path / "steps").iterdir())) == ({}, [])
@@ -154,9 +154,9 @@ def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
 
 async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
     steps = Steps(tmp_path / "steps")
-    steps.begin(START)
+    steps.track(START)
     share = await take(steps, 0, 1, Slurm(0))
-    steps.hear(START, "n1")
+    steps.record_request(START, "n1")
     steps.save()
     again = Steps(tmp_path / "steps")
     assert again.asked == {START: frozenset({"n1"})}
@@ -166,7 +166,7 @@ async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
 def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
     (tmp_path / "steps").write_text("a file in its place")
     steps = Steps(tmp_path / "steps")
-    steps.begin(START)
+    steps.track(START)
     steps.save()
     assert steps.asked == {}
 

@@ -228,7 +228,7 @@ class Agent:
         assert job.order is not None
         start = Start.of(job, job.order)
         if start.owner(self._home) not in self._berths.claims:
-            self._steps.begin(start)
+            self._steps.track(start)
         return self._berths.serve(job)
 
     def _soon(self, work: Awaitable[None], what: str) -> None:

@@ -61,7 +61,7 @@ class Answers:
                     told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
                     return BindReply(Status.REFUSED, told)
                 assert job.order is not None
-                self._steps.hear(Start.of(job, job.order), request.node)
+                self._steps.record_request(Start.of(job, job.order), request.node)
                 if self._offers.refused:
                     return BindReply(Status.RETRY, self._why_not_yet())
                 await self._offers.accepted.wait()

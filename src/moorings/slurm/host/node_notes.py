@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.plugged import Start, Told
+from moorings.slurm.host.plugged import HelloRecord, Start
 from moorings.slurm.host.state_files import replace_file
 
 FILE = "moorings_nodes"  # in StateSaveLocation, beside the instance's id
@@ -20,18 +20,18 @@ class NodeNotes:
     """What is written down.
 
     Attributes:
-        hellos: by the name that it gave, what a slurmd told last; when it said so last is not kept.
+        hellos: the last report of each slurmd, by the name that it gave; its time is not saved.
         starts: by node, the start of its slurmd that was seen last.
         drained: by node, the SlurmdStartTime for which it was drained.
     """
 
-    hellos: Mapping[str, Told] = field(default_factory=dict)
+    hellos: Mapping[str, HelloRecord] = field(default_factory=dict)
     starts: Mapping[str, Start] = field(default_factory=dict)
     drained: Mapping[str, int] = field(default_factory=dict)
 
 
 def encode_notes(notes: NodeNotes) -> bytes:
-    """The file's content: the same for the same notes, whenever it was said again."""
+    """The file's content: a repeated report does not change it."""
     return json.dumps(
         {
             "hellos": {name: [told.run, told.loaded_s] for name, told in notes.hellos.items()},
@@ -69,7 +69,9 @@ def load_notes(file: Path | None) -> NodeNotes:
         with file.open("rb") as stream:
             found = json.loads(stream.read(FILE_BYTES_MAX))
         return NodeNotes(
-            hellos={str(name): Told(str(run), float(at_s), 0.0) for name, (run, at_s) in found["hellos"].items()},
+            hellos={
+                str(name): HelloRecord(str(run), float(at_s), 0.0) for name, (run, at_s) in found["hellos"].items()
+            },
             starts={
                 str(name): Start(int(number), float(seen_s), None if before_s is None else float(before_s), bool(sure))
                 for name, (number, seen_s, before_s, sure) in found["starts"].items()
@@ -79,5 +81,5 @@ def load_notes(file: Path | None) -> NodeNotes:
     except FileNotFoundError:
         return NodeNotes()
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        hint = "the agent writes it anew: each slurmd with the plugin tells again within a minute or two"
+        hint = "the agent writes it anew: each slurmd with the plugin reports again within a minute or two"
         raise MooringsError("slurm.unreadable", f"{file} cannot be read: {error}", hint=hint) from error

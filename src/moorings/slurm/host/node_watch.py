@@ -1,7 +1,7 @@
 """Drains nodes whose slurmd lacks the plugin, and takes them back: lists, has ``plugged`` decide, does it.
 
-Nodes are listed for at most a thirtieth of the time, every two seconds on a small cluster. What slurmds told is written
-to a file at the next look, and each tells it again every minute: what is lost comes again.
+Nodes are listed for at most a thirtieth of the time, every two seconds on a small cluster. The reports of slurmds are
+saved after each list; each slurmd reports every minute, so a lost one comes again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_drain
 from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, encode_notes, load_notes, save_notes
-from moorings.slurm.host.plugged import FEATURE, REASON, PluggedMemory, PluggedPlan, Told, plan_plugged
+from moorings.slurm.host.plugged import FEATURE, REASON, HelloRecord, PluggedMemory, PluggedPlan, plan_plugged
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
@@ -32,7 +32,7 @@ UNKNOWN_MAX = 100  # names that no node has, each logged once
 NODES_PER_COMMAND = 500
 _MEND = "install the plugin for the Slurm that runs there, and restart slurmd: the node is taken back then"
 _MOST = (
-    "none is drained; can the nodes reach the agent's port? A slurmd that has the plugin tells every minute. "
+    "none is drained; can the nodes reach the agent's port? A slurmd that has the plugin reports every minute. "
     "'moor slurm doctor' names the others"
 )
 _UNKNOWN = "is that the name of the machine, and slurm.conf has another in NodeHostname?"
@@ -47,14 +47,14 @@ class NodeWatch:
         file: where it is written down; None: nowhere.
 
     Attributes:
-        plugged: those whose slurmd has told that it loaded the plugin, when they were listed last.
+        plugged: those whose slurmd had reported that it loaded the plugin when they were listed last.
     """
 
     def __init__(self, slurm: Commands, troubles: Troubles, file: Path | None) -> None:
         self._slurm = slurm
         self._troubles = troubles
         self._file = file
-        self._hellos: dict[str, Told] | None = None  # None: the file was not read
+        self._hellos: dict[str, HelloRecord] | None = None  # None: the file was not read
         self._saved = b""
         self._nodes: Sequence[NodeRecord] = ()
         self._names: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ class NodeWatch:
         return len(self._nodes)
 
     async def serve(self) -> None:
-        """Keep the features in step, for ever."""
+        """Drain and resume nodes, for ever."""
         while True:
             begun = _now()
             self._told.clear()
@@ -83,7 +83,7 @@ class NodeWatch:
             await asyncio.sleep(min(took_s, LIST_S))  # many nodes that start at the same time are one list
 
     def note(self, hello: Hello) -> bool:
-        """Take in what a slurmd told; false: no node of that name is known yet, and it is to say it again."""
+        """Record the report of a slurmd; false: no node of that name is known yet, and it is to report again."""
         if self._hellos is None or not self._names:
             return False
         if hello.node not in self._names:
@@ -95,9 +95,9 @@ class NodeWatch:
         loaded_s = now_s - hello.age_ms / 1000
         last = self._hellos.get(hello.node)
         if last is not None and last.run == hello.run:
-            self._hellos[hello.node] = Told(hello.run, min(last.loaded_s, loaded_s), now_s)
+            self._hellos[hello.node] = HelloRecord(hello.run, min(last.loaded_s, loaded_s), now_s)
         else:
-            self._hellos[hello.node] = Told(hello.run, loaded_s, now_s)
+            self._hellos[hello.node] = HelloRecord(hello.run, loaded_s, now_s)
             self._told.set()
             log.info("node.has_plugin", extra={"node": hello.node})
         return True
@@ -126,7 +126,7 @@ class NodeWatch:
     def _take_up(self) -> None:
         try:
             notes = load_notes(self._file)
-        except MooringsError as error:  # each slurmd tells again
+        except MooringsError as error:  # each slurmd reports again
             log.warning("nodes.notes_lost", extra={"detail": error.detail})
             notes = NodeNotes()
         self._hellos = dict(notes.hellos)
@@ -134,9 +134,7 @@ class NodeWatch:
 
     async def _do(self, found: PluggedPlan) -> None:
         if found.report:
-            told = (
-                f"{len(found.lacking)} of {found.declared} nodes with Feature={FEATURE} have not told of their plugin"
-            )
+            told = f"{len(found.lacking)} of {found.declared} nodes with Feature={FEATURE} have not reported the plugin"
             log.error("nodes.without_plugin", extra={"detail": told, "hint": _MOST})
         if found.drain:
             await self._change(found.drain, lambda nodes: build_drain(nodes, REASON))

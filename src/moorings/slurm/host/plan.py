@@ -18,7 +18,7 @@ from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, st
 from moorings.slurm.host.ledger import Home, Start, announce, judge, start_of, uses_licenses
 from moorings.slurm.host.preempt import choose, may_displace_any
 from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
-from moorings.slurm.host.silent import LOOK_S, Silence, Silent, look, suspects
+from moorings.slurm.host.silent import LOOK_S, Silence, Silent, find_silent, suspects
 from moorings.slurm.host.tiers import Preempt, Rules
 from moorings.slurm.host.withheld import Queue, Standing, follow, on_trial, open_for, whys
 from moorings.slurm.listings import name_first
@@ -120,7 +120,7 @@ class View:
         devices: who holds which; None: that was not asked for.
         asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
         steps: of the jobs of which not every node has asked; None: that was not asked for.
-        plugged: nodes whose slurmd has told that it loaded the plugin.
+        plugged: nodes whose slurmd has reported that it loaded the plugin.
         n_nodes: of the cluster.
         outcomes: what came of earlier acts.
         memory: of the plan before.
@@ -404,7 +404,7 @@ def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
 
 def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
     """Add what is to be done where tasks run that did not wait for their partition."""
-    silence, found = look(memory.silence, view.jobs.values(), view.asked, steps, view.plugged, view.at_s)
+    silence, found = find_silent(memory.silence, view.jobs.values(), view.asked, steps, view.plugged, view.at_s)
     reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
     if silence.is_general(view.n_nodes):
         told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"

@@ -1,18 +1,18 @@
-"""Which nodes Slurm may start IPU jobs on: those whose slurmd has loaded the plugin. A pure decision.
+"""Which nodes may run IPU jobs: those whose slurmd has loaded the plugin. A pure decision.
 
 A site gives its nodes of IPU jobs a feature in slurm.conf (``Feature=moorings``), and the submit script adds it to the
-constraint of each such job: no other node gets one. One of these whose slurmd has not told that it loaded the plugin is
-drained, and taken back when it has.
+constraint of each such job: no other node gets one. A node with the feature is drained if its slurmd has not reported
+that it loaded the plugin, and resumed once it has.
 
-That the agent gives and takes the feature itself was refused, as measured on 22.05, 24.11 and 26.05. A feature that
-``scontrol`` adds is gone when slurmctld starts or is reconfigured: new jobs are refused then, ``Invalid feature
-specification``, and waiting ones are held, ``BadConstraints``. One that ``scontrol`` takes away is back then, and jobs
-start on such a node before anybody can take it away again; and jobs that the other nodes cannot run are refused or held
-meanwhile. A drained node stays drained, and jobs wait for it.
+The agent does not set the feature itself, as measured on 22.05, 24.11 and 26.05. A feature that ``scontrol`` adds is
+lost when slurmctld starts or is reconfigured: new jobs are refused then (``Invalid feature specification``), and
+pending ones held (``BadConstraints``). One that ``scontrol`` removes is back then, and jobs start on such a node before
+it can be removed again; meanwhile jobs that need this node are refused or held. A drained node stays drained, and jobs
+wait for it.
 
-Whether it was the slurmd that runs now that told is not seen by its SlurmdStartTime, which is taken when it registers:
-after a program for health checks that may take minutes, or when slurmctld is back. All instants here are the agent's:
-when it saw that SlurmdStartTime had changed, when a slurmd told last, and when that one had loaded the plugin.
+SlurmdStartTime does not tell which slurmd reported: it is set when slurmd registers, minutes later if a program for
+health checks runs first or slurmctld is away. All times here are the agent's: when it saw that SlurmdStartTime had
+changed, when a slurmd reported last, and when that one had loaded the plugin.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from moorings.slurm.node_records import NodeRecord
 
 FEATURE = "moorings"
 REASON = "moorings: its slurmd has not loaded the plugin"
-GRACE_S = 3.0  # a slurmd that has just started says it at once
+GRACE_S = 3.0  # a slurmd that has just started reports at once
 AWAY_S = 15.0  # or, where the agent was away, after its next pause, which is 10 s at most
-AGAIN_S = 90.0  # one that started before the agent may have told another, whose notes are lost: again within 75 s
-SURE_S = 180.0  # what was told before slurmd registered holds so long, unless it is told again
+AGAIN_S = 90.0  # one that started before the agent may have reported to another: it reports again within 75 s
+SURE_S = 180.0  # a report from before slurmd registered counts for so long, unless another follows
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What was told by a slurmd that had loaded the plugin.
+class HelloRecord:
+    """The last report of a slurmd that has loaded the plugin.
 
     Attributes:
-        run: names that slurmd.
+        run: the id of that slurmd.
         loaded_s: when it had loaded the plugin, in epoch seconds by the agent's clock.
-        heard_s: when it said so last.
+        heard_s: when it reported last.
     """
 
     run: str
@@ -48,13 +48,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start of a slurmd, as Slurm tells of it.
+    """A start of a slurmd, as Slurm lists it.
 
     Attributes:
         started_s: SlurmdStartTime, in epoch seconds by the node's clock: only whether it differs is looked at.
         seen_s: when the agent saw it first, in epoch seconds by the agent's clock.
         before_s: when it saw the one before it first; None: it saw none.
-        sure: it was told after ``seen_s`` that the plugin is loaded.
+        sure: a report came after ``seen_s``.
     """
 
     started_s: int
@@ -87,10 +87,10 @@ class PluggedPlan:
     Attributes:
         drain: nodes that are to get no new jobs.
         take_back: nodes that we drained, and that may have jobs again.
-        lacking: all that have the feature, and whose slurmd has not told.
+        lacking: all that have the feature, and whose slurmd has not reported.
         declared: how many have the feature.
         report: to be reported now: they are so many that none is drained.
-        plugged: all whose slurmd has told, with that feature or without.
+        plugged: all whose slurmd has reported, with that feature or without.
     """
 
     drain: tuple[str, ...]
@@ -102,37 +102,39 @@ class PluggedPlan:
     memory: PluggedMemory
 
 
-def has_plugin(node: NodeRecord, hellos: Mapping[str, Told], starts: Mapping[str, Start], at_s: float) -> bool | None:
-    """Whether the slurmd that runs on a node has told that it loaded the plugin; None: it, or one before it.
+def has_plugin(
+    node: NodeRecord, hellos: Mapping[str, HelloRecord], starts: Mapping[str, Start], at_s: float
+) -> bool | None:
+    """Whether the slurmd that runs on a node has reported that it loaded the plugin; None: it, or one before it.
 
-    It has if one told since its start was seen, for those before it had ended by then; or shortly before that, if it
-    was one that loaded the plugin after the slurmd before it had registered, so not that one itself. A slurmctld that
-    has just started does not know when slurmds were.
+    It has if a report came after its start was seen, since slurmds before it had ended by then. A report from shortly
+    before also counts, if that slurmd loaded the plugin after the previous one had registered. A slurmctld that has
+    just started does not know when slurmds started.
 
     Args:
         node: as Slurm lists it.
-        hellos: by one of a node's names, what was told last.
+        hellos: the last report, by one of a node's names.
         starts: as the plan before left them.
         at_s: when the nodes were listed, in epoch seconds.
     """
-    told = _told(node, hellos)
+    reports = _reports(node, hellos)
     start = _start_of(node, starts, at_s)
-    if not told or node.started is None or start is None:
-        return None if told else False
-    if start.sure or _is_sure(start, told):
+    if not reports or node.started is None or start is None:
+        return None if reports else False
+    if start.sure or _is_sure(start, reports):
         return True
-    is_later = any(start.before_s is None or one.loaded_s > start.before_s for one in told)
+    is_later = any(start.before_s is None or one.loaded_s > start.before_s for one in reports)
     return is_later and at_s < start.seen_s + SURE_S
 
 
 def plan_plugged(
-    nodes: Sequence[NodeRecord], hellos: Mapping[str, Told], memory: PluggedMemory, at_s: float
+    nodes: Sequence[NodeRecord], hellos: Mapping[str, HelloRecord], memory: PluggedMemory, at_s: float
 ) -> PluggedPlan:
     """Which nodes are drained or taken back.
 
-    One that lost its feature is taken back: it is no node of IPU jobs any more. One that is switched off to save power
-    is left alone: drained, it would never be switched on. Where most nodes lack the plugin, or all, it is likelier that
-    they do not reach the agent: none is drained then.
+    A node that lost its feature is resumed: it is no node of IPU jobs any more. A node that is powered down is left
+    alone: Slurm would never power up a drained one. If most nodes lack the plugin they probably cannot reach the agent,
+    and none is drained.
 
     Args:
         nodes: all of the cluster.
@@ -143,7 +145,7 @@ def plan_plugged(
     declared = [node for node in nodes if FEATURE in node.features]
     began_s = memory.begun_s if memory.begun_s is not None else at_s
     starts = {
-        node.name: replace(start, sure=start.sure or _is_sure(start, _told(node, hellos)))
+        node.name: replace(start, sure=start.sure or _is_sure(start, _reports(node, hellos)))
         for node in nodes
         if (start := _start_of(node, memory.starts, at_s)) is not None
     }
@@ -152,7 +154,7 @@ def plan_plugged(
     most = bool(lacking) and len(lacking) * 2 > len(declared)
 
     def is_overdue(node: NodeRecord) -> bool:
-        grace_s = GRACE_S if _told(node, hellos) else 0.0  # one that never told is new
+        grace_s = GRACE_S if _reports(node, hellos) else 0.0  # one that never reported is new
         start = starts.get(node.name)
         seen_s = start.seen_s if start is not None else began_s
         is_later = start is not None and start.before_s is not None and start.seen_s > began_s
@@ -187,12 +189,12 @@ def is_drained_by_us(node: NodeRecord) -> bool:
     return node.is_drained and node.reason.startswith(REASON) and node.started is not None  # refused else
 
 
-def _told(node: NodeRecord, hellos: Mapping[str, Told]) -> list[Told]:
+def _reports(node: NodeRecord, hellos: Mapping[str, HelloRecord]) -> list[HelloRecord]:
     return [hellos[name] for name in sorted(node.names) if name in hellos]
 
 
-def _is_sure(start: Start, told: Sequence[Told]) -> bool:
-    return any(one.heard_s >= start.seen_s for one in told)
+def _is_sure(start: Start, reports: Sequence[HelloRecord]) -> bool:
+    return any(one.heard_s >= start.seen_s for one in reports)
 
 
 def _start_of(node: NodeRecord, starts: Mapping[str, Start], at_s: float) -> Start | None:

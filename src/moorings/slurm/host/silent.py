@@ -1,13 +1,13 @@
-"""Nodes that run tasks of an IPU job and have not asked for its partition: our plugin is not at work there (law 4).
+"""Nodes that run tasks of an IPU job and have not asked for its partition: the plugin is not at work there (law 4).
 
 The plugin holds a job's tasks back until the agent has answered. A node without it, or with one that slurmd cannot
-load, just runs them, so silence is all there is to see. Such a node is drained and its job stopped. Many such nodes at
-once are not believed: then it is the agent that nobody reaches.
+load, runs them at once, and the agent sees only that it does not ask. Such a node is drained and its job stopped. Many
+such nodes at once point to an agent that no node can reach, so none is drained then.
 
 Silence alone is no proof. Slurm lists a step before the node's prolog has ended, a container may be fetched before the
-plugin is called, and a step that somebody starts from another shell (``srun --jobid``) does not always ask. So a node
-that has the plugin, as its slurmd has told or as it has asked for another job, is only told of; and so is each node as
-long as no slurmd has told, for none of them may have a plugin that does.
+plugin is called, and a step from another shell (``srun --jobid``) does not always ask. A node that has the plugin (its
+slurmd has reported, or it has asked for another job) is therefore only logged. So are all nodes while no slurmd has
+reported: their plugin may be of a release that does not.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def suspects(jobs: Iterable[JobRecord], asked: Mapping[Start, Collection[str]]) 
     return found
 
 
-def look(
+def find_silent(
     before: Silence,
     jobs: Iterable[JobRecord],
     asked: Mapping[Start, Collection[str]],
@@ -88,14 +88,14 @@ def look(
     plugged: Collection[str],
     at_s: float,
 ) -> tuple[Silence, list[Silent]]:
-    """What a list of steps tells of nodes that do not ask.
+    """Find the nodes that run tasks and have not asked; what to remember, and what was found.
 
     Args:
         before: what was remembered.
         jobs: as listed.
         asked: the nodes that have asked, by start.
         steps: of the suspects.
-        plugged: nodes whose slurmd has told that it loaded the plugin.
+        plugged: nodes whose slurmd has reported that it loaded the plugin.
         at_s: the loop's time.
     """
     with_tasks: dict[int, set[str]] = {}

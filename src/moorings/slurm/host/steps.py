@@ -96,7 +96,7 @@ class Steps:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._asked: dict[Start, frozenset[str]] = {}
-        self._early: dict[Start, set[str]] = {}  # who asked before ``begin``
+        self._early: dict[Start, set[str]] = {}  # who asked before ``track``
         self._unsaved: set[Start] = set()
         self._shares: dict[Start, dict[int, StepShare]] = {}  # by number of the step
         self._turns: dict[Start, asyncio.Lock] = {}
@@ -109,16 +109,16 @@ class Steps:
 
     @property
     def asked(self) -> Mapping[Start, frozenset[str]]:
-        """The nodes that have asked, by start: of those that ``begin`` was called for."""
+        """The nodes that have asked, by start: of those that ``track`` was called for."""
         return dict(self._asked)
 
-    def begin(self, start: Start) -> None:
+    def track(self, start: Start) -> None:
         """From now on it is noted which nodes ask for that start, which has no partition yet."""
         if start not in self._asked:
             self._asked[start] = frozenset(self._early.pop(start, ()))
             self._unsaved.add(start)
 
-    def hear(self, start: Start, node: str) -> None:
+    def record_request(self, start: Start, node: str) -> None:
         """A node has asked."""
         known = self._asked.get(start)
         if known is None:
