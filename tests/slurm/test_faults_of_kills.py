@@ -73,6 +73,7 @@ def test_what_slurm_loses_is_counted_and_no_fault_of_ours() -> None:
     assert (lost.faults, lost.counts["forgotten by Slurm"]) == ([], 1)
     failed = judge(STORY, replace(GOOD, jobs=[RECORD | {"JobState": "NODE_FAIL"}]))
     assert (failed.faults, failed.counts["ended NODE_FAIL"]) == ([], 1)
+    assert "k0 (7, batch) is NODE_FAIL" in failed.lost[0]
 
 
 def test_a_story_is_its_seed_s_and_its_control_has_slurm_s_kills_alone() -> None:

@@ -38,6 +38,7 @@ def main() -> int:
         verdicts["plain"] = _play(given.slurm_release, given.cgroups, story.without_ours(), ipus=False)
     print(table({name: verdict.counts for name, verdict in verdicts.items()}))
     for name, verdict in verdicts.items():
+        print(f"not as its user wanted, of {name} jobs: {len(verdict.lost)}", *verdict.lost, sep="\n    ")
         print(f"wrong with {name} jobs: {len(verdict.faults)}", *verdict.faults, sep="\n    ", flush=True)
     return 1 if verdicts["--ipus"].faults else 0
 

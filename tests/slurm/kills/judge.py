@@ -82,9 +82,10 @@ class Seen:
 
 @dataclass
 class Verdict:
-    """What is wrong, each a sentence, and how often what happened."""
+    """What is wrong, each a sentence; what Slurm did to jobs, likewise; and how often what happened."""
 
     faults: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -151,7 +152,11 @@ def _judge_job(
             verdict.counts["cancelled by Slurm"] += not doomed  # as by a slurmd that has just seen another of that id
         elif state == "FAILED" and (told := re.findall(r"moorings: .*", said)) and "waiting for" not in told[-1]:
             verdict.faults.append(f"{name} ({id}) is {state}, and was told: {told[-1]!r}")
-        elif state not in ("NODE_FAIL", "FAILED", "TIMEOUT"):
+        elif state in ("NODE_FAIL", "FAILED", "TIMEOUT"):
+            ran = sorted(f"{life.step} {life.begun:.1f}-{life.last:.1f}" for life in seen.lives if life.name == name)
+            times = f"{record.get('StartTime')} to {record.get('EndTime')} on {record.get('NodeList')}"
+            verdict.lost.append(f"{name} ({id}, {job.kind}) is {state}: {times}; ran {ran}; printed {said[-300:]!r}")
+        else:
             verdict.faults.append(f"{name} ({id}) is {state} {record.get('Reason')}")
 
 
