@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tests import sampling
+from tests.lives import Life, Made, parse_diary
 from tests.slurm.kills import acting
-from tests.slurm.kills.judge import Life, Made, Seen, judge, parse_diary
+from tests.slurm.kills.judge import Seen, judge
 from tests.slurm.kills.story import Job, Kind, Story, Victim, draw
 
 JOBS, KILLS = 30, 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
@@ -12,15 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from moorings.drivers.simulated.partition import SimulatedPartition, parse_partition
+from moorings.drivers.simulated.partition import SimulatedPartition
+from tests.lives import Life, made_by, orders, parse_diary
 from tests.slurm.cluster import SlurmCluster, new_folder, parse_record
 from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
-from tests.slurm.kills.judge import Life, Made, Seen, parse_diary
+from tests.slurm.kills.judge import Seen
 from tests.slurm.kills.story import BEAT_S, TASKS, Job, Kill, Kind, Story, Victim
 from tests.waiting import patient, until
 
 NODES = 4
-REMOVE_S = 0.1  # of the pool in ipus.py: a partition is of no use from when its removal is ordered
+PROVISION_S, REMOVE_S = 0.1, 0.1  # of the pool in ipus.py
 SETTLE_S = 150.0  # sixteen IPUs take a while for a queue that grew while none were to be had
 NUDGE_S = 3.0
 RUNS_S = 30  # longer than any job's programs, and than what slurmctld waits for one to begin
@@ -55,7 +55,7 @@ class Stage:
         self._cancelled: set[str] = set()
         self._submitted: dict[str, threading.Event] = {}
         self._drained: set[str] = set()
-        self._made: dict[int, Made] = {}
+        self._orders: dict[tuple[int, float], SimulatedPartition] = {}
         self._freed = 0
         live = cluster.work / "live.sh"
         live.write_text(LIVE)
@@ -134,7 +134,7 @@ class Stage:
             case Victim.CONTROLLER:
                 assert self.site is not None
                 self.site.controller.kill()
-                self._made |= made_by(self.site.controller.data)  # the next one compacts the journal
+                self._orders |= orders(self.site.controller.data)  # the next one compacts the journal
                 time.sleep(kill.away_s)
                 self.site.controller.start()
             case Victim.SLURMCTLD:
@@ -206,32 +206,13 @@ class Stage:
         outputs = {id: path.read_text(errors="replace") for id, file in names.items() if (path := Path(file)).is_file()}
         made, held, stopped = None, [], []
         if self.site is not None:
-            made = [*(self._made | made_by(self.site.controller.data)).values()]
+            made = made_by(self._orders | orders(self.site.controller.data), PROVISION_S, REMOVE_S)
             stopped = re.findall(r"msg=(?:job\.cancelled|job\.yielded|job\.unlocked) .*", self.site.log())
             claims = [claim for claim in self.site.claims(every=True) if "readyAt" in claim]
             held = [(claim["owner"], claim["readyAt"], claim.get("endedAt", "")) for claim in claims]
         return Seen(
             jobs, outputs, lives, made, left, self._cancelled, held, stopped, sorted(self._drained), self._freed
         )
-
-
-def made_by(data: Path) -> dict[int, Made]:
-    """The partitions that the simulated hardware has had, by serial, as its own journal tells."""
-    found: dict[int, SimulatedPartition] = {}
-    for journal in (data / "simulated").glob("*/journal.jsonl"):
-        for line in journal.read_text().splitlines():
-            record = json.loads(line)
-            if record["is"] == "partition":
-                found[record["serial"]] = parse_partition(record)
-    return {
-        serial: Made(
-            one.name,
-            frozenset(one.block.members),
-            one.ready_at / 1e6,
-            None if one.gone_at is None else one.gone_at / 1e6 - REMOVE_S,
-        )
-        for serial, one in found.items()
-    }
 
 
 @contextmanager

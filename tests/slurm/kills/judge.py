@@ -12,43 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.lives import Life, Made, misused
 from tests.slurm.kills.story import TASKS, Job, Kind, Story
-
-SKEW_S = 0.005  # between a program's look at the clock and the journal's
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One program, from its first line to its last.
-
-    Attributes:
-        name: of its job, with the number of its task.
-        start: the job's id and how often it had been requeued.
-        step: of the job, with its rank.
-        partition: what it was told; empty: nothing.
-        devices: likewise.
-        begun: in epoch seconds; ``last`` is when it last wrote a line.
-        whole: whether it came to its end.
-    """
-
-    name: str
-    start: tuple[str, str]
-    step: str
-    partition: str
-    devices: frozenset[int]
-    begun: float
-    last: float
-    whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A partition of the hardware: its devices, and from when to when it was usable, in epoch seconds."""
-
-    name: str
-    devices: frozenset[int]
-    ready: float
-    gone: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +54,13 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def parse_diary(name: str, text: str) -> list[Life]:
-    """The lives that a job's diary tells of; its lines are job, restart, step, event, time, partition and devices."""
-    lives: dict[tuple[str, ...], Life] = {}
-    for line in text.splitlines():
-        job, restart, step, event, time, partition, devices = line.split()
-        key = (job, restart, step)
-        at = float(time)
-        numbers = frozenset(int(number) for number in re.findall(r":(\d+)", devices))
-        before = lives.get(key)
-        begun = at if before is None or event == "begin" else before.begun
-        told = "" if partition == "-" else partition
-        lives[key] = Life(name, (job, restart), step, told, numbers, begun, at, event == "end")
-    return [*lives.values()]
-
-
 def judge(story: Story, seen: Seen) -> Verdict:
     """What is wrong, and what happened."""
     verdict = Verdict()
     verdict.counts.update({"jobs": story.starts, "kills": len(story.kills), "cancelled by the story": 0})
     verdict.faults += seen.left
     if seen.made is not None:
-        verdict.faults += _misused(seen.lives, seen.made)
+        verdict.faults += misused(seen.lives, seen.made)
         verdict.faults += _wrong_sizes(story, seen.lives)
         verdict.faults += seen.stopped
         held = sorted(seen.held)  # one after the other, where a killed slurmctld has forgotten that the job ran
@@ -153,44 +103,11 @@ def _judge_job(
         elif state == "FAILED" and (told := re.findall(r"moorings: .*", said)) and "waiting for" not in told[-1]:
             verdict.faults.append(f"{name} ({id}) is {state}, and was told: {told[-1]!r}")
         elif state in ("NODE_FAIL", "FAILED", "TIMEOUT"):
-            ran = sorted(f"{life.step} {life.begun:.1f}-{life.last:.1f}" for life in seen.lives if life.name == name)
+            lived = sorted(f"{life.step} {life.begun:.1f}-{life.last:.1f}" for life in seen.lives if life.name == name)
             times = f"{record.get('StartTime')} to {record.get('EndTime')} on {record.get('NodeList')}"
-            verdict.lost.append(f"{name} ({id}, {job.kind}) is {state}: {times}; ran {ran}; printed {said[-300:]!r}")
+            verdict.lost.append(f"{name} ({id}, {job.kind}) is {state}: {times}; ran {lived}; printed {said[-300:]!r}")
         else:
             verdict.faults.append(f"{name} ({id}) is {state} {record.get('Reason')}")
-
-
-def _misused(lives: Sequence[Life], made: Sequence[Made]) -> Iterator[str]:
-    """Programs outside their partition, and devices in use twice."""
-    by_name: dict[str, list[Made]] = {}
-    for one in made:
-        by_name.setdefault(one.name, []).append(one)
-    for life in lives:
-        of = f"{life.name} {'.'.join(life.start)} step {life.step}"
-        if not life.partition:
-            yield f"{of} ran without a partition"
-        elif not any(_covers(one, life) for one in by_name.get(life.partition, [])):
-            yield (
-                f"{of} ran from {life.begun:.3f} to {life.last:.3f} on {sorted(life.devices)}, and its partition "
-                f"{life.partition} was not there all the time: {by_name.get(life.partition)}"
-            )
-    starts: dict[tuple[str, ...], set[str]] = {}
-    for life in lives:
-        starts.setdefault((life.name, *life.start), set()).add(life.partition)
-    yield from (f"job {start} had {sorted(names)}" for start, names in starts.items() if len(names) > 1)
-    begun = sorted(lives, key=lambda life: life.begun)
-    going: list[Life] = []
-    for life in begun:
-        going = [one for one in going if one.last > life.begun]
-        for other in going:
-            if both := other.devices & life.devices:
-                yield f"{other.name} and {life.name} both used devices {sorted(both)} at {life.begun:.3f}"
-        going.append(life)
-
-
-def _covers(made: Made, life: Life) -> bool:
-    over = made.gone is not None and made.gone + SKEW_S < life.last
-    return made.ready <= life.begun + SKEW_S and not over and life.devices <= made.devices
 
 
 def _wrong_sizes(story: Story, lives: Sequence[Life]) -> Iterator[str]:
