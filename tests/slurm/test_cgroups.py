@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.lives import made_by, orders
 from tests.slurm.cgroups import VERSIONS, why_not
 from tests.slurm.ipus import IpuSite, ipu_site
-from tests.slurm.kills.acting import made_by
+from tests.slurm.kills.acting import PROVISION_S, REMOVE_S
 from tests.waiting import until
 
 # A daemon: its parent has gone, its session is its own, and it writes on.
@@ -46,6 +47,7 @@ def test_a_daemon_of_a_cancelled_job_is_dead_before_its_partition_goes(site: Ipu
     until(lambda: beat.exists() and beat.read_text(), what=lambda: site.cluster.output(job) + site.log())
     site.cluster.check("scancel", str(job))
     until(lambda: site.claims() == [], what=site.log)
-    (made,) = [one for one in made_by(site.controller.data).values() if one.name == f"slurm_{job}"]
+    partitions = made_by(orders(site.controller.data), PROVISION_S, REMOVE_S)
+    (made,) = [one for one in partitions if one.name == f"slurm_{job}"]
     assert made.gone is not None
     assert int(beat.read_text().split()[-2]) / 1e9 < made.gone  # the last may be cut
