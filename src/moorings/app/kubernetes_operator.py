@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     given = build_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure("debug" if given.devel_logs else "info", "logfmt" if given.devel_logs else "json")
     try:
-        asyncio.run(serve(given, environment))
+        uvloop.run(serve(given, environment))
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:

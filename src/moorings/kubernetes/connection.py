@@ -18,6 +18,7 @@ import httpx2
 from lightkube.core.exceptions import ConfigError
 
 from moorings import __version__
+from moorings.client.async_transport import fast_transport
 from moorings.client.causes import cause_text
 from moorings.kubernetes.credentials import Credentials, load_credentials
 from moorings.kubernetes.ipujob import Obj
@@ -87,7 +88,8 @@ class Connection:
         self._patience = patience
         self._chance = chance
         self._http = httpx2.AsyncClient(
-            verify=credentials.tls,
+            verify=credentials.tls,  # of httpx2's own transport, where a proxy leads to the server
+            transport=fast_transport(tls=credentials.tls, connections=CONNECTIONS, kept_s=KEPT_S),
             auth=credentials.auth,
             # Each step on the way is given up by httpx2 itself, which cleans up; the whole only if a server dribbles.
             timeout=httpx2.Timeout(STEP * patience.call_s),
