@@ -221,5 +221,8 @@ def test_who_waits_reads_why(site: IpuSite) -> None:
     blocked = site.cluster.sbatch("true", *GUEST, f"--dependency=afterok:{waiting}", user="games")
     until(lambda: f"held by man's job {owner}" in site.comment(waiting), what=lambda: site.comment(waiting))
     until(lambda: site.comment(blocked).endswith("for Slurm says Dependency"), what=lambda: site.comment(blocked))
+    stepped = site.cluster.sbatch("true", *GUEST, "--array=1-7:2", user="games")  # squeue shows it so, too
+    until(lambda: "waits for" in site.comment(stepped) or "kept for it" in site.comment(stepped), what=site.log)
+    site.cluster.check("scancel", str(stepped))
     (site.cluster.work / f"over.{owner}").touch()
     site.cluster.wait_job(waiting, "COMPLETED")

@@ -131,3 +131,19 @@ srun -N2 -n2 sh -c '{SHOW}'
     alone, *both = seen(site, job, 3)
     nodes = site.cluster.job(job)["NodeList"]
     assert (alone.address, {one.address for one in both}) == ("n2", {"n1"}), nodes
+
+
+def test_several_programs_of_one_step_have_a_gcd_each(site: IpuSite) -> None:
+    """``--multi-prog``: the ranks of the step, whichever program they are."""
+    cluster = site.cluster
+    for name in ("first", "others"):
+        program = cluster.work / f"{name}.sh"
+        program.write_text(f"#!/bin/sh\n{SHOW}\necho {name} $RANK\n")
+        program.chmod(0o755)
+    (cluster.work / "programs").write_text("0 ./first.sh\n1-3 ./others.sh\n")
+    job = cluster.sbatch("srun -n4 --multi-prog programs", "--ipus=4", "-N2", "-n4", user="games")
+    cluster.wait_job(job, "COMPLETED")
+    told = seen(site, job, 4)
+    assert [(one.rank, one.devices) for one in told] == [(str(rank), f"pod16:{rank}") for rank in range(4)]
+    assert len({(one.address, one.port) for one in told}) == 1
+    assert sorted(cluster.output(job).splitlines()) == ["first 0", "others 1", "others 2", "others 3"]

@@ -21,6 +21,7 @@ from moorings.slurm.listings import Column, build_format, cut_rows, given, is_wh
 LICENSE = "ipu"  # what is counted; its untracked twins, which gate, are `ipu_1`, `ipu_2`, ...
 GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm refuses
 RESERVATION = "moorings"
+STEPPED_MAX = 10_000  # tasks of an array, listed in one word of a command (at most 128 KiB)
 
 _NONCE = re.compile(r"[0-9a-f]{16}")
 _ORDER = re.compile(
@@ -32,7 +33,8 @@ _ASKED = re.compile(r" asked=([0-9]{1,9})@([0-9]{10}),([0-9]{10})")
 _NOTE = " -- "  # what follows is ours to write over
 _LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TARGET = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:-]{1,80}\]))?")
+_STEPPED = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([1-9][0-9]{0,9})")
+_TARGET = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,-]{1,120000}\]))?")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}")
 _STATUS = re.compile(r"([0-9]{1,9})(?::([0-9]{1,3}))?")
 _ENTRY = re.compile(r"([A-Za-z0-9_./-]+(?:\[[0-9]+\])?)=(\S*)")
@@ -92,7 +94,8 @@ class JobRecord:
     Attributes:
         job_id: Slurm's own, also for a task of an array; the waiting rest of an array has the array's.
         array_job: the array it is of; None: it is no array's.
-        array_tasks: which of the array: ``3``, or ``5-9%2`` for the rest that waits; may be cut with ``...``.
+        array_tasks: which of the array: ``3``, or ``5-9%2`` or ``1-9:2`` for the rest that waits; may be cut with
+            ``...``.
         het_job: the first component of the heterogeneous job it is of; ``het_offset`` is its place there.
         state: Slurm's word; ``phase`` is what it means.
         account: whose it says it is; a user can say any, where Slurm does not enforce associations.
@@ -146,10 +149,26 @@ class JobRecord:
     @property
     def target(self) -> str:
         """How a command names it alone; the number of an array's last started task means the whole array."""
-        tasks = self.array_tasks.partition("%")[0]
-        if not tasks or tasks.endswith("..."):  # of a rest that was cut, only the whole array can be named
+        tasks = _list_tasks(self.array_tasks)
+        if not tasks or self.is_cut_array:  # only the whole array can be named
             return str(self.job_id)
         return f"{self.array_job}_{tasks}" if tasks.isdecimal() else f"{self.array_job}_[{tasks}]"
+
+    @property
+    def is_cut_array(self) -> bool:
+        """Whether it is the rest of an array that cannot be named: Slurm has cut the list, or it would be too long."""
+        return self.array_tasks.endswith("...") or len(_stepped(self.array_tasks)) > STEPPED_MAX
+
+
+def _stepped(array_tasks: str) -> range:
+    """The tasks of ``1-5:2``: Slurm shows them so where all are equally far apart; else none."""
+    found = _STEPPED.fullmatch(array_tasks.partition("%")[0])
+    return range(int(found[1]), int(found[2]) + 1, int(found[3])) if found else range(0)
+
+
+def _list_tasks(array_tasks: str) -> str:
+    """``1,3,5`` for ``1-5:2%4``: of commands only sbatch takes steps (22.05 to 26.05)."""
+    return ",".join(map(str, _stepped(array_tasks)[:STEPPED_MAX])) or array_tasks.partition("%")[0]
 
 
 def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str:

@@ -90,6 +90,37 @@ def test_the_tasks_of_an_array_and_its_rest(release):
     assert {(job.state, job.phase, job.nodes) for job in running} == {("RUNNING", Phase.LIVE, "n1")}
 
 
+@cases(
+    ("tasks", "target"),
+    [
+        ("", "7"),
+        ("3", "7_3"),
+        ("5-9%2", "7_[5-9]"),
+        ("1-9:4", "7_[1,5,9]"),  # "Invalid job id" for scontrol
+        ("0-6:3%1", "7_[0,3,6]"),
+        ("1,3,5...", "7"),
+        ("0-4000000:2", "7"),
+    ],
+)
+def test_how_a_command_names_the_tasks_of_an_array(tasks, target):
+    job = replace(next(iter(jobs_of(RELEASES[0]).values())), job_id=7, array_job=7, array_tasks=tasks)
+    assert job.target == target
+    assert formats.build_requeue(job.target)[-1] == target
+    assert job.is_cut_array == (target == "7" and tasks != "")
+
+
+def test_the_longest_list_of_tasks_fits_into_one_word_of_a_command():
+    last = 4_000_000 - 1
+    first = last - 2 * (formats.STEPPED_MAX - 1)
+    job = replace(
+        next(iter(jobs_of(RELEASES[0]).values())),
+        array_job=1,
+        array_tasks=f"{first}-{last}:2",
+    )
+    assert not job.is_cut_array
+    assert len(formats.build_requeue(job.target)[-1]) < 128 << 10
+
+
 @every_release
 def test_how_a_job_ended(release):
     jobs = [job for job in formats.parse_jobs(recorded(release, "jobs")) if job.state == "FAILED"]

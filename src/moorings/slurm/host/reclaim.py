@@ -279,7 +279,7 @@ def remarks(
     """
     found = []
     for job, text in _told_why(jobs, reasons, written, people, withheld or {}):
-        if not job.note_is_ours or job.array_tasks.endswith("..."):
+        if not job.note_is_ours or job.is_cut_array:
             continue  # a note could be written only to all of its array, and over what the started ones were asked
         known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
         young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
