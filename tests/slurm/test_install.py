@@ -246,6 +246,19 @@ def test_nodes_that_would_give_up_before_the_agent_are_not_made(cluster):
     assert "wait=100" in (cluster.etc / "plugstack.conf").read_text()
 
 
+def test_a_later_installation_keeps_what_was_chosen(cluster):
+    """After an upgrade of Slurm the page says ``--apply`` alone: nodes must still find the agent."""
+    agent = "127.0.0.1:9191"
+    words = ["--library", str(library(cluster)), "--ipus", "4"]
+    told(cluster, "slurm", "install", "--apply", *words, "--agent", agent, "--wait", "100")
+    assert (cluster.etc / "vipu.conf").read_text().endswith("\nAgentPort=9191\n"), "the agent listens there"
+    line = (cluster.etc / "plugstack.conf").read_text()
+    again = told(cluster, "slurm", "install", "--apply", *words)
+    assert {item["action"] for item in again["items"]} == {"same"}
+    assert (cluster.etc / "plugstack.conf").read_text() == line
+    assert (f" agent={agent} " in line, " wait=100 " in line) == (True, True)
+
+
 def test_the_exit_codes_that_a_site_requeues_stay(cluster):
     cluster.configure("RequeueExit=3,7-9")
     cluster.reconfigure()

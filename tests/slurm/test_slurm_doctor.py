@@ -207,9 +207,10 @@ def test_a_node_has_no_vipu_conf(site):
         site.cluster.write_conf("vipu.conf", content, 0o600)
 
 
-def test_a_vipu_conf_that_nobody_filled_in(site):
+@pytest.mark.parametrize("more", [b"", b"AgentPort=9191\n"])
+def test_a_vipu_conf_that_nobody_filled_in(site, more):
     """As an installation leaves it on every machine."""
-    (site.cluster.etc / "vipu.conf").write_bytes(VIPU_CONF)
+    (site.cluster.etc / "vipu.conf").write_bytes(VIPU_CONF + more)
     found = findings(site, code=0)
     assert (found["slurm.vipu"][0], found["slurm.pool"][0], found["slurm.plugin"][0]) == ("SKIP", "SKIP", "PASS")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.installation import (
+    VIPU_CONF,
     Action,
     Choices,
     Manifest,
@@ -18,10 +19,12 @@ from moorings.slurm.host.installation import (
     build_files,
     build_limits,
     build_manifest,
+    build_vipu_conf,
     calls_ours,
     check_uninstall,
     check_wait,
     digest_of,
+    is_unfilled,
     own_lines,
     parse_feature,
     parse_manifest,
@@ -114,6 +117,15 @@ def test_what_everybody_can_read_has_no_secret_and_vipu_conf_is_closed():
         "# Made by 'moor slurm install'.\n"
         "optional /usr/local/lib/moorings/slurm/moorings_spank.so agent=ctl1,ctl2:8091 max=64 wait=60\n"
     )
+
+
+@pytest.mark.parametrize(("agent", "line"), [("ctl1:8091", b""), ("ctl1,ctl2:9191", b"AgentPort=9191\n")])
+def test_the_agent_listens_where_nodes_look_for_it(agent, line):
+    made = build_vipu_conf(dataclasses.replace(CHOICES, agent=agent))
+    assert made == VIPU_CONF + line
+    assert is_unfilled(made)
+    assert not is_unfilled(made + b"ApiAccessKey=moor_x\n")
+    assert not is_unfilled(b"")
 
 
 def test_what_differs_from_the_plugins_defaults_is_told_to_it():

@@ -29,6 +29,7 @@ from moorings.slurm.host.plugstack import (
     choose_place,
     loader_of,
     plugin_lines,
+    said_before,
 )
 from moorings.slurm.host.site import Site
 from moorings.slurm.slurm_conf import included_files
@@ -205,3 +206,16 @@ def test_a_line_of_the_sites_that_differs_is_told():
 )
 def test_whose_word_is_the_agents(line, uid):
     assert agent_uid_of(SITE, line) == uid
+
+
+@cases(
+    ("line", "said"),
+    [
+        ("", ("", 0)),
+        ("optional moorings_spank.so", ("", 0)),
+        ("optional moorings_spank.so agent=ctl1,ctl2:9191 wait=100", ("ctl1,ctl2:9191", 100)),
+        ("optional moorings_spank.so agent=ctl1 wait=soon", ("ctl1", 0)),
+    ],
+)
+def test_what_an_installation_keeps_of_the_line_before(line, said):
+    assert said_before({Path("/etc/slurm/plugstack.conf"): f"# {line}\n{line}\n"}) == said

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from moorings.slurm.host.vipu_conf import VipuConf
 
 AGENT_PORT = 8091
+WAIT_S = 60
 CALL_S = 4.0
 
 slurm = NounGroup(
@@ -75,15 +76,18 @@ class SurrogateCommand(MoorCommand):
 @click.option("--uninstall", "mode", flag_value="uninstall", help="Remove what was installed and not changed since.")
 @click.option("--ipus", type=click.IntRange(1, 65_536), metavar="N", help="IPUs of the pool (asked of the controller).")
 @click.option("--max-ipus", type=click.IntRange(1, 65_536), metavar="N", help="The most one job may have (vipu.conf).")
-@click.option("--agent", metavar="HOST[,HOST]:PORT", help="Where nodes reach the agent (slurmctld's machines, 8091).")
+@click.option(
+    "--agent",
+    metavar="HOST[,HOST]:PORT",
+    help="Where nodes reach the agent (as before, else slurmctld's machines, 8091).",
+)
 @click.option("--agent-uid", type=click.IntRange(0), metavar="UID", help="User the agent runs as (SlurmUser).")
 @click.option(
     "--wait",
     "wait_s",
     type=click.IntRange(1, 3600),
-    default=60,
     metavar="S",
-    help="A job's patience (60); more than ApiTimeout.",
+    help="A job's patience (as before, else 60); more than ApiTimeout.",
 )
 @click.option("--library", metavar="DIR", help="Folder of the plugin, one path for all machines.")
 @click.option("--force", is_flag=True, help="Also replace files of ours that were changed by hand.")
@@ -97,7 +101,7 @@ def install(
     max_ipus: int | None,
     agent: str | None,
     agent_uid: int | None,
-    wait_s: int,
+    wait_s: int | None,
     library: str | None,
     force: bool,
     output: str | None,
@@ -105,6 +109,7 @@ def install(
     """Install the SPANK plugin and the submit script, or take them away."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import Choices, check_wait
+    from moorings.slurm.host.plugstack import said_before
     from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
 
     folder = Path(library).absolute() if library else doing.LIBRARY
@@ -113,12 +118,14 @@ def install(
     site = _site(session)
     if not site.has_files:
         return _install_plugin(session, site, folder, output, apply=mode == "apply", force=force)
+    agent_before, wait_before = said_before(doing.load_plugstack(site.plugstack))
+    wait_s = wait_s or wait_before or WAIT_S
     pool = _pool(session, site, ipus, max_ipus)
     if (conf := site.folder / FILE_NAME).exists():
         check_wait(wait_s, load_vipu_conf(conf, site.slurm_user[1]).timeout_s, conf)
     choices = Choices(
         library=folder,
-        agent=_address(agent) if agent else f"{','.join(site.controllers)}:{AGENT_PORT}",
+        agent=_address(agent) if agent else agent_before or f"{','.join(site.controllers)}:{AGENT_PORT}",
         agent_uid=max(site.slurm_user[1], 0) if agent_uid is None else agent_uid,
         ipus=pool.ipus,
         largest=pool.largest,

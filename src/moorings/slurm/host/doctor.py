@@ -29,7 +29,7 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
 from moorings.slurm.host.install import find_site, load_plugstack, read_file
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, VIPU_CONF
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, is_unfilled
 from moorings.slurm.host.instance import read_instance
 from moorings.slurm.host.ledger import KIND, Home, queue_of
 from moorings.slurm.host.node_notes import FILE as NODES
@@ -265,7 +265,8 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
     if not await _aside(path.exists):  # it is for the agent's machine alone
         fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
-    if os.geteuid() == 0 and await _aside(read_file, path) == VIPU_CONF:
+    content = await _aside(read_file, path) if os.geteuid() == 0 else None
+    if content is not None and is_unfilled(content):
         told = f"{path} is as it was made: not filled in, as it need not be where the agent does not run"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=told, fix="beside slurmctld: fill it in")]
     await seen.asked.wait()

@@ -27,7 +27,7 @@ from moorings.slurm.host.plugstack import (
     why_to_write,
 )
 from moorings.slurm.host.site import Site, sizes_up_to
-from moorings.slurm.host.vipu_conf import FILE_NAME
+from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME
 
 SUBMIT, LIMITS, JOB_SUBMIT = "moorings_submit.lua", "moorings_limits.lua", "job_submit.lua"
 MANIFEST = "installed.json"
@@ -135,7 +135,7 @@ def build_files(
         build_plugin_file(site, choices.library, plugin),
         Wanted(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
         Wanted(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
-        Wanted(folder / FILE_NAME, VIPU_CONF, filled, 0o600, once=True, owner=max(user, 0)),
+        Wanted(folder / FILE_NAME, build_vipu_conf(choices), filled, 0o600, once=True, owner=max(user, 0)),
         Wanted(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
         *_plugstack_files(site, choices, stack or Stack()),
     ]
@@ -221,6 +221,18 @@ MaxIpusPerJob=256
 #ClientKeyFile=/etc/moorings/pki/slurm.key
 #ServerCertFile=/etc/moorings/pki/ca.crt
 """
+_PORT = re.compile(rb"AgentPort=[0-9]{1,5}\n")
+
+
+def build_vipu_conf(choices: Choices) -> bytes:
+    """The vipu.conf to fill in: its agent listens where nodes look for it."""
+    port = choices.agent.rpartition(":")[2]
+    return VIPU_CONF if port == str(AGENT_PORT) else VIPU_CONF + f"AgentPort={port}\n".encode()
+
+
+def is_unfilled(conf: bytes) -> bool:
+    """Whether a vipu.conf is as the installation made it."""
+    return conf.startswith(VIPU_CONF) and (conf == VIPU_CONF or bool(_PORT.fullmatch(conf[len(VIPU_CONF) :])))
 
 
 @dataclass(frozen=True, slots=True)

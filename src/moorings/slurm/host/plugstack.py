@@ -8,6 +8,7 @@ srun crash (22.05 to 26.05).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,6 +66,16 @@ def loader_of(site: Site) -> Path:
 def plugin_lines(texts: Mapping[Path, str]) -> list[PluginLine]:
     """The lines that load the plugin: one, where all is well."""
     return [PluginLine(file, *line) for file, text in texts.items() for line in plugstack_lines(text, PLUGIN)]
+
+
+def said_before(texts: Mapping[Path, str]) -> tuple[str, int]:
+    """Where nodes find the agent, and how many seconds they wait, as the line that loads the plugin has it.
+
+    Empty, and 0: there is no such line, or it does not say.
+    """
+    arguments = next((line.arguments for line in plugin_lines(texts)), {})
+    wait = arguments.get("wait", "")
+    return arguments.get("agent", ""), int(wait) if re.fullmatch("[0-9]{1,4}", wait) else 0
 
 
 def agent_uid_of(site: Site, line: PluginLine | None) -> int:

@@ -23,6 +23,7 @@ from moorings.core.errors import MooringsError
 from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
+AGENT_PORT = 8091
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
 CACHED_SLURM_CONF = Path("/run/slurm/conf/slurm.conf")  # what slurmd or sackd was handed out
 BYTES_MAX = 64 << 10
@@ -68,7 +69,7 @@ class VipuConf:
     client_key: Path | None = None
     server_cert: Path | None = None
     pool: str = ""
-    agent_port: int = 8091
+    agent_port: int = AGENT_PORT
 
     @property
     def server(self) -> str:
