@@ -50,8 +50,8 @@ def test_it_is_drained_its_jobs_stopped_and_nobody_else_is_touched(site: IpuSite
     until(lambda: state(site, BARE).startswith("drain"), what=site.log)
     assert time.monotonic() - started >= SILENT_S
     assert f"run on {BARE}, which did not ask for its partition" in state(site, BARE)
-    put_back = cluster.wait_job(bare, "PENDING")
-    assert put_back["Restarts"] == "1"
+    until(lambda: cluster.job(bare)["JobState"] == "PENDING", what=site.log)
+    assert cluster.job(bare)["Restarts"] == "1"
     assert f"put back: tasks of job {bare} run on {BARE}" in site.comment(bare)
     cluster.wait_job(once, "CANCELLED")
     assert f"cancelled: tasks of job {once} run on {BARE}" in site.comment(once)
