@@ -43,7 +43,8 @@ def test_a_users_script_runs_its_steps_as_that_user_on_several_nodes(slurm):
 
 def test_srun_and_salloc_run_for_users(slurm):
     assert slurm.check("srun", "-n1", "id", "-un", user="man") == "man\n"
-    assert "n1" in slurm.check("salloc", "-n1", "srun", "printenv", "SLURMD_NODENAME", user="backup")
+    node = slurm.check("salloc", "-n1", "srun", "printenv", "SLURMD_NODENAME", user="backup")
+    assert node in ("n1\n", "n2\n", "n3\n", "n4\n")  # the job before may still be completing on n1
 
 
 def test_a_script_that_slurm_refuses_fails_with_its_words(slurm):
