@@ -101,8 +101,11 @@ def test_ipus_that_slurm_did_not_take_for_a_job_are_not_kept_again_at_once(site:
 
 def test_a_large_job_gets_its_block_while_small_ones_keep_coming(site: IpuSite) -> None:
     """Law 7: Slurm starts the next of them in the instant in which one ends."""
-    small = [site.cluster.sbatch("sleep 1", "--ipus=4", user="man") for _ in range(40)]
-    site.cluster.wait_job(small[0], "RUNNING")
+    small = [site.cluster.sbatch("sleep 1", "--ipus=4", "--hold", user="man") for _ in range(40)]
+    site.cluster.check(
+        "scontrol", "release", ",".join(map(str, small))
+    )  # at once: to submit them takes longer than to run
+    site.cluster.wait_job(small[0], ("RUNNING", "COMPLETED"))
     large = submit_large(site)
     site.cluster.wait_job(large, "COMPLETED")
     left = [job.id for job in site.cluster.squeue() if job.state == "PENDING"]
