@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from moorings.slurm.host.site import Site
     from moorings.slurm.host.vipu_conf import VipuConf
 
-AGENT_PORT = 8091
 WAIT_S = 60
 CALL_S = 4.0
 
@@ -110,7 +109,7 @@ def install(
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import Choices, check_wait
     from moorings.slurm.host.plugstack import said_before
-    from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
+    from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME, load_vipu_conf
 
     folder = Path(library).absolute() if library else doing.LIBRARY
     if mode == "uninstall":
@@ -232,6 +231,8 @@ def _address(agent: str) -> str:
     hosts, colon, port = agent.rpartition(":")
     if colon and hosts and port.isdecimal() and 0 < int(port) < 65_536 and not set(agent) & set(" \t\"'#\\"):
         return agent
+    from moorings.slurm.host.vipu_conf import AGENT_PORT
+
     raise WrongUsage(f"--agent {agent!r} is no address", hint=f"write HOST:{AGENT_PORT}, or HOST,HOST2:{AGENT_PORT}")
 
 

@@ -23,6 +23,7 @@ from moorings.slurm.host.plugged import FEATURE, has_plugin
 from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
 from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
+from moorings.slurm.host.vipu_conf import AGENT_PORT
 from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord
 from moorings.wire.codec import parse_time
@@ -30,7 +31,6 @@ from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, 
 
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
-AGENT_PORT = "8091"  # the plugin's own, where 'agent=' names none
 UNIT = "moorings-slurm-agent"
 CONTESTED_S = 600  # a rival that was refused longer ago than this has gone
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
@@ -368,7 +368,7 @@ def parse_agents(address: str) -> tuple[list[str], str]:
     """Hosts and port of the plugin's ``agent=``, as it reads them itself: the port may be missing."""
     hosts, colon, port = address.rpartition(":")
     if not colon or "]" in port:  # of an IPv6 address
-        hosts, port = address, AGENT_PORT
+        hosts, port = address, str(AGENT_PORT)  # the plugin's own
     return [host.strip("[]") for host in hosts.split(",") if host], port
 
 
