@@ -109,7 +109,7 @@ def install(
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import Choices, check_wait
     from moorings.slurm.host.plugstack import said_before
-    from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME, load_vipu_conf
+    from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME, TIMEOUT_S, load_vipu_conf
 
     folder = Path(library).absolute() if library else doing.LIBRARY
     if mode == "uninstall":
@@ -118,10 +118,12 @@ def install(
     if not site.has_files:
         return _install_plugin(session, site, folder, output, apply=mode == "apply", force=force)
     agent_before, wait_before = said_before(doing.load_plugstack(site.plugstack))
-    wait_s = wait_s or wait_before or WAIT_S
     pool = _pool(session, site, ipus, max_ipus)
-    if (conf := site.folder / FILE_NAME).exists():
-        check_wait(wait_s, load_vipu_conf(conf, site.slurm_user[1]).timeout_s, conf)
+    conf = site.folder / FILE_NAME
+    patience_s = load_vipu_conf(conf, site.slurm_user[1]).timeout_s if conf.exists() else TIMEOUT_S
+    wait_s = wait_s or (wait_before if wait_before > patience_s else WAIT_S)  # a line that is too short is mended
+    if conf.exists():
+        check_wait(wait_s, patience_s, conf)
     choices = Choices(
         library=folder,
         agent=_address(agent) if agent else agent_before or f"{','.join(site.controllers)}:{AGENT_PORT}",

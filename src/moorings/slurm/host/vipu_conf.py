@@ -24,6 +24,7 @@ from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
 AGENT_PORT = 8091
+TIMEOUT_S = 50
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
 CACHED_SLURM_CONF = Path("/run/slurm/conf/slurm.conf")  # what slurmd or sackd was handed out
 BYTES_MAX = 64 << 10
@@ -60,7 +61,7 @@ class VipuConf:
     api_port: int = 8090
     ipuof_dir: Path | None = None
     max_ipus: int = 256
-    timeout_s: int = 50
+    timeout_s: int = TIMEOUT_S
     secure: bool = False
     user: str = ""
     access_key: str = field(default="", repr=False)
