@@ -379,6 +379,13 @@ MORE = [
     Row("jobs.dnsPolicy", "ClusterFirstWithHostNet", "Default", option("--dns-policy"), "Default"),
     Row("jobs.privilegedNamespaces", [], ["a", "b"], option("--privileged-namespaces"), "a,b"),
     Row("jobs.maxPriority", 0, 1_000_000, option("--max-priority"), "1000000"),
+    Row(
+        "jobs.aggregateRoles",
+        True,
+        False,
+        lambda r: [("ClusterRole", f"ipujobs-{one}") in r for one in ("view", "edit")],
+        [False, False],
+    ),
     Row("admissionWebhooks.patch.enabled", True, False, lambda r: [each in r for each in (CREATE, PATCH)], [False] * 2),
     Row("controller.replicas", 1, 2, field(CONTROLLER, "spec.replicas"), 2),
     Row("controller.workers", 16, 9, option("--workers"), "9"),
