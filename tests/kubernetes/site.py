@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from moorings.kubernetes.certificate_keeper import parse_authorities
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj, new_folder
 from tests.processes import killed_on_failure, launch
@@ -31,6 +33,7 @@ CLUSTER = "lab"
 _RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 OPERATOR = "ipu-operator"
 PROXY = "vipu-proxy"
+_PROXY = "lab-ipu-operator-vipu-proxy"  # what the chart calls it
 JOBS = "/apis/graphcore.ai/v1alpha1"
 
 POOLS = """
@@ -77,7 +80,8 @@ class Site:
         self.cluster = cluster
         self.folder = folder
         self.pods = list(pods)
-        self.proxy_port = _free_port()
+        self.tls = True  # without: as the release before spoke to its proxy
+        self.proxy_port, self.plain_port = _free_port(), _free_port()
         self.operators: dict[str, subprocess.Popen[bytes]] = {}
         self.proxy: subprocess.Popen[bytes] | None = None
         self.flags: list[str] = []
@@ -135,7 +139,11 @@ class Site:
     def start_proxy(self) -> None:
         """Start it and wait until it is ready."""
         token = self.cluster.make_token_kubeconfig(self.namespace, PROXY)
-        words = [sys.executable, "-m", "moorings.app.kubernetes_proxy", f"--port={self.proxy_port}"]
+        words = [sys.executable, "-m", "moorings.app.kubernetes_proxy", f"--port={self.plain_port}"]
+        if self.tls:
+            words += [f"--tls-port={self.proxy_port}", f"--tls-service={_PROXY}"]
+            words += [f"--tls-names=127.0.0.1,{self.cluster.host}"]
+            words += [f"--tls-secret={_PROXY}-certificate", f"--tls-configmap={_PROXY}-ca"]  # as its Role has them
         words += [f"--controllers-file={self.folder / 'vipu-controllers'}"]
         words += [f"--access-keys-dir={self.folder / 'access-keys'}", f"--cluster-name={CLUSTER}"]
         words += ["--tracker-configmap=ipu-partitions-tracker", f"--tracker-namespace={self.namespace}"]
@@ -149,15 +157,23 @@ class Site:
         assert self.proxy is not None
         assert self.proxy.poll() is None, self.log("proxy")[-3000:]
         try:
-            with urllib.request.urlopen(f"{self.proxy_url}/readyz", timeout=patient(5)) as answer:
+            trust = ssl.create_default_context(cadata=self.proxy_ca()) if self.tls else None
+            with urllib.request.urlopen(f"{self.proxy_url}/readyz", timeout=patient(5), context=trust) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
+    def proxy_ca(self) -> str:
+        """The authority by which the proxy is known, as PEM; empty: it has not told it yet."""
+        return parse_authorities(self.cluster.find("configmap", f"{_PROXY}-ca", self.namespace))
+
     @property
     def proxy_url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.proxy_port}"
+        return self._url("127.0.0.1")
+
+    def _url(self, host: str) -> str:
+        return f"https://{host}:{self.proxy_port}" if self.tls else f"http://{host}:{self.plain_port}"
 
     def start_operator(self, name: str = "operator", *flags: str, leads: bool = True) -> None:
         """Start one and wait until it works (or, told so, only that it runs)."""
@@ -168,9 +184,10 @@ class Site:
         words = [sys.executable, *self.program, f"--namespace={self.namespace}"]
         words += [f"--proxy-url={self.proxy_url}", f"--proxy-token-file={token}", f"--kubeconfig={config}"]
         words += [
+            *([f"--proxy-ca-configmap={_PROXY}-ca"] if self.tls else []),
             self._lease,
             "--webhook-port=0",
-            f"--launcher-proxy-url=http://{self.cluster.host}:{self.proxy_port}",
+            f"--launcher-proxy-url={self._url(self.cluster.host)}",
             "--no-host-network",
             "--no-privileged",
         ]

@@ -58,6 +58,18 @@ except urllib.error.HTTPError as error:
 print(answer.status)
 print(answer.read().decode())
 """
+# One request to the proxy, by the authority that it tells (argv 2): status and text.
+FETCH = """\
+import ssl, sys, urllib.error, urllib.request
+body = sys.argv[3].encode() if len(sys.argv) > 3 else None
+asked = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
+try:
+    answer = urllib.request.urlopen(asked, context=ssl.create_default_context(cadata=sys.argv[2]))
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.status)
+print(answer.read().decode(), end="")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -163,22 +175,21 @@ def test_a_training_job_through_all_of_it(gc: Release) -> None:
 def test_statistics_and_metrics_from_inside_a_pod(gc: Release) -> None:
     cluster = gc.cluster
     gc.start_job("four", ipus=4)
-    run_pod(gc, "shell", images.busybox().name)
-
-    def fetch(*words: str) -> str:
-        return cluster.exec("shell", gc.namespace, "wget", "-q", "-O", "-", *words)
-
-    def query(size: int) -> str:
-        header = ("--header", "Content-Type: application/json", "--post-data", json.dumps({"size": size}))
-        return fetch(*header, f"{SERVICE}/query")
-
-    expected = f'{{"{gc.home}":{{"used":4,"available":12}},"total":{{"used":4,"available":12}}}}'
-    until(lambda: fetch(f"{SERVICE}/stats") == expected, 10, what=lambda: fetch(f"{SERVICE}/stats"))
-    assert query(2) == '{"available":true,"numOfPartitions":6,"message":""}'
-    assert query(64) == '{"available":true,"numOfPartitions":0,"message":""}'
-
     cluster.kubectl("create", "serviceaccount", "prometheus", "-n", gc.namespace)
     run_pod(gc, "prometheus", images.mpi().name, serviceAccountName="prometheus")
+    authority = cluster.get("configmap", f"{SERVICE}-ca", gc.namespace)["data"]["ca.crt"]
+
+    def fetch(url: str, *body: str) -> str:
+        return cluster.exec("prometheus", gc.namespace, "python3", "-c", FETCH, url, authority, *body)
+
+    def query(size: int) -> str:
+        return fetch(f"https://{SERVICE}/query", json.dumps({"size": size}))
+
+    expected = f'200\n{{"{gc.home}":{{"used":4,"available":12}},"total":{{"used":4,"available":12}}}}'
+    until(lambda: fetch(f"https://{SERVICE}/stats") == expected, 10, what=lambda: fetch(f"https://{SERVICE}/stats"))
+    assert query(2) == '200\n{"available":true,"numOfPartitions":6,"message":""}'
+    assert query(64) == '200\n{"available":true,"numOfPartitions":0,"message":""}'
+    assert fetch(f"http://{SERVICE}/stats").startswith("421\n")
 
     def scrape(how: str = "token") -> tuple[int, str]:
         told = cluster.exec("prometheus", gc.namespace, "python3", "-c", SCRAPE, METRICS, how)
@@ -199,7 +210,7 @@ def test_statistics_and_metrics_from_inside_a_pod(gc: Release) -> None:
         cluster.kubectl("delete", "clusterrolebinding", "metrics")
     assert re.search(r"^moorings_\S*partitions\S* \d", text, re.MULTILINE), text
     assert gc.home in text
-    cluster.kubectl("delete", "pod", "shell", "prometheus", "-n", gc.namespace, "--grace-period=1")
+    cluster.kubectl("delete", "pod", "prometheus", "-n", gc.namespace, "--grace-period=1")
 
 
 def test_a_controller_that_is_added_by_an_edit_is_used(gc: Release) -> None:

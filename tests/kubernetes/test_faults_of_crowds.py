@@ -183,6 +183,7 @@ async def test_nothing_is_claimed_for_a_job_that_went_before_it_was_taken_on(sit
     token = site.cluster.token(site.namespace, OPERATOR, "moorings-proxy")
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
+        proxy.trust(site.proxy_ca())
         doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, time.monotonic)
         failed = await doer.do(replace(seen, finalizers=()), [AddFinalizer(), Claim(0)], {}, Made())
     await kube.close()
@@ -202,6 +203,7 @@ async def test_who_stopped_leading_while_it_looked_takes_no_partition_away(
     leads = iter([True, False])
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
+        proxy.trust(site.proxy_ca())
         doer = Doer(kube, proxy, PodOptions(), lambda: next(leads), lambda _: None, lambda _: None, time.monotonic)
         failed = await doer.do(replace(seen, name="gone"), [act], {}, Made())
     await kube.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from moorings.kubernetes import names
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.images import Image
@@ -265,3 +266,43 @@ def test_a_launcher_may_do_nothing_but_what_it_must(site: Site, namespace: str) 
         ("patch", "ipujobs/mine"),
     ):
         assert not may(*words), words
+
+
+def test_no_job_is_lost_when_the_proxy_begins_to_speak_tls(node_cluster: KubernetesCluster, namespace: str) -> None:
+    """An upgrade from the release before: its launcher asks without TLS; the proxy is exchanged before the operator."""
+    launcher, mpi = images.launcher(), images.mpi()
+    node_cluster.import_image(mpi, launcher)
+    node_cluster.kubectl("label", "nodes", "--all", "--overwrite", "ipunode=pod1")
+    flags = [f"--launcher-image={launcher.name}", "--launcher-image-pull-policy=IfNotPresent"]
+    with ipu_site(node_cluster, flags=flags, start=False) as site:
+        site.tls = False
+        site.start_proxy()
+        site.start_operator()
+        # A worker that is not Ready yet keeps the launcher from asking before the proxy is another one.
+        slow = {"readinessProbe": {"exec": {"command": ["cat", "/tmp/go"]}, "periodSeconds": 1}}
+        body = template(image=mpi.name)
+        body["spec"]["containers"][0] |= slow
+        site.submit(namespace, "train", launcher={"command": ["true"]}, workers={"template": body})
+        before = site.await_pods(namespace, "train", "train-launcher", "train-worker-0")["train-launcher"]
+        node_cluster.wait_pod("train-worker-0", namespace)
+        site.kill_proxy()
+        site.tls = True
+        site.start_proxy()
+        for name in ("train-worker-0",):
+            site.cluster.exec(name, namespace, "touch", "/tmp/go")
+        init = ("-c", "moorings-launcher-init")
+        site.cluster.wait(lambda: "over HTTPS alone" in site.cluster.logs("train-launcher", namespace, *init))
+        assert site.job(namespace, "train")["status"]["status"] != "Failed"
+        site.stop_operator()
+        site.start_operator()
+        after = site.await_another(namespace, "train", "train-launcher", before["metadata"]["uid"])
+        assert names.PROXY_CA in after["metadata"]["annotations"]
+
+        def is_over() -> bool:
+            if "train-worker-0" in site.job_pods(namespace, "train"):
+                site.cluster.run_kubectl("exec", "train-worker-0", "-n", namespace, "--", "touch", "/tmp/go")
+            return bool(site.job(namespace, "train")["status"]["status"] == "Completed")
+
+        site.cluster.wait(is_over, 60, what=lambda: site.log("operator")[-3000:])
+        assert site.job(namespace, "train")["status"].get("restartCount", 0) == 0
+        site.await_empty()

@@ -19,7 +19,7 @@ import pytest
 
 from moorings.app.clock import SystemClock
 from moorings.core.instants import Instant, after
-from moorings.kubernetes.certificate_keeper import CertificateKeeper
+from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
 from moorings.kubernetes.certificates import (
     OVERLAP,
     SPREAD,
@@ -100,7 +100,9 @@ class Site:
 
     def keeper(self, kube: Connection) -> CertificateKeeper:
         names = service_names(SERVICE, self.namespace, [self.cluster.host])
-        return CertificateKeeper(kube, self.clock, namespace=self.namespace, secret=SECRET, webhooks=HOOKS, names=names)
+        return CertificateKeeper(
+            kube, self.clock, namespace=self.namespace, secret=SECRET, callers=WebhookCallers(kube, HOOKS), names=names
+        )
 
     @contextlib.asynccontextmanager
     async def replica(self) -> AsyncIterator[tuple[CertificateKeeper, int]]:

@@ -14,6 +14,7 @@ PROXY = ("Deployment", "vipu-proxy")
 CREATE, PATCH = ("Job", "webhook-create"), ("Job", "webhook-patch")
 WEBHOOKS = (("MutatingWebhookConfiguration", "webhook"), ("ValidatingWebhookConfiguration", "webhook"))
 FULL = f"{RELEASE}-ipu-operator"
+SECRET, CA = f"{FULL}-vipu-proxy-certificate", f"{FULL}-vipu-proxy-ca"
 TOLERATION = [{"key": "ipu", "operator": "Exists", "effect": "NoSchedule"}]
 AFFINITY: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
 
@@ -310,7 +311,7 @@ TABLE = [
             lambda r: ("ConfigMap", "seen") in r,
             lambda r: [rule.get("resourceNames") for rule in r["Role", "vipu-proxy"]["rules"]],
         ),
-        ["seen", True, [None, ["seen"]]],
+        ["seen", True, [None, [SECRET], None, [CA], ["seen"]]],
     ),
     Row(
         "vipuProxy.proxyPort",
@@ -340,8 +341,8 @@ TABLE = [
         "vipuProxy.service.port",
         80,
         8000,
-        several(field(("Service", "vipu-proxy"), "spec.ports[http].port"), option("--proxy-url")),
-        [8000, f"http://{FULL}-vipu-proxy.{NAMESPACE}.svc:8000"],
+        field(("Service", "vipu-proxy"), "spec.ports[http].port"),
+        8000,
     ),
     Row("vipuProxy.service.type", "ClusterIP", "NodePort", field(("Service", "vipu-proxy"), "spec.type"), "NodePort"),
     Row(
@@ -413,6 +414,21 @@ MORE = [
         lambda r: ("PodDisruptionBudget", "controller-manager") in r,
         True,
     ),
+    Row(
+        "vipuProxy.service.httpsPort",
+        443,
+        8000,
+        several(field(("Service", "vipu-proxy"), "spec.ports[https].port"), option("--proxy-url")),
+        [8000, f"https://{FULL}-vipu-proxy.{NAMESPACE}.svc:8000"],
+    ),
+    Row(
+        "vipuProxy.proxyHttpsPort",
+        8443,
+        8444,
+        several(proxy_option("--tls-port"), pod(PROXY, IN_PROXY + "ports[https].containerPort")),
+        ["8444", 8444],
+    ),
+    Row("vipuProxy.plainHttp", False, True, proxy_option("--plain-http"), "yes"),
     Row(
         "vipuProxy.accessKeysSecret",
         "",

@@ -45,6 +45,7 @@ from tests.packaging.parameters import (
     MORE,
     PATCH,
     PROXY,
+    SECRET,
     TABLE,
     TOLERATION,
     Row,
@@ -154,6 +155,7 @@ def test_controllers_are_named_in_either_place_and_form(values: Obj, expected: s
     assert render(values)["ConfigMap", "vipu-controllers"]["data"] == {"vipu-controllers": expected}
 
 
+HOOKS = f"{FULL}-webhook-certificate"
 LONG = "a" * 63
 LISTS = [
     "!pod2:8090",
@@ -356,6 +358,7 @@ def test_our_programs_take_what_the_chart_gives_them(values: Obj) -> None:
     operator = kubernetes_operator.build_parser().parse_args(words(rendered, CONTROLLER))
     assert operator.lease_name == f"{FULL}-controller-manager"
     proxy = kubernetes_proxy.make_parser({}).parse_args(words(rendered, PROXY))
+    assert (proxy.tls_port, proxy.tls_secret, proxy.tls_configmap) == (8443, SECRET, operator.proxy_ca_configmap)
     assert proxy.operator_account == f"system:serviceaccount:{NAMESPACE}:{FULL}-controller-manager"
     guard = kubernetes_metrics_guard.make_parser().parse_args(words(rendered, CONTROLLER, 1))
     assert guard.metrics_socket == operator.metrics_socket == "/run/moorings/metrics.sock"
@@ -367,7 +370,7 @@ def test_our_programs_take_what_the_chart_gives_them(values: Obj) -> None:
     assert operator.metrics_port == 0, "on 127.0.0.1 of a node everybody there would read them"
     hook = kubernetes_uninstall.make_parser().parse_args(words(rendered, ("Job", "uninstall")))
     assert (hook.lease_name, hook.webhook_name) == (operator.lease_name, operator.webhook_name)
-    assert hook.webhook_secret == operator.webhook_secret
+    assert (hook.webhook_secret, hook.proxy_secret) == (operator.webhook_secret, proxy.tls_secret)
     labels = rendered[CONTROLLER]["spec"]["template"]["metadata"]["labels"]
     assert {name: labels[name] for name in labels if f"{name}={labels[name]}" in hook.selector.split(",")} == (
         rendered[CONTROLLER]["spec"]["selector"]["matchLabels"]
@@ -430,11 +433,17 @@ def test_roles_have_no_wildcards() -> None:
             assert each["roleRef"]["name"].startswith(FULL), "a role of our own"
 
 
-def test_the_only_secret_is_the_webhooks_certificate() -> None:
+def test_the_only_secrets_are_our_certificates() -> None:
+    secrets = {
+        "controller-manager": {HOOKS},
+        "webhook-hooks": {HOOKS},
+        "vipu-proxy": {SECRET},
+        "uninstall": {HOOKS, SECRET},
+    }
     for kind, name, rule in rules(render(EVERYTHING)):
         if "secrets" in rule.get("resources", ()):
             assert kind == "Role", name
-            limited = rule.get("resourceNames") == [f"{FULL}-webhook-certificate"]
+            limited = set(rule.get("resourceNames", ())) == secrets[name.removeprefix(f"{FULL}-")]
             assert limited or rule["verbs"] == ["create"], name
 
 
@@ -495,7 +504,8 @@ def test_the_notes_warn_of_what_an_admin_must_know(tmp_path: Path) -> None:
     assert "being root on the nodes" not in quiet
     assert "kubectl label nodes <node> k=v" in quiet
     assert quiet.count("WARNING") == 1, "that this machine's cluster knows no IPUJobs"
-    assert "travel in clear" in shown, "the operator's token, to the proxy"
+    assert "travel in clear" not in shown
+    assert "https://gc-ipu-operator-vipu-proxy.ipus.svc:443/stats" in shown
     clear = "WARNING: access keys travel in clear to the controllers"
     assert clear in notes(tmp_path, {"vipuProxy": {"accessKeysSecret": "keys"}})
     assert clear not in shown

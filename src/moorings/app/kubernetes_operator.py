@@ -33,7 +33,7 @@ from moorings.app.logs import configure
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
-from moorings.kubernetes.certificate_keeper import CertificateKeeper
+from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
 from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.election import Elector, Terms
@@ -46,6 +46,7 @@ from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.operator import SWEEP_S, Operator
 from moorings.kubernetes.pods import trim_pod
 from moorings.kubernetes.proxy.client import PartitionView, ProxyClient
+from moorings.kubernetes.proxy.trust import Trust
 from moorings.kubernetes.status import Story
 from moorings.kubernetes.webhook_server import WebhookServer, listen, make_webhook_server
 from moorings.kubernetes.webhooks import make_rules, make_webhook_app
@@ -70,7 +71,8 @@ def build_parser() -> ArgumentParser:
     add("--namespace", required=True, help="the operator's own: of the Lease and the certificate's Secret")
     add("--lease-name", default="ipu-operator")
     add("--lease-s", type=float, default=Terms().lease_s, help="seconds until another replica follows one that died")
-    add("--proxy-url", required=True, help="http://HOST:PORT of the proxy")
+    add("--proxy-url", required=True, help="https://HOST:PORT of the proxy")
+    add("--proxy-ca-configmap", default="", help="ConfigMap in which the proxy tells its authority (with https)")
     add("--launcher-proxy-url", default="", help="where launchers reach it (default: the same)")
     add("--proxy-token-file", type=Path, help="what the proxy knows us by; read anew as it changes")
     add("--cluster-name", default="", help="as the proxy has it; only told in the log")
@@ -188,7 +190,7 @@ class Replica:
             clock,
             namespace=given.namespace,
             secret=given.webhook_secret,
-            webhooks=given.webhook_name,
+            callers=WebhookCallers(self._kube, given.webhook_name),
             names=service_names(given.webhook_service, given.namespace, given.webhook_address),
         )
 
@@ -203,6 +205,8 @@ class Replica:
             group.create_task(self._jobs.serve())
             group.create_task(self._pods.serve())
             group.create_task(self._recorder.serve())
+            if given.proxy_ca_configmap:
+                group.create_task(Trust(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve())
             if given.webhook_port:
                 group.create_task(self._serve_webhooks())
             if given.metrics_socket or given.metrics_port:
@@ -262,6 +266,11 @@ class Replica:
             since = now
 
     # -- small things ------------------------------------------------------------------------------------------------
+
+    def _trust(self, authorities: str) -> None:
+        self._proxy.trust(authorities)
+        self._operator.trust(authorities)
+        self._look_at_all()
 
     def _job_changed(self, key: Key) -> None:
         self._queue.add(f"{key.namespace}/{key.name}")

@@ -13,7 +13,8 @@ import os
 import secrets
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import uvloop
@@ -23,7 +24,9 @@ from moorings.app.clock import SystemClock
 from moorings.app.logs import configure
 from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.connection import connect
+from moorings.kubernetes.certificate_keeper import CertificateKeeper, ConfigMapCallers
+from moorings.kubernetes.certificates import service_names
+from moorings.kubernetes.connection import Connection, connect
 from moorings.kubernetes.proxy.serve import find_mark, running
 from moorings.kubernetes.proxy.server import stop_at_signals
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
@@ -34,6 +37,7 @@ log = logging.getLogger("moorings.kubernetes.proxy")
 PREFIX = "MOORINGS_PROXY_"
 LEVELS = {1: "warning", 2: "info", 3: "debug", 4: "debug", 5: "debug", 6: "debug"}  # vipuProxy.logLevel
 LIBRARIES_FROM = 5  # from this level on libraries tell what they do, too
+SPREAD = timedelta(days=7)  # a launcher's Pod has the authorities from when it was made, and may wait long for its node
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -74,7 +78,13 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     add("key-file", "PEM file of its key")
     add("projects-file", "file of namespace=project lines, where a project is not called like its namespace")
     add("host", "address to listen on; empty: all")
-    add("port", "TCP port to listen on", "8080", _number(0, 65535))
+    add("port", "TCP port for HTTP without TLS", "8080", _number(0, 65535))
+    add("tls-port", "TCP port for HTTPS; without it --port serves everything, tokens too", "", _port)
+    add("tls-secret", "Secret in which our certificate is kept")
+    add("tls-service", "Service by which we are called")
+    add("tls-names", "more names and addresses by which we are called: name,...")
+    add("tls-configmap", "ConfigMap in which our authority is told")
+    add("plain-http", "whether --port serves what needs no token beside HTTPS: yes or no", "no", _truth)
     add("operator-account", "service accounts that may do everything: namespace:name,...")
     add("tracker-namespace", "of the tracker ConfigMap; by default our Pod's own")
     add("tracker-configmap", "name of the tracker ConfigMap; 'none': it is not written", "ipu-partitions-tracker")
@@ -105,6 +115,8 @@ def settings_of(given: Namespace) -> ProxySettings:
         projects=parse_projects(_read(given.projects_file)),
         host=given.host,
         port=given.port,
+        tls_port=given.tls_port,
+        plain=given.plain_http,
         operators=frozenset(_account(name.strip()) for name in given.operator_account.split(",") if name.strip()),
         namespace=(given.tracker_namespace or _own_namespace()) if tracked else "",
         tracker=given.tracker_configmap,
@@ -127,13 +139,39 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
         mark = settings.cluster_uid or await find_mark(kube, stopping)
         if stopping.is_set():
             return
-        async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark) as proxy:
-            told = {"version": __version__, "cluster": settings.cluster, "port": proxy.port}
+        certificate = make_certificate(given, kube)
+        if certificate is not None:
+            await certificate.prepare()
+        async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark, certificate) as proxy:
+            told = {"version": __version__, "cluster": settings.cluster, "port": proxy.port, "tls": proxy.tls_port or 0}
             log.info("proxy.started", extra=told)
             await stopping.wait()
     finally:
         await kube.close()
     log.info("proxy.stopped")
+
+
+def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | None:
+    """What keeps our certificate; None: there is no TLS.
+
+    Raises:
+        MooringsError: ``config.invalid``: it is not said where.
+    """
+    if given.tls_port is None:
+        return None
+    namespace = given.tracker_namespace or _own_namespace()
+    if not (namespace and given.tls_secret and given.tls_service and given.tls_configmap):
+        hint = "--tls-port needs --tls-secret, --tls-service, --tls-configmap and, outside a Pod, --tracker-namespace"
+        raise MooringsError("config.invalid", "it is not said where the certificate is kept", hint=hint)
+    return CertificateKeeper(
+        kube,
+        SystemClock(),
+        namespace=namespace,
+        secret=given.tls_secret,
+        callers=ConfigMapCallers(kube, namespace, given.tls_configmap),
+        names=service_names(given.tls_service, namespace, filter(None, given.tls_names.split(","))),
+        spread=SPREAD,
+    )
 
 
 def _account(name: str) -> str:
@@ -162,13 +200,23 @@ def _read(path: str) -> str:
         raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
 
 
-def _number(low: int, high: int) -> object:
+def _number(low: int, high: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
             raise ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
         return int(text)
 
     return number
+
+
+def _port(text: str) -> int | None:
+    return _number(0, 65535)(text) if text else None
+
+
+def _truth(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"
 
 
 if __name__ == "__main__":

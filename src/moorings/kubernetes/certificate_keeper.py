@@ -1,4 +1,4 @@
-"""One replica's share in the webhooks' certificates: read, write, serve, and tell the API server whom to believe.
+"""One replica's share in the certificate of webhooks or proxy: read, write, serve, and tell callers whom to believe.
 
 Every replica does the same, once a minute; a write is good only if nobody was quicker. That the leader alone should do
 it was refused: the replicas that do not lead serve too, and a first certificate must not wait for an election.
@@ -10,11 +10,13 @@ import logging
 import os
 import ssl
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
 from moorings.kubernetes.certificates import (
+    SPREAD,
     Certificates,
     believed_by,
     build_secret,
@@ -25,7 +27,7 @@ from moorings.kubernetes.certificates import (
     renew,
 )
 from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Kind, Kube, KubeError
+from moorings.kubernetes.kube import CONFIG_MAP, MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Kind, Kube, KubeError
 from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.certificates")
@@ -33,6 +35,7 @@ log = logging.getLogger("moorings.kubernetes.certificates")
 CONFIGURATIONS = (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
 LOOK_S = 60.0
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0
+CA_FILE = "ca.crt"  # of a ConfigMap with authorities
 TRIES = 5  # of a write that others were quicker with
 
 
@@ -77,11 +80,100 @@ async def patch_configuration(
     raise AssertionError("the last try returns or raises")
 
 
+# -- who believes it ---------------------------------------------------------------------------------------------------
+
+
+class Callers(Protocol):
+    """Whoever calls the server, by what they read its authorities from; both calls raise KubeError."""
+
+    async def read(self) -> list[bytes]:
+        """The bundles that are believed now, as PEM."""
+        ...
+
+    async def tell(self, bundle: bytes) -> None:
+        """Have this one believed."""
+        ...
+
+
+class WebhookCallers:
+    """The API server, which reads the two webhook configurations of a name.
+
+    Args:
+        kube: the API server.
+        name: of the Mutating- and of the ValidatingWebhookConfiguration.
+    """
+
+    def __init__(self, kube: Kube, name: str) -> None:
+        self._kube = kube
+        self._name = name
+        self._found: list[Obj | None] = []
+        self._missing: frozenset[str] = frozenset()
+
+    async def read(self) -> list[bytes]:
+        self._found = [await find(self._kube, kind, self._name) for kind in CONFIGURATIONS]
+        return [bundle for one in self._found if one is not None for bundle in believed_by(one)]
+
+    async def tell(self, bundle: bytes) -> None:
+        for kind, one in zip(CONFIGURATIONS, self._found, strict=True):
+            if one is None:
+                self._tell_missing(kind)
+            elif put_bundle(one, bundle) is not None and await patch_configuration(
+                self._kube, kind, self._name, bundle
+            ):
+                log.info("webhook.configuration_patched", extra={"kind": kind.name, "webhook": self._name})
+        self._missing = frozenset(
+            kind.name for kind, one in zip(CONFIGURATIONS, self._found, strict=True) if one is None
+        )
+
+    def _tell_missing(self, kind: Kind) -> None:
+        if kind.name not in self._missing:
+            hint = "the chart makes it; without it the API server does not ask us"
+            log.warning("webhook.configuration_missing", extra={"kind": kind.name, "webhook": self._name, "hint": hint})
+
+
+class ConfigMapCallers:
+    """Everybody who reads the authorities in a ConfigMap's ``ca.crt``.
+
+    Args:
+        kube: the API server.
+        namespace: of the ConfigMap.
+        name: its name.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._name = name
+        self._found: Obj | None = None
+
+    async def read(self) -> list[bytes]:
+        self._found = await find(self._kube, CONFIG_MAP, self._name, self._namespace)
+        told = parse_authorities(self._found)
+        return [told.encode()] if told else []
+
+    async def tell(self, bundle: bytes) -> None:
+        if parse_authorities(self._found) == bundle.decode():
+            return
+        data = {"data": {CA_FILE: bundle.decode()}}
+        if self._found is not None:
+            await self._kube.patch(CONFIG_MAP, self._name, data, self._namespace)
+        else:
+            metadata = {"name": self._name, "namespace": self._namespace}
+            await self._kube.create(CONFIG_MAP, {"metadata": metadata, **data}, self._namespace)
+        log.info("certificate.authorities_told", extra={"configmap": self._name, "namespace": self._namespace})
+
+
+def parse_authorities(found: Obj | None) -> str:
+    """The authorities in a ConfigMap, as PEM; empty: there are none."""
+    told = ((found or {}).get("data") or {}).get(CA_FILE)
+    return told if isinstance(told, str) else ""
+
+
 # -- serving -----------------------------------------------------------------------------------------------------------
 
 
 def make_server_context() -> ssl.SSLContext:
-    """How the webhooks speak TLS; ``take`` gives it a certificate."""
+    """How a server speaks TLS; ``take`` gives it a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -105,34 +197,43 @@ def take(context: ssl.SSLContext, held: Certificates) -> None:
         context.load_cert_chain(path, password="")
     except OSError as error:  # ssl.SSLError is one
         hint = "delete the Secret: the operator makes a new one"
-        raise MooringsError("webhook.invalid", "the webhooks' certificate and key cannot be used", hint=hint) from error
+        raise MooringsError("webhook.invalid", "the certificate and its key cannot be used", hint=hint) from error
     finally:
         os.close(memory)
 
 
 class CertificateKeeper:
-    """Keeps one replica's certificate, and what the API server believes, in step with the Secret.
+    """Keeps one replica's certificate, and what its callers believe, in step with the Secret.
 
     Args:
         kube: the API server.
         clock: the time.
         namespace: of the Secret.
         secret: its name.
-        webhooks: name of the Mutating- and of the ValidatingWebhookConfiguration.
+        callers: who must believe it.
         names: what the certificate must be good for, as ``service_names`` gives them.
+        spread: until all callers believe what they were told.
     """
 
     def __init__(
-        self, kube: Kube, clock: Clock, *, namespace: str, secret: str, webhooks: str, names: Sequence[str]
+        self,
+        kube: Kube,
+        clock: Clock,
+        *,
+        namespace: str,
+        secret: str,
+        callers: Callers,
+        names: Sequence[str],
+        spread: timedelta = SPREAD,
     ) -> None:
         self._kube = kube
         self._clock = clock
         self._namespace = namespace
         self._secret = secret
-        self._webhooks = webhooks
+        self._callers = callers
         self._names = tuple(names)
+        self._spread = spread
         self._served: Certificates | None = None
-        self._missing: frozenset[str] = frozenset()
         self.context = make_server_context()
         """For the server: always the newest certificate."""
 
@@ -156,7 +257,7 @@ class CertificateKeeper:
                     return  # to serve is what matters; ``run`` sees to the rest
                 if not error.retryable:
                     raise self._refused(error) from error
-                log.warning("webhook.certificate_awaited", extra={"code": error.code, "detail": error.detail})
+                log.warning("certificate.awaited", extra={"code": error.code, "detail": error.detail})
                 await self._clock.sleep(max(pause_s, error.retry_after_s))
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             else:
@@ -170,9 +271,7 @@ class CertificateKeeper:
                 await self.look()
             except MooringsError as error:
                 told = self._refused(error) if isinstance(error, KubeError) and not error.retryable else error
-                log.warning(
-                    "webhook.certificate_unkept", extra={"code": told.code, "detail": told.detail, "hint": told.hint}
-                )
+                log.warning("certificate.unkept", extra={"code": told.code, "detail": told.detail, "hint": told.hint})
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, LOOK_S)
             else:
@@ -186,22 +285,13 @@ class CertificateKeeper:
             KubeError: a call to the API server.
             MooringsError: ``webhook.invalid``: what the Secret holds cannot be served.
         """
-        found = [await find(self._kube, kind, self._webhooks) for kind in CONFIGURATIONS]
-        believed = [bundle for one in found if one is not None for bundle in believed_by(one)]
-        held = await self._keep_secret(believed)
+        held = await self._keep_secret(await self._callers.read())
         if self._served is None or (held.cert, held.key) != (self._served.cert, self._served.key):
             take(self.context, held)
             ends = ends_at(held).isoformat()
-            log.info("webhook.certificate_taken", extra={"secret": self._secret, "ends": ends})
+            log.info("certificate.taken", extra={"secret": self._secret, "ends": ends})
         self._served = held
-        for kind, one in zip(CONFIGURATIONS, found, strict=True):
-            if one is None:
-                self._tell_missing(kind)
-            elif put_bundle(one, held.ca) is not None:
-                changed = await patch_configuration(self._kube, kind, self._webhooks, held.ca)
-                if changed:
-                    log.info("webhook.configuration_patched", extra={"kind": kind.name, "webhook": self._webhooks})
-        self._missing = frozenset(kind.name for kind, one in zip(CONFIGURATIONS, found, strict=True) if one is None)
+        await self._callers.tell(held.ca)
 
     async def _keep_secret(self, believed: Sequence[bytes]) -> Certificates:
         """What the Secret holds, after what had to be changed; who loses a race takes the winner's."""
@@ -209,8 +299,9 @@ class CertificateKeeper:
             found = await find(self._kube, SECRET, self._secret, self._namespace)
             held = parse_secret(found) if found is not None else None
             if found is not None and held is None:
-                log.warning("webhook.secret_unreadable", extra={"secret": self._secret, "namespace": self._namespace})
-            changed = renew(held, self._names, believed, datetime.fromtimestamp(self._clock.now() / SECOND, UTC))
+                log.warning("certificate.unreadable", extra={"secret": self._secret, "namespace": self._namespace})
+            now = datetime.fromtimestamp(self._clock.now() / SECOND, UTC)
+            changed = renew(held, self._names, believed, now, self._spread)
             if changed is None:
                 assert held is not None, "nothing is never good as it is"
                 return held
@@ -229,18 +320,11 @@ class CertificateKeeper:
             await self._kube.create(SECRET, build_secret(self._namespace, self._secret, data), self._namespace)
         else:
             await self._kube.replace(SECRET, found | {"data": (found.get("data") or {}) | data}, self._namespace)
-        log.info("webhook.certificate_made", extra={"secret": self._secret, "namespace": self._namespace})
-
-    def _tell_missing(self, kind: Kind) -> None:
-        if kind.name not in self._missing:
-            hint = "the chart makes it; without it the API server does not ask us"
-            log.warning(
-                "webhook.configuration_missing", extra={"kind": kind.name, "webhook": self._webhooks, "hint": hint}
-            )
+        log.info("certificate.made", extra={"secret": self._secret, "namespace": self._namespace})
 
     def _refused(self, error: KubeError) -> MooringsError:
         hint = (
-            f"the operator's account must be let get, create and update Secrets in {self._namespace}, and get and "
-            f"update the webhook configurations {self._webhooks}"
+            f"this Pod's account must be let get, create and update Secrets in {self._namespace}, and write what its "
+            "callers believe: the chart's roles let it"
         )
-        return MooringsError(error.code, f"the webhooks' certificates cannot be kept: {error.detail}", hint=hint)
+        return MooringsError(error.code, f"the certificate cannot be kept: {error.detail}", hint=hint)

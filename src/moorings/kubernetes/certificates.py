@@ -1,4 +1,4 @@
-"""The webhooks' certificates: made and renewed by the operator itself, kept in one Secret. Pure but for fresh keys.
+"""The certificates of webhooks and proxy: made and renewed by themselves, each in a Secret. Pure but for fresh keys.
 
 ``renew`` decides: from what the Secret holds, what the API server believes and ``now`` to what the Secret should hold.
 ``certificate_keeper`` does it.
@@ -85,7 +85,7 @@ def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePr
     key = ec.generate_private_key(ec.SECP256R1())
     public, serial = key.public_key(), x509.random_serial_number()
     # A name of its own: while an old and a new authority are both believed, nobody takes one for the other.
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings webhooks {serial:x}"[:40])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings {serial:x}"[:40])])
     made = (
         x509.CertificateBuilder(name, name, public, serial, now - SKEW, now + AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -150,7 +150,11 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def renew(
-    held: Certificates | None, names: Sequence[str], believed: Sequence[bytes], now: datetime
+    held: Certificates | None,
+    names: Sequence[str],
+    believed: Sequence[bytes],
+    now: datetime,
+    spread: timedelta = SPREAD,
 ) -> Certificates | None:
     """What the Secret should hold instead; None: it is good as it is.
 
@@ -160,8 +164,9 @@ def renew(
     Args:
         held: what it holds; None: there is none, or nothing in it can be read.
         names: what the certificate must be good for, the most important first.
-        believed: the bundle of each webhook that would call us.
+        believed: the bundle of each that would call us.
         now: the time.
+        spread: until everybody who calls us believes an authority that came into the bundle.
     """
     if held is None:
         made = make_certificates(names, now)
@@ -181,7 +186,7 @@ def renew(
     if by_signer and _is_due(signer, now):
         return _add_authority(held, now)
     wanted = not by_signer or _is_due(serving, now) or not set(map(_plain, names)) <= _names(serving)
-    if wanted and _is_spread(signer, believed, now):
+    if wanted and _is_spread(signer, believed, now - spread):
         return _issue(held, names, now)
     authorities = _parse_all(held.ca)
     made_at = serving.not_valid_before_utc + SKEW
@@ -234,8 +239,8 @@ def _any_due(held: Certificates, serving: x509.Certificate, now: datetime) -> bo
     return all(_is_due(one, now) for one in _parse_all(held.ca) if _is_signed_by(serving, one))
 
 
-def _is_spread(signer: x509.Certificate, believed: Sequence[bytes], now: datetime) -> bool:
-    return now >= signer.not_valid_before_utc + SKEW + SPREAD and all(signer in _parse_all(one) for one in believed)
+def _is_spread(signer: x509.Certificate, believed: Sequence[bytes], by: datetime) -> bool:
+    return by >= signer.not_valid_before_utc + SKEW and all(signer in _parse_all(one) for one in believed)
 
 
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

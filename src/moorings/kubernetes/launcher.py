@@ -325,8 +325,9 @@ def _is_denial(error: MooringsError) -> bool:
 
 
 def _may_pass(error: MooringsError) -> bool:
-    """404: a proxy that has just started may not know of it yet."""
-    return error.retryable or _is_denial(error) or (isinstance(error, AnswerError) and error.status == 404)
+    """404: a proxy that has just started may not know of it yet. TLS: it, or we, may be about to be exchanged."""
+    away = error.retryable or error.code == "controller.unreachable"
+    return away or _is_denial(error) or (isinstance(error, AnswerError) and error.status == 404)
 
 
 def _refuse(found: PartitionBody) -> NoReturn:

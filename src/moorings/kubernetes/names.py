@@ -11,6 +11,8 @@ WORKER = f"{GROUP}/worker"
 RESTART = f"{GROUP}/restart"
 PARTITION = f"{GROUP}/partition"  # annotation of a Pod: the partition it was made for
 IPUOF = f"{GROUP}/ipuof"  # annotation of a worker: the file that reaches its GCD, where no API does
+PROXY_CA = f"{GROUP}/proxy-ca"  # annotation of a launcher: the authorities by which it knows the proxy
+PROXY = f"{GROUP}/proxy"  # annotation of a launcher: a hash of how it reaches the proxy
 PREEMPTIBLE = (
     f"{GROUP}/preemptible"  # annotation of a job: it may be asked to give its partitions back, and goes on later
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
@@ -46,6 +47,7 @@ class PodOptions:
         pull_secrets: names of Secrets for pulling images.
         kubectl_version: which of the image's kubectls; empty: its own.
         proxy_url: where launchers reach the proxy.
+        proxy_ca: the authorities by which they know it, as PEM; empty: not known yet, or it speaks no TLS.
         host_network: Pods use their node's network: to reach its RDMA interface.
         privileged: containers are privileged.
         privileged_namespaces: both only in these namespaces; empty: in all.
@@ -57,11 +59,17 @@ class PodOptions:
     pull_secrets: tuple[str, ...] = ()
     kubectl_version: str = ""
     proxy_url: str = ""
+    proxy_ca: str = ""
     host_network: bool = True
     privileged: bool = True
     privileged_namespaces: frozenset[str] = frozenset()
     dns_policy: str = "ClusterFirstWithHostNet"
     max_priority: int = 0
+
+    @property
+    def proxy_mark(self) -> str:
+        """Tells launchers that reach the proxy in one way from others; empty: authorities are not known."""
+        return sha256(f"{self.proxy_url}\n{self.proxy_ca}".encode()).hexdigest()[:16] if self.proxy_ca else ""
 
     @property
     def limits(self) -> Limits:
@@ -146,9 +154,12 @@ def build_launcher(
     spec["serviceAccountName"] = names.account_name(job.name)
     # A token that ends with its Pod: before 1.24 the usual one is a Secret, and only made after a while.
     spec["automountServiceAccountToken"] = False
-    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job)]
+    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job, options)]
     labels = {names.ROLE: names.LAUNCHER_ROLE}
-    return _pod(job, names.launcher_name(job.name, instance), instance, restart, labels, partition, spec)
+    found = _pod(job, names.launcher_name(job.name, instance), instance, restart, labels, partition, spec)
+    if options.proxy_ca:
+        found["metadata"]["annotations"] |= {names.PROXY_CA: options.proxy_ca, names.PROXY: options.proxy_mark}
+    return found
 
 
 def build_config(job: IPUJob) -> Obj:
@@ -342,6 +353,8 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
         "MOORINGS_PROXY_TOKEN_FILE": f"{TOKEN_DIR}/token",
         "MOORINGS_RESET": "1" if reset else "0",
     }
+    if options.proxy_ca:
+        variables["MOORINGS_PROXY_CA_FILE"] = f"{TOKEN_DIR}/ca.crt"
     return {
         "name": INIT,
         "image": options.launcher_image,
@@ -363,8 +376,11 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
     }
 
 
-def _volumes(job: IPUJob) -> list[Obj]:
-    token = {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}
+def _volumes(job: IPUJob, options: PodOptions) -> list[Obj]:
+    proxy: list[Obj] = [{"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}]
+    if options.proxy_ca:
+        place = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.PROXY_CA}']"}
+        proxy.append({"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": place}]}})
     namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
     api = [
         {"serviceAccountToken": {"expirationSeconds": TOKEN_S, "path": "token"}},
@@ -374,7 +390,7 @@ def _volumes(job: IPUJob) -> list[Obj]:
     return [
         {"name": VOLUMES[0], "emptyDir": {}},
         _config_volume(job),
-        {"name": VOLUMES[2], "projected": {"sources": [token]}},
+        {"name": VOLUMES[2], "projected": {"sources": proxy}},
         {"name": VOLUMES[3], "projected": {"sources": api}},
     ]
 

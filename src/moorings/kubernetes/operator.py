@@ -135,7 +135,7 @@ class Operator:
         job = parse_ipujob(found)
         now = self._monotonic()
         raw = [pod for pod in memory.made.beside(self._pods.indexed(key), now) if is_owned(pod, job.uid)]
-        pods = sorted(filter(None, map(parse_pod, raw)), key=lambda pod: pod.name)
+        pods = sorted(filter(None, map(self._parse_pod, raw)), key=lambda pod: pod.name)
         partitions, absent_s = self._partitions(job, pods, memory, now)
         wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
         if wrong and not job.status.observed_generation:
@@ -174,6 +174,10 @@ class Operator:
         """When to look again at a job after ``reconcile`` raised, whatever the retries: not all of it had failed."""
         memory = self._memory.get(key)
         return memory.again_s if memory is not None else None
+
+    def trust(self, authorities: str) -> None:
+        """Have launchers made from now on believe these authorities (PEM) of the proxy's."""
+        self._options = self._doer.options = replace(self._options, proxy_ca=authorities)
 
     def begin(self) -> None:
         """A term of leadership begins: what was remembered of an earlier one is not how it is now."""
@@ -229,6 +233,9 @@ class Operator:
         return failed
 
     # -- what is there -----------------------------------------------------------------------------------------------
+
+    def _parse_pod(self, found: Obj) -> Pod | None:
+        return parse_pod(found, self._options.proxy_mark)
 
     def _job(self, key: str, memory: Memory) -> Obj | None:
         """The job as last seen, or as we wrote it since."""

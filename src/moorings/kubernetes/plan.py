@@ -503,6 +503,10 @@ class _Judge:
         """It has its partition: make what is missing of its Pods, and see whether they run."""
         job, first = self._job, self._number * self._job.workers
         there = {pod.name: pod for pod in pods}
+        if outdated := [pod for pod in pods if pod.outdated]:  # its program has not begun: no failure of the job's
+            gone = tuple(DeletePod(pod.name, pod.uid) for pod in outdated if not pod.deleting)
+            waits = "its launcher is made anew, for it could not reach the proxy as it is now"
+            return Instance(record=record, acts=gone, waits=waits, code="restart")
         acts: list[Act] = []
         if not job.has_launcher and not there and not self._fresh:
             acts.append(Reset(self._number))

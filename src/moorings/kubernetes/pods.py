@@ -36,6 +36,7 @@ class Pod:
         ended_at: when its main container ended, if that is known.
         grace_s: how long it may take to end when it is deleted.
         gone_by: of one that is deleted: when its processes are killed, if that is known.
+        outdated: a launcher whose init container is not done, and would ask the proxy in a way that holds no more.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Pod:
     ended_at: Instant | None = None
     grace_s: int = GRACE_S
     gone_by: Instant | None = None
+    outdated: bool = False
 
     @property
     def is_launcher(self) -> bool:
@@ -64,10 +66,15 @@ class Pod:
         return self.phase in ENDED
 
 
-def parse_pod(found: Obj) -> Pod | None:
-    """A Pod of a job, or None if its labels are not ours."""
+def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
+    """A Pod of a job, or None if its labels are not ours.
+
+    Args:
+        found: the Pod.
+        proxy: the mark of launchers that reach the proxy as it is now; empty: that is not known.
+    """
     meta = found["metadata"]
-    labels = meta.get("labels") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     number = _number(labels.get(names.INSTANCE))
     worker = -1 if labels.get(names.ROLE) == names.LAUNCHER_ROLE else _number(labels.get(names.WORKER))
     if number is None or worker is None:
@@ -85,7 +92,7 @@ def parse_pod(found: Obj) -> Pod | None:
         instance=number,
         worker=worker,
         restart=_number(labels.get(names.RESTART)) or 0,
-        partition=(meta.get("annotations") or {}).get(names.PARTITION, ""),
+        partition=annotations.get(names.PARTITION, ""),
         phase=phase,
         ready=condition_of(status, "Ready").get("status") == "True",
         deleting=meta.get("deletionTimestamp") is not None,
@@ -94,6 +101,15 @@ def parse_pod(found: Obj) -> Pod | None:
         ended_at=ended_at,
         grace_s=_grace_s(found.get("spec") or {}),
         gone_by=_time(meta.get("deletionTimestamp") or None),
+        outdated=bool(proxy) and worker < 0 and _asks_yet(status) and annotations.get(names.PROXY) != proxy,
+    )
+
+
+def _asks_yet(status: Obj) -> bool:
+    """Whether a launcher's init container may still ask the proxy."""
+    inits = status.get("initContainerStatuses") or ()
+    return (status.get("phase") or PENDING) == PENDING and not any(
+        (one.get("state") or {}).get("terminated") is not None for one in inits
     )
 
 
@@ -114,8 +130,9 @@ def trim_pod(found: Obj) -> Obj:
     """A Pod with nothing that ``parse_pod`` does not read: thousands are kept in memory."""
     meta, status = found["metadata"], found.get("status") or {}
     kept = {key: meta[key] for key in _META if key in meta}
-    if (annotations := meta.get("annotations")) and names.PARTITION in annotations:
-        kept["annotations"] = {names.PARTITION: annotations[names.PARTITION]}
+    annotations = meta.get("annotations") or {}
+    if read := {name: annotations[name] for name in (names.PARTITION, names.PROXY) if name in annotations}:
+        kept["annotations"] = read
     spec = {_GRACE: (found.get("spec") or {}).get(_GRACE, GRACE_S)}
     return {"metadata": kept, "spec": spec, "status": {key: status[key] for key in _STATUS if key in status}}
 

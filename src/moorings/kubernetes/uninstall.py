@@ -47,7 +47,7 @@ class Installed:
     Attributes:
         selector: labels of the operator's Pods.
         webhooks: name of the two webhook configurations.
-        secret: with the webhooks' certificate; empty: is left.
+        secrets: with the certificates of webhooks and proxy.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class Installed:
     selector: str
     lease: str
     webhooks: str
-    secret: str = ""
+    secrets: tuple[str, ...] = ()
 
 
 async def uninstall(kube: Kube, clock: Clock, installed: Installed) -> None:
@@ -162,10 +162,10 @@ class Steps:
             return False
 
     async def delete_leftovers(self, installed: Installed) -> None:
-        """Delete what helm knows nothing of: the operator's Lease, and the webhooks' certificate."""
+        """Delete what helm knows nothing of: the operator's Lease, and the certificates."""
         await self._delete(LEASE, installed.lease, installed.namespace)
-        if installed.secret:
-            await self._delete(SECRET, installed.secret, installed.namespace)
+        for secret in installed.secrets:
+            await self._delete(SECRET, secret, installed.namespace)
 
     async def _delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
         for tries_left in reversed(range(TRIES)):

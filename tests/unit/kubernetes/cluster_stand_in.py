@@ -231,7 +231,7 @@ def serve_cluster(cluster: Cluster, account: Path, port: int = 0) -> Iterator[in
 
 
 @contextmanager
-def serve_proxy(proxy: Proxy, port: int = 0) -> Iterator[str]:
+def serve_proxy(proxy: Proxy, port: int = 0, context: ssl.SSLContext | None = None) -> Iterator[str]:
     """The proxy's URL."""
-    with _serving(_proxy(proxy), None, port) as found:
-        yield f"http://127.0.0.1:{found}"
+    with _serving(_proxy(proxy), context, port) as found:
+        yield f"http{'s' if context is not None else ''}://127.0.0.1:{found}"

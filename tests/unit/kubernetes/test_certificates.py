@@ -11,6 +11,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -18,7 +19,14 @@ from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certifica
 
 from moorings.app.kubernetes_certgen import create, main, make_parser, patch
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import LOOK_S, CertificateKeeper, make_server_context, take
+from moorings.kubernetes.certificate_keeper import (
+    LOOK_S,
+    CertificateKeeper,
+    ConfigMapCallers,
+    WebhookCallers,
+    make_server_context,
+    take,
+)
 from moorings.kubernetes.certificates import (
     AUTHORITY_LIFE,
     OVERLAP,
@@ -35,6 +43,7 @@ from moorings.kubernetes.certificates import (
     service_names,
 )
 from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeError
+from moorings.kubernetes.proxy.trust import Trust
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
 from tests.waiting import patient
 
@@ -373,7 +382,9 @@ def configuration(kind, count=2):
 
 
 def keeper(kube, clock):
-    return CertificateKeeper(kube, clock, namespace="moor", secret="hooks-tls", webhooks="gc-hooks", names=NAMES)
+    return CertificateKeeper(
+        kube, clock, namespace="moor", secret="hooks-tls", callers=WebhookCallers(kube, "gc-hooks"), names=NAMES
+    )
 
 
 @pytest.fixture
@@ -485,6 +496,47 @@ async def test_configurations_that_come_later_are_told_then(caplog):
     assert bundles(kube) == {kept(kube).ca}
 
 
+async def test_a_config_map_tells_everybody_which_authorities_are_good():
+    kube: Any = KeptObjects()
+    clock = SetClock(datetime.now(UTC) - AUTHORITY_LIFE * 2 / 3 - 8 * DAY)
+    callers = ConfigMapCallers(kube, "moor", "proxy-ca")
+    ours = CertificateKeeper(
+        kube, clock, namespace="moor", secret="proxy-tls", callers=callers, names=NAMES, spread=7 * DAY
+    )
+    told: list[str] = []
+    trust = Trust(kube, "moor", "proxy-ca", told.append)
+    await trust.look()
+    await ours.prepare()
+    await trust.look()
+    await trust.look()
+    held = parse_secret(kube.objects["Secret", "moor", "proxy-tls"])
+    assert held is not None
+    assert told == [held.ca.decode()], "when there is news"
+    kube.calls.clear()
+    await ours.look()
+    assert {call.split()[0] for call in kube.calls} == {"get"}
+
+    clock.at = datetime.now(UTC) - 6 * DAY
+    await ours.look()  # the certificate, long expired
+    await ours.look()
+    await trust.look()
+    both = told[-1]
+    assert both.startswith(told[0])
+    assert len(both) > len(told[0])
+    served = shown(ours.context)
+    clock.at = datetime.now(UTC)
+    await ours.look()
+    assert shown(ours.context) == served, "a launcher made a week ago would not know the new authority"
+    clock.at += 2 * DAY
+    await ours.look()
+    assert shown(ours.context) != served
+
+    del kube.objects["Secret", "moor", "proxy-tls"]
+    await ours.look()
+    await trust.look()
+    assert told[-1].startswith(both), "other replicas serve what was there before"
+
+
 async def test_what_others_wrote_into_the_secret_stays(kube):
     body = build_secret("moor", "hooks-tls", {"ca": "!", "note": "bm90ZQ=="})
     kube.put(SECRET, body | {"metadata": body["metadata"] | {"labels": {"theirs": "yes"}}}, "moor")
@@ -523,7 +575,7 @@ async def test_it_goes_on_looking_whatever_happens(kube, caplog):
             await asyncio.sleep(0)
     work.cancel()
     assert clock.slept_s[:4] == [1.0, 2.0, 4.0, LOOK_S]
-    assert len([record for record in caplog.records if record.message == "webhook.certificate_unkept"]) == 3
+    assert len([record for record in caplog.records if record.message == "certificate.unkept"]) == 3
 
 
 # -- kube-webhook-certgen's command line -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 import moorings
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import launcher
+from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.launcher import (
     Patience,
     Place,
@@ -477,6 +480,30 @@ def test_a_proxy_that_is_away_is_waited_for(tmp_path, proxy, place):
         work.join(patient(30))
         assert not work.is_alive()
     assert proxy.asked[0].startswith("POST")
+
+
+OF_JOB = ("team", "job", "u-1", 0)
+
+
+@pytest.mark.parametrize("proxy_first", [True, False])
+def test_a_proxy_or_a_launcher_of_another_age_is_waited_for(place, proxy, tmp_path, proxy_first):
+    """One of them speaks TLS and the other not, or it is by another authority: the operator makes another launcher."""
+    held = make_certificates(["127.0.0.1"], datetime.now(UTC))
+    context = make_server_context()
+    take(context, held)
+    (tmp_path / "other.crt").write_bytes(make_certificates(["127.0.0.1"], datetime.now(UTC)).ca)
+    (tmp_path / "ca.crt").write_bytes(held.ca)
+    with serve_proxy(proxy, context=context) as url:
+        plain = url.replace("https:", "http:")
+        asked = (
+            [Place(plain, *OF_JOB, place.token_file), Place(url, *OF_JOB, place.token_file, f"{tmp_path}/other.crt")]
+            if proxy_first
+            else [Place(place.url.replace("http:", "https:"), *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")]
+        )
+        for one in asked:
+            with pytest.raises(MooringsError, match=r"after 0\.1 s still waiting for the proxy"):
+                clean(one, timeout_s=0.1)
+        assert clean(Place(url, *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")) == []
 
 
 def test_a_token_that_is_not_there_is_told(place):

@@ -96,6 +96,26 @@ def test_workers_that_run_their_program_are_watched() -> None:
     assert set(WATCHED) < set(main(worker(a_job(**WATCHED))))
 
 
+# -- the proxy ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_knows_the_proxy_by_the_authorities_that_hold_when_it_is_made() -> None:
+    job = a_job(JobKind.TRAINING)
+    options = PodOptions(proxy_url="https://proxy", proxy_ca="pem")
+    pod = launcher(job, options)
+    annotations = pod["metadata"]["annotations"]
+    assert (annotations[names.PROXY_CA], annotations[names.PROXY]) == ("pem", options.proxy_mark)
+    (init,) = pod["spec"]["initContainers"]
+    folder = next(one["mountPath"] for one in init["volumeMounts"] if one["name"] == "moorings-token")
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "moorings-token"]
+    (item,) = volume["projected"]["sources"][1]["downwardAPI"]["items"]
+    assert item["fieldRef"]["fieldPath"] == "metadata.annotations['graphcore.ai/proxy-ca']"
+    assert {"name": "MOORINGS_PROXY_CA_FILE", "value": f"{folder}/{item['path']}"} in init["env"]
+    others = [replace(options, proxy_ca="other"), replace(options, proxy_url="https://other")]
+    assert len({options.proxy_mark, *(one.proxy_mark for one in others)}) == 3
+    assert replace(options, proxy_ca="").proxy_mark == "", "what is not known outdates nobody"
+
+
 # -- a GCD's file ------------------------------------------------------------------------------------------------------
 
 

@@ -272,6 +272,17 @@ def test_a_launcher_that_is_gone_takes_its_workers_with_it() -> None:
     assert [type(act) for act in found.acts] == [EnsureBeside, CreateLauncher]
 
 
+def test_a_launcher_that_cannot_reach_the_proxy_any_more_is_made_anew_and_not_counted() -> None:
+    job = build_job(JobKind.TRAINING)
+    pods = [pod(job, 0), pod(job, -1, PENDING, outdated=True)]
+    found, status = decide(job, pods, held(build_partition(job)))
+    assert found.acts == (DeletePod(pods[1].name, pods[1].uid),)
+    assert "could not reach the proxy" in status.message
+    assert found.records == {}
+    found, _ = decide(job, [pods[0], replace(pods[1], deleting=True)], held(build_partition(job)))
+    assert found.acts == ()
+
+
 def test_always_starts_anew_after_a_pause_also_after_success() -> None:
     job = build_job(INFERENCE, restart=RestartType.ALWAYS)
     done = pod(job, 0, SUCCEEDED, exit_code=0, ended_at=START)

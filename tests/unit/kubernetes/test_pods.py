@@ -54,6 +54,37 @@ def test_the_job_that_it_belongs_to_is_looked_at(label: str, keys: tuple[str, ..
     assert job_of({"metadata": {"name": "p", "namespace": "n", "labels": {names.JOB: label}}}) == keys
 
 
+ASKING = {"phase": "Pending", "initContainerStatuses": [{"name": "i", "state": {"running": {}}}]}
+DONE = {"phase": "Pending", "initContainerStatuses": [{"name": "i", "state": {"terminated": {"exitCode": 0}}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "mark", "proxy", "outdated"),
+    [
+        (ASKING, None, "b", True),
+        (ASKING, "a", "b", True),
+        ({}, "a", "b", True),
+        (ASKING, "b", "b", False),
+        (ASKING, None, "", False),
+        (DONE, "a", "b", False),
+        ({"phase": "Running"}, "a", "b", False),
+        ({"phase": "Failed"}, "a", "b", False),
+    ],
+)
+def test_a_launcher_that_has_yet_to_ask_the_proxy_is_outdated_by_another_proxy(
+    status: dict[str, Any], mark: str | None, proxy: str, outdated: bool
+) -> None:
+    labels = {names.INSTANCE: "0", names.ROLE: names.LAUNCHER_ROLE}
+    annotations = {names.PROXY: mark} if mark else None
+    metadata = {"name": "p", "namespace": "n", "uid": "u", "labels": labels, "annotations": annotations}
+    found = {"metadata": metadata, "spec": {}, "status": status}
+    for one in (found, trim_pod(found)):
+        read = parse_pod(one, proxy)
+        assert read is not None
+        assert read.outdated is outdated
+    assert pod(status).outdated is False, "a worker asks nobody"
+
+
 @cases(
     ("status", "code", "why"),
     [

@@ -18,6 +18,10 @@
 {{- define "ipu-operator.lease" -}}{{ include "ipu-operator.controller" . }}{{- end -}}
 {{- define "ipu-operator.webhookSecret" -}}{{ include "ipu-operator.webhook" . }}-certificate{{- end -}}
 
+{{- /* The Secret with the proxy's certificate, and the ConfigMap with its authority, for whoever asks the proxy. */ -}}
+{{- define "ipu-operator.proxySecret" -}}{{ include "ipu-operator.proxy" . }}-certificate{{- end -}}
+{{- define "ipu-operator.proxyCa" -}}{{ include "ipu-operator.proxy" . }}-ca{{- end -}}
+
 {{- define "ipu-operator.controllerAccount" -}}
 {{- with .Values.controller.serviceAccount -}}
 {{- .name | default (ternary (include "ipu-operator.controller" $) "default" .create) -}}

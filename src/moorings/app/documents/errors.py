@@ -112,6 +112,7 @@ REMEDIES: dict[str, str] = {
     "project.unknown": "`moor get projects` lists them; those above it are made first",
     "quota.waiting": "wait until some of it has started, or cancel some; an admin can raise `waiting_max` and "
     "`waiting_bytes_max` in the policy file (of a subject), or with `moor set project` (of a project)",
+    "request.not_private": "take HTTPS; what needs no token a site may serve without (`vipuProxy.plainHttp`)",
     "request.invalid": "the request is not HTTP as it should be; look at what stands between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",
     "priority.denied": "ask for less, or have an admin say `moor set project NAME --priority-max N`",

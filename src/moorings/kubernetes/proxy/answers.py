@@ -55,7 +55,7 @@ def problem(error: MooringsError, request_id: str, status: int = 0) -> Answer:
         headers[b"www-authenticate"] = b'Bearer realm="moorings"'
     if body.status == 503 or error.retryable:
         headers[b"retry-after"] = b"1"
-    if error.code in ("body.too_large", "request.invalid"):
+    if error.code in ("body.too_large", "request.invalid", "request.not_private"):
         headers[b"connection"] = b"close"  # the rest of the request may still be on its way
     data = json.dumps(encode(body), ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Answer(body.status, data, PROBLEM, headers)

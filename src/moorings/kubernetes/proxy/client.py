@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ class ProxyClient:
     """The proxy, as an object.
 
     Args:
-        server: ``http://host:port``.
+        server: ``https://host:port``; nothing is believed there until ``trust`` says whom; or ``http://host:port``.
         token_file: of the service account's token for the proxy; read again and again, for it is renewed.
         token: gives the token instead, where there is no file.
     """
@@ -51,8 +52,12 @@ class ProxyClient:
         self._token = token
         self._read_at = float("-inf")
         self._kept = ""
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=30)
-        self._http = httpx2.AsyncClient(base_url=self.server, timeout=CALL_S, limits=limits, trust_env=False)
+        self._http = httpx2.AsyncClient(
+            base_url=self.server, timeout=CALL_S, limits=limits, trust_env=False, verify=self._context
+        )
 
     async def __aenter__(self) -> ProxyClient:
         return self
@@ -65,6 +70,20 @@ class ProxyClient:
     async def close(self) -> None:
         """Let go of connections."""
         await self._http.aclose()
+
+    def trust(self, authorities: str) -> None:
+        """Believe certificates of these authorities (PEM), beside those believed before, from the next connection on.
+
+        Raises:
+            MooringsError: ``config.invalid``.
+        """
+        try:
+            self._context.load_verify_locations(cadata=authorities)
+        except ssl.SSLError as error:
+            detail = f"the authorities of the proxy cannot be read: {cause_text(error)}"
+            raise MooringsError(
+                "config.invalid", detail, hint="delete that ConfigMap: the proxy makes it anew"
+            ) from error
 
     async def create(self, request: PartitionRequest) -> PartitionBody:
         """The partition of an instance, as far as it has come; asked again, it is the same one.

@@ -75,6 +75,10 @@ class Routes:
             "/openapi.json": ("GET", self._document),
         }
 
+    def is_open(self, path: str) -> bool:
+        """Whether a path is open to all."""
+        return path in self._open
+
     def close(self) -> None:
         """The server stops: watches end."""
         self._closing = True

@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes.certificate_keeper import CertificateKeeper
 from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
 from moorings.kubernetes.proxy.asking import check_cluster
 from moorings.kubernetes.proxy.door import Door
 from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.links import Reach
+from moorings.kubernetes.proxy.plain import PlainRoutes
 from moorings.kubernetes.proxy.routes import Routes
 from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
 from moorings.kubernetes.proxy.settings import ProxySettings, read_controllers
@@ -32,10 +34,11 @@ WATCH_PART = 0.9  # of the time an answer may take; then a watch ends by itself
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running proxy."""
+    """A running proxy; ``tls_port`` is None where it speaks no TLS."""
 
     keeper: Keeper
     port: int
+    tls_port: int | None
 
 
 async def find_mark(kube: Kube, stopping: asyncio.Event) -> str:
@@ -69,7 +72,12 @@ async def find_mark(kube: Kube, stopping: asyncio.Event) -> str:
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: ProxySettings, kube: Kube, boot: str, now: Callable[[], int], mark: str
+    settings: ProxySettings,
+    kube: Kube,
+    boot: str,
+    now: Callable[[], int],
+    mark: str,
+    certificate: CertificateKeeper | None = None,
 ) -> AsyncIterator[Proxy]:
     """A proxy that serves until the block ends; every partition stays as it is then.
 
@@ -79,6 +87,7 @@ async def running(
         boot: what tells this process from others: hexadecimal digits.
         now: the wall clock, microseconds since 1970.
         mark: what tells the cluster from others of its name (``find_mark``).
+        certificate: with ``settings.tls_port``; prepared.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -87,9 +96,19 @@ async def running(
     reaches = _read(settings)
     listening = listen(settings.host, settings.port)
     times = Times(settings.idle_s, settings.read_s, settings.write_s, settings.connections_max)
-    server = ProxyServer(Routes(keeper, Door(kube, settings.operators), settings.write_s * WATCH_PART), times)
+    routes = Routes(keeper, Door(kube, settings.operators), settings.write_s * WATCH_PART)
+    servers: list[tuple[ProxyServer, socket.socket]] = []
+    if certificate is None:
+        servers.append((ProxyServer(routes, times, routes.close), listening))
+    else:
+        assert settings.tls_port is not None
+        private = listen(settings.host, settings.tls_port)
+        servers.append((ProxyServer(routes, times, routes.close, certificate.context), private))
+        servers.append((ProxyServer(PlainRoutes(routes, is_open=settings.plain), times), listening))
     await keeper.set_controllers(reaches)
-    works = [_reload(settings, keeper, reaches), _serve(server, listening)]
+    works = [server.serve([sock]) for server, sock in servers] + [_reload(settings, keeper, reaches)]
+    if certificate is not None:
+        works.append(certificate.run())
     if settings.namespace:
 
         def read() -> tuple[int, Iterable[PartitionBody]]:
@@ -98,18 +117,16 @@ async def running(
         works.append(Tracker(kube, settings.namespace, settings.tracker, read).serve())
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        yield Proxy(keeper, listening.getsockname()[1])
+        ports = [sock.getsockname()[1] for _, sock in servers]
+        yield Proxy(keeper, ports[-1], ports[0] if certificate is not None else None)
     finally:
-        server.should_exit = True
-        await asyncio.wait(tasks[1:2], timeout=10)
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.wait(tasks[: len(servers)], timeout=10)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await keeper.close()
-
-
-async def _serve(server: ProxyServer, listening: socket.socket) -> None:
-    await server.serve([listening])
 
 
 def _read(settings: ProxySettings) -> tuple[Reach, ...]:

@@ -1,5 +1,7 @@
 """The server under the routes: uvicorn, with the three time-outs of Table 6.1, and bounds on connections and heads.
 
+With TLS there are two: one for HTTPS, and one without TLS that serves no token.
+
 ``read``: from the first byte of a request (on a new connection: from its opening) to the end of its body. ``write``:
 from there until the answer has left us. ``idle``: between two requests. Whoever oversteps one loses the connection.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -20,9 +23,9 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.answers import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from moorings.kubernetes.proxy.routes import Routes
+    from starlette.types import ASGIApp
 
 HEAD_BYTES_MAX = 64 << 10  # tokens of service accounts have 1 to 2 KiB
 PIPELINED_MAX = 16
@@ -137,13 +140,26 @@ class TimedProtocol(HttpToolsProtocol):
 
 
 class ProxyServer(uvicorn.Server):
-    """uvicorn's server; who starts it sees to signals."""
+    """uvicorn's server; who starts it sees to signals.
 
-    def __init__(self, routes: Routes, times: Times) -> None:
+    Args:
+        app: what is served.
+        times: how long a client may take.
+        closing: called when it stops, so that answers which would go on end.
+        context: speaks TLS; None: without.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        times: Times,
+        closing: Callable[[], None] = lambda: None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         protocol = type("ProxyProtocol", (TimedProtocol,), {"times": times})
         super().__init__(
             uvicorn.Config(
-                routes,
+                app,
                 loop="none",
                 http=protocol,
                 ws="none",
@@ -154,16 +170,17 @@ class ProxyServer(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=max(1, round(times.idle_s)),
                 timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_context_factory=(lambda _config, _default: context) if context is not None else None,
             )
         )
-        self._routes = routes
+        self._closing = closing
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._routes.close()
+        self._closing()
         await super().shutdown(sockets)
 
 

@@ -61,7 +61,10 @@ class ProxySettings:
         ca_file: PEM file of the authority behind the controllers' certificates; None: plain HTTP.
         cert_file: PEM file of our own certificate, ``key_file`` of its key; for controllers that ask for one.
         projects: project of a namespace, where it is not called like it.
-        host: address to listen on, ``port`` the TCP port; 0: any free one.
+        host: address to listen on.
+        port: TCP port for HTTP without TLS; 0: any free one.
+        tls_port: TCP port for HTTPS, 0: any free one; None: there is no TLS, and ``port`` serves everything.
+        plain: whether ``port`` serves what is open to all beside TLS; else it only says where to go.
         operators: service accounts that may do everything: ``system:serviceaccount:<namespace>:<name>``.
         namespace: of the tracker ConfigMap; empty: none is written.
         tracker: its name.
@@ -81,6 +84,8 @@ class ProxySettings:
     projects: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     port: int = 8080
+    tls_port: int | None = None
+    plain: bool = False
     operators: frozenset[str] = frozenset()
     namespace: str = ""
     tracker: str = "ipu-partitions-tracker"

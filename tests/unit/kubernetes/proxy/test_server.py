@@ -6,18 +6,25 @@ import asyncio
 import base64
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx2
 import pytest
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import Kind, KubeError
+from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.proxy.door import POD_NAME, Door, Visitor
 from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.plain import PlainRoutes
 from moorings.kubernetes.proxy.routes import Routes
 from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
 from moorings.kubernetes.proxy.shapes import AUDIENCE
@@ -95,6 +102,70 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, f
         return b"", time.monotonic() - begun
     finally:
         writer.close()
+
+
+@contextlib.asynccontextmanager
+async def serving_tls(*, is_open: bool) -> AsyncIterator[tuple[ssl.SSLContext, int, int]]:
+    """The server's context, its port for HTTPS, and the one without."""
+    keeper, context = Keeper("lab", {}, "abc", lambda: 0), make_server_context()
+    routes = Routes(keeper, door(Reviews()), 1.0)
+    listening, plain = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    servers = [
+        (ProxyServer(routes, TIMES, routes.close, context), listening),
+        (ProxyServer(PlainRoutes(routes, is_open=is_open), TIMES), plain),
+    ]
+    tasks = [asyncio.create_task(server.serve([sock])) for server, sock in servers]
+    try:
+        yield context, listening.getsockname()[1], plain.getsockname()[1]
+    finally:
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+
+async def ask(url: str, path: str, sent: str = "", ca: bytes = b"") -> tuple[int, dict[str, Any]]:
+    trust = ssl.create_default_context(cadata=ca.decode() or None)
+    headers = {"Authorization": f"Bearer {sent}"} if sent else {}
+    async with httpx2.AsyncClient(verify=trust) as http:
+        answer = await http.get(url + path, headers=headers)
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_without_tls_no_token_is_served_and_what_is_open_only_where_that_is_wanted(is_open: bool) -> None:
+    held = make_certificates(["127.0.0.1"], datetime.now(UTC))
+    async with serving_tls(is_open=is_open) as (context, port, plain_port):
+        take(context, held)
+        private, plain = f"https://127.0.0.1:{port}", f"http://127.0.0.1:{plain_port}"
+        assert (await ask(private, "/v1/partitions", GOOD, held.ca))[0] == 200
+        assert (await ask(private, "/stats", ca=held.ca))[0] == 200
+        for path, sent in (("/v1/partitions", GOOD), ("/v1/partitions", ""), ("/stats", GOOD), ("/nothing", "")):
+            status, told = await ask(plain, path, sent)
+            assert (status, told["code"], told["retryable"]) == (421, "request.not_private", True)
+            assert GOOD not in str(told)
+        status, _ = await ask(plain, "/stats")
+        assert status == (200 if is_open else 421)
+
+
+async def test_a_new_certificate_is_served_without_a_restart_and_believed_by_a_client_that_runs() -> None:
+    first, second = (make_certificates(["127.0.0.1"], datetime.now(UTC)) for _ in range(2))
+    async with serving_tls(is_open=False) as (context, port, _):
+        take(context, first)
+        async with ProxyClient(f"https://127.0.0.1:{port}", token=lambda: GOOD) as client:
+            with pytest.raises(MooringsError, match="was not reached") as caught:
+                await client.list()
+            assert caught.value.retryable, "the operator goes on when it knows the authority"
+            client.trust(first.ca.decode())
+            assert (await client.list()).items == ()
+            take(context, second)
+            await asyncio.sleep(TIMES.idle_s * 1.5)  # the connection that is kept has the old one
+            with pytest.raises(MooringsError, match="was not reached"):
+                await client.list()
+            client.trust(second.ca.decode())
+            assert (await client.list()).items == ()
+            with pytest.raises(MooringsError) as caught:
+                client.trust("nonsense")
+            assert caught.value.code == "config.invalid"
 
 
 QUERY = b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"

@@ -1,0 +1,59 @@
+"""Which authorities the proxy's certificate may be of: what the proxy tells in a ConfigMap, looked up again and again.
+
+Mounted into the Pod it would come a minute later, at a start too. The Secret beside it holds keys, which are nobody's
+but the proxy's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.certificate_keeper import find, parse_authorities
+from moorings.kubernetes.kube import CONFIG_MAP, Kube
+
+log = logging.getLogger("moorings.kubernetes.proxy.trust")
+
+LOOK_S = 20.0  # a certificate by an authority that nobody knew (its Secret was deleted) is believed so late
+FIRST_S = 1.0
+
+
+class Trust:
+    """Tells of the proxy's authorities whenever they have changed.
+
+    Args:
+        kube: the API server.
+        namespace: of the ConfigMap.
+        name: its name.
+        on_change: takes the authorities, as PEM; raises MooringsError if they cannot be read.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, name: str, on_change: Callable[[str], None]) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._name = name
+        self._on_change = on_change
+        self._told = ""
+
+    async def look(self) -> None:
+        """Look once.
+
+        Raises:
+            MooringsError: the API server did not answer, or what it has cannot be read.
+        """
+        found = parse_authorities(await find(self._kube, CONFIG_MAP, self._name, self._namespace))
+        if found and found != self._told:
+            self._on_change(found)
+            self._told = found
+            log.info("proxy.trusted", extra={"configmap": self._name})
+
+    async def serve(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except MooringsError as error:
+                log.warning("proxy.not_trusted", extra={"code": error.code, "detail": error.detail})
+            await asyncio.sleep(LOOK_S if self._told else FIRST_S)
