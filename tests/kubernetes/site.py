@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -30,6 +31,7 @@ CHART = ROOT / "deploy" / "helm" / "ipu-operator"
 CRD = ROOT / "deploy" / "kubernetes" / "CRDs" / "graphcore.ai_ipujobs.yaml"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 CLUSTER = "lab"
+_ARGUMENTS = ("--lease-name=", "--launcher-role=", "--account=", "--watch-namespaces=")  # of the operator, as rendered
 _RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 OPERATOR = "ipu-operator"
 PROXY = "vipu-proxy"
@@ -85,9 +87,10 @@ class Site:
         self.operators: dict[str, subprocess.Popen[bytes]] = {}
         self.proxy: subprocess.Popen[bytes] | None = None
         self.flags: list[str] = []
+        self.values: dict[str, str] = {}  # of the chart
         self.program: list[str] = ["-m", "moorings.app.kubernetes_operator"]
         self.namespace = cluster.make_namespace("moorings")
-        self._lease = ""
+        self._of_chart: list[str] = []
 
     @property
     def pod(self) -> Pod:
@@ -106,7 +109,7 @@ class Site:
         deployments = {one["metadata"]["name"]: one for one in rendered if one["kind"] == "Deployment"}
         manager = next(one for name, one in deployments.items() if name.endswith("controller-manager"))
         args = manager["spec"]["template"]["spec"]["containers"][0]["args"]
-        self._lease = next(arg for arg in args if arg.startswith("--lease-name="))
+        self._of_chart = [arg for arg in args if arg.startswith(_ARGUMENTS)]
         keys = self.folder / "access-keys"
         keys.mkdir(mode=0o700, exist_ok=True)
         for pod in self.pods:
@@ -124,6 +127,7 @@ class Site:
             "controller.serviceAccount.name": OPERATOR,
             "vipuProxy.serviceAccount.name": PROXY,
             "clusterName": CLUSTER,
+            **self.values,
         }
         flags = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
         text = self.cluster.helm("template", "lab", str(CHART), "-n", self.namespace, *flags)
@@ -185,7 +189,7 @@ class Site:
         words += [f"--proxy-url={self.proxy_url}", f"--proxy-token-file={token}", f"--kubeconfig={config}"]
         words += [
             *([f"--proxy-ca-configmap={_PROXY}-ca"] if self.tls else []),
-            self._lease,
+            *self._of_chart,
             "--webhook-port=0",
             f"--launcher-proxy-url={self._url(self.cluster.host)}",
             "--no-host-network",
@@ -391,10 +395,11 @@ def ipu_site(
     flags: Sequence[str] = (),
     start: bool = True,
     policy: str = "",
+    values: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Site]:
     """A site on a cluster; a controller for each of ``sizes`` (or of ``pools``), called pod1, pod2 and on.
 
-    ``policy``: their policy file, if they have one.
+    ``policy``: their policy file, if they have one; ``values``: of the chart, which gives their rights.
     """
     folder = new_folder()
     texts = pools or [POOLS.format(name=f"pool{n}", size=size, slow_s=slow_s) for n, size in enumerate(sizes, 1)]
@@ -407,6 +412,7 @@ def ipu_site(
             pods[-1].data.mkdir(0o700)
             (pods[-1].data / "policy.toml").write_text(policy)
     site = Site(cluster, folder, pods)
+    site.values = dict(values)
     site.flags = [*flags, *(["--devel-logs"] if log else [])]
     try:
         for pod in pods:

@@ -363,6 +363,17 @@ MORE = [
         "clusterName", "kubernetes", "c2", several(option("--cluster-name"), proxy_option("--cluster-name")), ["c2"] * 2
     ),
     Row(
+        "watchNamespaces",
+        [],
+        ["a", "b"],
+        several(
+            option("--watch-namespaces"),
+            option("--launcher-role"),
+            option("--watch-namespaces", ("Job", "uninstall"), "uninstall"),
+        ),
+        ["a,b", None, "a,b"],
+    ),
+    Row(
         "vipuControllers",
         [],
         ["pod1:8090:ipunode=pod1"],

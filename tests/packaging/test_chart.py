@@ -368,6 +368,7 @@ def test_our_programs_take_what_the_chart_gives_them(values: Obj) -> None:
         ]
     assert pod(CONTROLLER, "volumes[metrics].emptyDir")(rendered), "a folder of these two alone"
     assert operator.metrics_port == 0, "on 127.0.0.1 of a node everybody there would read them"
+    assert operator.account == proxy.operator_account.removeprefix("system:serviceaccount:")
     hook = kubernetes_uninstall.make_parser().parse_args(words(rendered, ("Job", "uninstall")))
     assert (hook.lease_name, hook.webhook_name) == (operator.lease_name, operator.webhook_name)
     assert (hook.webhook_secret, hook.proxy_secret) == (operator.webhook_secret, proxy.tls_secret)
@@ -426,7 +427,8 @@ def test_roles_have_no_wildcards() -> None:
     for _, name, rule in found:
         for words in rule.values():
             assert not [word for word in words if "*" in word], name
-        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"]), name
+        assert not {"escalate", "impersonate"} & set(rule["verbs"]), name
+        assert "bind" not in rule["verbs"] or rule["resourceNames"] == [f"{FULL}-controller-manager-launchers"]
         assert "deletecollection" not in rule["verbs"] or name == f"{FULL}-ipujobs-edit", "only what people may"
     for each in plain().objects:
         if each["kind"] in ("ClusterRoleBinding", "RoleBinding"):
@@ -454,17 +456,48 @@ def test_webhook_configurations_leases_and_scales_are_named() -> None:
             assert rule.get("resourceNames") or rule["verbs"] == ["create"], name
 
 
-def test_the_operator_holds_what_a_launcher_s_role_grants() -> None:
-    held = {
+def held(rendered: Rendered, kind: str, *roles: str) -> set[tuple[str, str, str]]:
+    """What some roles let do with any object: group, resource, verb."""
+    return {
         (group, resource, verb)
-        for kind, name, rule in rules(plain())
-        if name == f"{FULL}-controller-manager" and kind == "ClusterRole" and "resourceNames" not in rule
+        for found, name, rule in rules(rendered)
+        if found == kind and name in {f"{FULL}-{role}" for role in roles} and "resourceNames" not in rule
         for group in rule.get("apiGroups", ())
         for resource in rule.get("resources", ())
         for verb in rule["verbs"]
     }
-    granted = {("", "pods", verb) for verb in ("get", "list", "watch")} | {("", "pods/exec", "create")}
-    assert granted <= held
+
+
+GRANTED = {("", "pods", verb) for verb in ("get", "list", "watch")} | {("", "pods/exec", "create")}
+IN_NAMESPACES: Obj = {"watchNamespaces": ["a", "b"]}
+
+
+def test_the_operator_can_come_by_what_a_launcher_s_role_grants() -> None:
+    everywhere = held(plain(), "ClusterRole", "controller-manager")
+    assert everywhere.isdisjoint({("", "pods/exec", "create")}), "only where it has bound itself"
+    assert GRANTED <= everywhere | held(plain(), "ClusterRole", "controller-manager-launchers")
+    (bound,) = [rule for _, _, rule in rules(plain()) if "bind" in rule["verbs"]]
+    assert bound["resourceNames"] == [option("--launcher-role")(plain())] == [f"{FULL}-controller-manager-launchers"]
+    assert GRANTED <= held(render(IN_NAMESPACES), "Role", "controller-manager-jobs")
+
+
+@pytest.mark.parametrize("resource", ["configmaps", "services", "serviceaccounts", "rolebindings", "pods"])
+@pytest.mark.parametrize("values", [{}, IN_NAMESPACES], ids=["everywhere", "namespaces"])
+def test_the_operator_may_change_nothing_but_what_changes(values: Obj, resource: str) -> None:
+    rendered = render(values)
+    found = held(rendered, "ClusterRole", "controller-manager") | held(rendered, "Role", "controller-manager-jobs")
+    assert {verb for _, name, verb in found if name == resource}.isdisjoint({"update", "patch"})
+
+
+def test_in_namespaces_the_operator_has_no_right_elsewhere() -> None:
+    rendered = render(IN_NAMESPACES)
+    everywhere = held(rendered, "ClusterRole", "controller-manager")
+    assert {name for _, name, _ in everywhere} == {"tokenreviews", "subjectaccessreviews"}
+    assert held(rendered, "ClusterRole", "uninstall") == set()
+    places = [
+        one["metadata"]["namespace"] for one in rendered.objects if one["metadata"]["name"].endswith("-manager-jobs")
+    ]
+    assert sorted(places) == ["a", "a", "b", "b"], "a Role and its binding"
 
 
 def test_every_rule_says_what_it_is_for() -> None:

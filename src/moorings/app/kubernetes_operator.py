@@ -38,7 +38,7 @@ from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.election import Elector, Terms
 from moorings.kubernetes.events import Recorder
-from moorings.kubernetes.informer import Informer, Key, without_managed_fields
+from moorings.kubernetes.informer import Informer, Informers, Key, without_managed_fields
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import IPU_JOB, POD
 from moorings.kubernetes.measures import Measures
@@ -75,6 +75,19 @@ def build_parser() -> ArgumentParser:
     add("--proxy-ca-configmap", default="", help="ConfigMap in which the proxy tells its authority (with https)")
     add("--launcher-proxy-url", default="", help="where launchers reach it (default: the same)")
     add("--proxy-token-file", type=Path, help="what the proxy knows us by; read anew as it changes")
+    add(
+        "--watch-namespaces",
+        type=_words,
+        default=(),
+        metavar="NAME[,NAME]",
+        help="whose jobs it looks after (default: all)",
+    )
+    add(
+        "--launcher-role",
+        default="",
+        help="ClusterRole of what launchers' roles hand on; bound to us where such jobs are",
+    )
+    add("--account", default="", metavar="NAMESPACE:NAME", help="our service account, with --launcher-role")
     add("--cluster-name", default="", help="as the proxy has it; only told in the log")
     add("--launcher-image", default=_USUAL.launcher_image)
     add("--launcher-image-pull-policy", default=_USUAL.launcher_pull_policy)
@@ -147,8 +160,9 @@ class Replica:
         self._proxy = ProxyClient(given.proxy_url, given.proxy_token_file)
         self._queue: WorkQueue[str] = WorkQueue()
         self._view = PartitionView(self._proxy, on_change=self._queue.add, on_return=self._look_at_all)
-        self._jobs = Informer(self._kube, IPU_JOB, on_change=self._job_changed, trim=without_managed_fields)
-        self._pods = Informer(self._kube, POD, labels=names.JOB, on_index=self._queue.add, trim=trim_pod, index=job_of)
+        where: Sequence[str | None] = given.watch_namespaces or (None,)
+        self._jobs = Informers([self._inform_of_jobs(namespace) for namespace in where])
+        self._pods = Informers([self._inform_of_pods(namespace) for namespace in where])
         identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
         terms = Terms(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
         self._elector = Elector(self._kube, given.namespace, given.lease_name, identity, terms)
@@ -170,6 +184,9 @@ class Replica:
             privileged_namespaces=frozenset(given.privileged_namespaces),
             dns_policy=given.dns_policy,
             max_priority=given.max_priority,
+            launcher_role=given.launcher_role,
+            account=given.account,
+            namespaces=frozenset(given.watch_namespaces),
         )
         self._rules = make_rules(options.limits)
         self._operator = Operator(
@@ -224,8 +241,8 @@ class Replica:
         self._operator.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._view.serve())
-            await self._jobs.synced.wait()
-            await self._pods.synced.wait()
+            await self._jobs.synced()
+            await self._pods.synced()
             with contextlib.suppress(TimeoutError):  # a proxy that is away keeps no job from being deleted
                 async with asyncio.timeout(VIEW_S):
                     await self._view.ready()
@@ -266,6 +283,21 @@ class Replica:
             since = now
 
     # -- small things ------------------------------------------------------------------------------------------------
+
+    def _inform_of_jobs(self, namespace: str | None) -> Informer:
+        trim = without_managed_fields
+        return Informer(self._kube, IPU_JOB, on_change=self._job_changed, namespace=namespace, trim=trim)
+
+    def _inform_of_pods(self, namespace: str | None) -> Informer:
+        return Informer(
+            self._kube,
+            POD,
+            on_index=self._queue.add,
+            namespace=namespace,
+            labels=names.JOB,
+            trim=trim_pod,
+            index=job_of,
+        )
 
     def _trust(self, authorities: str) -> None:
         self._proxy.trust(authorities)

@@ -139,7 +139,7 @@ def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
 def find_faults(obj: Obj, limits: Limits = EVERYWHERE) -> tuple[Fault, ...]:
     """Everything that can be known to be wrong with a job without asking anybody; one without faults can be built."""
     job, unread = read_ipujob(obj)
-    found = [*_name(job, obj), *unread, *_launcher(job), *_template(job)]
+    found = [*_place(job, limits), *_name(job, obj), *unread, *_launcher(job), *_template(job)]
     if not limits.trusts(job.namespace):
         found += find_privileges(_TEMPLATE, job.template, job.launcher if job.has_launcher else {})
     if not unread:  # else the numbers are defaults, and would be complained of in vain
@@ -161,6 +161,15 @@ def _refuse(faults: Iterable[Fault]) -> None:
     if len(found) > FAULTS_TOLD_MAX:
         told.append(f"and {len(found) - FAULTS_TOLD_MAX} more")
     raise MooringsError("ipujob.invalid", "; ".join(told))
+
+
+def _place(job: IPUJob, limits: Limits) -> Iterator[Fault]:
+    if limits.namespaces and job.namespace not in limits.namespaces:
+        yield Fault(
+            "metadata.namespace",
+            f"nobody looks after IPUJobs in {job.namespace}",
+            "an admin can add the namespace to watchNamespaces",
+        )
 
 
 def _name(job: IPUJob, obj: Obj) -> Iterator[Fault]:

@@ -16,6 +16,7 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import FINALIZER, IPUJob, Obj
 from moorings.kubernetes.kube import (
+    CLUSTER_ROLE,
     CONFIG_MAP,
     IPU_JOB,
     POD,
@@ -31,6 +32,7 @@ from moorings.kubernetes.objects import (
     PodOptions,
     build_access,
     build_config,
+    build_grant,
     build_launcher,
     build_service,
     build_worker,
@@ -56,6 +58,8 @@ from moorings.wire.codec import time_text
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
+GRANTED_S = 10.0  # a right that was given a moment ago is not known to every API server yet
+GRANT_PAUSE_S = 0.1
 SEEN_S = 15.0  # what was made and is not seen by then is not reckoned with any more
 
 
@@ -135,6 +139,7 @@ class Doer:
     gone: Callable[[PartitionBody], None]
     now: Callable[[], float]
     ensured: dict[str, tuple[int, int]] = field(default_factory=dict)
+    granted: dict[str, float] = field(default_factory=dict)  # namespaces where we may make launchers' roles: since when
 
     async def do(
         self, job: IPUJob, acts: Iterable[Act], partitions: Mapping[int, PartitionBody], made: Made
@@ -211,6 +216,8 @@ class Doer:
                 await self._create_pod(job, build_worker(job, number, restart, partition, self.options), made)
             case CreateLauncher(instance, restart, reset):
                 partition = partitions[instance]
+                if instance:  # the first one's stands beside the job
+                    await self._have(job, CONFIG_MAP, build_config(job, instance))
                 pod = build_launcher(job, instance, restart, partition, self.options, reset=reset)
                 await self._create_pod(job, pod, made)
             case DeletePod(name, uid, grace_s):
@@ -282,6 +289,7 @@ class Doer:
         if self.ensured.get(job.uid) == edition:
             return
         if job.has_launcher:
+            await self._grant(job.namespace)
             account, role, binding = build_access(job)
             chains = [
                 [(SERVICE_ACCOUNT, account)],
@@ -296,10 +304,42 @@ class Doer:
     async def _ensure(self, job: IPUJob, chain: Sequence[tuple[Kind, Obj]]) -> None:
         """Have these objects, one after the other."""
         for kind, body in chain:
-            await self._have(job, kind, body)
+            if kind is ROLE:
+                await self._have_role(job, body)
+            else:
+                await self._have(job, kind, body)
+
+    async def _grant(self, namespace: str) -> None:
+        """Have the right that launchers' roles hand on, in a namespace: where such jobs are and nowhere else."""
+        role, account = self.options.launcher_role, self.options.account
+        if not role or namespace in self.granted:
+            return
+        uid = (await self.kube.get(CLUSTER_ROLE, role))["metadata"]["uid"]
+        try:
+            await self.kube.create(ROLE_BINDING, build_grant(role, uid, account, namespace), namespace)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        self.granted[namespace] = self.now()
+
+    async def _have_role(self, job: IPUJob, body: Obj) -> None:
+        """Have a launchers' role; who was just given what it hands on may be refused for a moment."""
+        while True:
+            try:
+                await self._have(job, ROLE, body)
+            except KubeError as error:
+                since = self.granted.get(job.namespace)
+                if error.status != 403 or since is None:
+                    raise
+                if self.now() - since > GRANTED_S:
+                    del self.granted[job.namespace]  # somebody may have taken it away
+                    raise
+                await asyncio.sleep(GRANT_PAUSE_S)
+            else:
+                return
 
     async def _have(self, job: IPUJob, kind: Kind, body: Obj) -> None:
-        """Have an object, with our content: made, or mended if it is this job's."""
+        """Have an object: made, or this job's. Of these only a role changes, when the job is scaled."""
         try:
             await self.kube.create(kind, body, job.namespace)
         except KubeError as error:
@@ -309,9 +349,8 @@ class Doer:
             return
         found = await self.kube.get(kind, body["metadata"]["name"], job.namespace)
         _check_owned(found, job, kind.name)
-        content = {key: value for key, value in body.items() if key in ("data", "rules", "subjects")}
-        if any(found.get(key) != value for key, value in content.items()):
-            await self.kube.replace(kind, {**found, **content}, job.namespace)
+        if "rules" in body and found.get("rules") != body["rules"]:
+            await self.kube.replace(kind, {**found, "rules": body["rules"]}, job.namespace)
 
 
 def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionRequest:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from moorings.kubernetes.ipujob import Obj
@@ -273,6 +274,40 @@ class Informer:
         if self._failures >= TELL_AFTER:
             log.info("informer.recovered", extra={"kind": self._kind.plural})
         self._failures = 0
+
+
+class Informers:
+    """The objects of a kind in several namespaces, seen as one; each namespace has an informer of its own.
+
+    Args:
+        informers: of these namespaces, or one of all.
+    """
+
+    def __init__(self, informers: Sequence[Informer]) -> None:
+        self._informers = tuple(informers)
+
+    def __iter__(self) -> Iterator[Obj]:
+        """All objects; not to be changed, nor kept over an ``await``."""
+        return chain.from_iterable(self._informers)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        """One object, not to be changed."""
+        return next((found for one in self._informers if (found := one.get(namespace, name)) is not None), None)
+
+    def indexed(self, value: str) -> Sequence[Obj]:
+        """The objects that ``index`` gave this value, in no order; not to be changed."""
+        return [found for one in self._informers for found in one.indexed(value)]
+
+    async def synced(self) -> None:
+        """Returns once a whole list of each was seen."""
+        for one in self._informers:
+            await one.synced.wait()
+
+    async def serve(self) -> None:
+        """Keep up until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for one in self._informers:
+                group.create_task(one.serve())
 
 
 def _now() -> float:

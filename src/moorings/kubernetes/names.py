@@ -32,9 +32,9 @@ def launcher_name(job: str, instance: int) -> str:
     return f"{job}-launcher" if instance == 0 else f"{job}-launcher-{instance}"
 
 
-def config_name(job: str) -> str:
-    """The ConfigMap of a job."""
-    return f"{job}-config"
+def config_name(job: str, instance: int = 0) -> str:
+    """The ConfigMap of an instance's launcher; the first one also has what all of them share."""
+    return f"{job}-config" if instance == 0 else f"{job}-config-{instance}"
 
 
 def account_name(job: str) -> str:

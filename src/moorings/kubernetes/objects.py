@@ -52,6 +52,10 @@ class PodOptions:
         privileged: containers are privileged.
         privileged_namespaces: both only in these namespaces; empty: in all.
         dns_policy: of Pods in the node's network.
+        launcher_role: the ClusterRole that the operator binds itself to where it makes launchers; empty: it has that
+            right everywhere it looks.
+        account: the operator's own, ``namespace:name``; with ``launcher_role``.
+        namespaces: those whose jobs are looked after; empty: all.
     """
 
     launcher_image: str = "launcher:latest"
@@ -65,6 +69,9 @@ class PodOptions:
     privileged_namespaces: frozenset[str] = frozenset()
     dns_policy: str = "ClusterFirstWithHostNet"
     max_priority: int = 0
+    launcher_role: str = ""
+    account: str = ""
+    namespaces: frozenset[str] = frozenset()
 
     @property
     def proxy_mark(self) -> str:
@@ -74,7 +81,7 @@ class PodOptions:
     @property
     def limits(self) -> Limits:
         """Where Pods may have power over their node, and what else is limited."""
-        return Limits(self.privileged, self.privileged_namespaces, self.max_priority)
+        return Limits(self.privileged, self.privileged_namespaces, self.max_priority, self.namespaces)
 
 
 def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBody, options: PodOptions) -> Obj:
@@ -154,7 +161,7 @@ def build_launcher(
     spec["serviceAccountName"] = names.account_name(job.name)
     # A token that ends with its Pod: before 1.24 the usual one is a Secret, and only made after a while.
     spec["automountServiceAccountToken"] = False
-    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job, options)]
+    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job, instance, options)]
     labels = {names.ROLE: names.LAUNCHER_ROLE}
     found = _pod(job, names.launcher_name(job.name, instance), instance, restart, labels, partition, spec)
     if options.proxy_ca:
@@ -162,13 +169,15 @@ def build_launcher(
     return found
 
 
-def build_config(job: IPUJob) -> Obj:
-    """The launchers' ConfigMap: the remote-exec script and a hostfile an instance."""
-    container = job.template["spec"]["containers"][0]["name"]
-    data = {SCRIPT: kubexec_script(container, f"{BIN_DIR}/kubectl")}
-    for instance in range(job.instances):
-        data[_hostfile(instance)] = hostfile(_workers(job, instance), 1)
-    return _beside(job, "v1", "ConfigMap", names.config_name(job.name)) | {"data": data}
+def build_config(job: IPUJob, instance: int = 0) -> Obj:
+    """The ConfigMap of an instance's launcher: its hostfile; in the first one the remote-exec script, too.
+
+    One for each instance: nothing of it changes when the job is scaled, and so the operator need not be let change any.
+    """
+    data = {_hostfile(instance): hostfile(_workers(job, instance), 1)}
+    if instance == 0:
+        data[SCRIPT] = kubexec_script(job.template["spec"]["containers"][0]["name"], f"{BIN_DIR}/kubectl")
+    return _beside(job, "v1", "ConfigMap", names.config_name(job.name, instance)) | {"data": data}
 
 
 def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
@@ -187,6 +196,25 @@ def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
     return account, role, binding
+
+
+def build_grant(role: str, role_uid: str, account: str, namespace: str) -> Obj:
+    """What gives the operator, in one namespace, the right that it hands on to launchers there: a RoleBinding.
+
+    Args:
+        role: the ClusterRole with that right; the binding goes with it.
+        role_uid: its uid.
+        account: the operator's, ``namespace:name``.
+        namespace: where.
+    """
+    group = "rbac.authorization.k8s.io"
+    home, _, name = account.partition(":")
+    owner = {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "name": role, "uid": role_uid}
+    return {
+        "metadata": {"name": role, "namespace": namespace, "ownerReferences": [owner]},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": home}],
+    }
 
 
 def build_service(job: IPUJob) -> Obj:
@@ -376,7 +404,7 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
     }
 
 
-def _volumes(job: IPUJob, options: PodOptions) -> list[Obj]:
+def _volumes(job: IPUJob, instance: int, options: PodOptions) -> list[Obj]:
     proxy: list[Obj] = [{"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}]
     if options.proxy_ca:
         place = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.PROXY_CA}']"}
@@ -389,7 +417,7 @@ def _volumes(job: IPUJob, options: PodOptions) -> list[Obj]:
     ]
     return [
         {"name": VOLUMES[0], "emptyDir": {}},
-        _config_volume(job),
+        _launcher_config(job, instance),
         {"name": VOLUMES[2], "projected": {"sources": proxy}},
         {"name": VOLUMES[3], "projected": {"sources": api}},
     ]
@@ -398,6 +426,14 @@ def _volumes(job: IPUJob, options: PodOptions) -> list[Obj]:
 def _config_volume(job: IPUJob) -> Obj:
     config: dict[str, Any] = {"name": names.config_name(job.name), "defaultMode": 0o555}
     return {"name": VOLUMES[1], "configMap": config}
+
+
+def _launcher_config(job: IPUJob, instance: int) -> Obj:
+    if instance == 0:
+        return _config_volume(job)
+    script = {"name": names.config_name(job.name), "items": [{"key": SCRIPT, "path": SCRIPT}]}
+    sources = [{"configMap": script}, {"configMap": {"name": names.config_name(job.name, instance)}}]
+    return {"name": VOLUMES[1], "projected": {"sources": sources, "defaultMode": 0o555}}
 
 
 def _worker_volume(job: IPUJob, file: GcdBody | None) -> Obj:

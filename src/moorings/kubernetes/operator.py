@@ -18,7 +18,7 @@ from moorings.core.instants import SECOND, Instant
 from moorings.kubernetes import names
 from moorings.kubernetes.admission import check_ipujob
 from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned
-from moorings.kubernetes.informer import Informer
+from moorings.kubernetes.informer import Informers
 from moorings.kubernetes.ipujob import IPUJob, Obj, Status
 from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
 from moorings.kubernetes.measures import Measures
@@ -96,8 +96,8 @@ class Operator:
         kube: Kube,
         proxy: Partitioning,
         options: PodOptions,
-        jobs: Informer,
-        pods: Informer,
+        jobs: Informers,
+        pods: Informers,
         view: PartitionView,
         may: Callable[[], bool],
         story: Callable[[Obj, Story], None],
@@ -183,6 +183,7 @@ class Operator:
         """A term of leadership begins: what was remembered of an earlier one is not how it is now."""
         self._memory.clear()
         self._doer.ensured.clear()
+        self._doer.granted.clear()
 
     async def sweep(self, namespace: str = "", name: str = "") -> int:
         """Give back partitions whose job is gone, of one name or of all: how many.
@@ -198,7 +199,7 @@ class Operator:
         swept = 0
         for seen in self._view.named(namespace, name) if name else self._view.all():
             body = self._view.get(seen.namespace, seen.job, seen.uid).get(seen.instance)  # it takes time to ask
-            if body is None or shapes.is_given_back(body) or self._is_known(body):
+            if body is None or shapes.is_given_back(body) or self._is_known(body) or not self._looks_at(body.namespace):
                 continue
             if await self._lives(body) or not self._may():
                 continue
@@ -283,6 +284,10 @@ class Operator:
         except MooringsError as error:
             return error.detail
         return ""
+
+    def _looks_at(self, namespace: str) -> bool:
+        """Whether we may see the jobs of a namespace: of others nothing is concluded."""
+        return not self._options.namespaces or namespace in self._options.namespaces
 
     def _is_known(self, body: PartitionBody) -> bool:
         seen = self._jobs.get(body.namespace, body.job)

@@ -56,11 +56,13 @@ class Limits:
         privileged: containers are privileged.
         privileged_namespaces: Pods are given privileges and the node's network here only; empty: everywhere.
         max_priority: the highest that a job may have: it goes before all others that wait for the same controllers.
+        namespaces: where jobs are looked after at all; empty: everywhere.
     """
 
     privileged: bool = True
     privileged_namespaces: frozenset[str] = frozenset()
     max_priority: int = PRIORITY_MAX
+    namespaces: frozenset[str] = frozenset()
 
     def covers(self, namespace: str) -> bool:
         """Whether Pods in a namespace are given what Pods are given here at all."""

@@ -48,6 +48,7 @@ class Installed:
         selector: labels of the operator's Pods.
         webhooks: name of the two webhook configurations.
         secrets: with the certificates of webhooks and proxy.
+        jobs_in: namespaces whose IPUJobs were looked after; empty: all.
     """
 
     namespace: str
@@ -56,6 +57,7 @@ class Installed:
     lease: str
     webhooks: str
     secrets: tuple[str, ...] = ()
+    jobs_in: tuple[str, ...] = ()
 
 
 async def uninstall(kube: Kube, clock: Clock, installed: Installed) -> None:
@@ -68,7 +70,7 @@ async def uninstall(kube: Kube, clock: Clock, installed: Installed) -> None:
     steps = Steps(kube, clock)
     await steps.delete_webhooks(installed)
     await steps.end_operator(installed)
-    await steps.strip_finalizers()
+    await steps.strip_finalizers(installed)
     await steps.delete_leftovers(installed)
 
 
@@ -112,7 +114,7 @@ class Steps:
             await self._clock.sleep(LOOK_S)
         log.warning("uninstall.operator_lingers", extra={"waited_s": WAIT_S})
 
-    async def strip_finalizers(self) -> None:
+    async def strip_finalizers(self, installed: Installed) -> None:
         """Take the finalizer from all IPUJobs.
 
         Raises:
@@ -121,7 +123,8 @@ class Steps:
         stripped = 0
         jobs: Sequence[Obj] = ()
         for _ in range(ROUNDS):
-            jobs = holding(await self._jobs())
+            where: Sequence[str | None] = installed.jobs_in or (None,)
+            jobs = [job for namespace in where for job in holding(await self._jobs(namespace))]
             if not jobs:
                 log.info("uninstall.finalizers_stripped", extra={"jobs": stripped})
                 return
@@ -135,10 +138,10 @@ class Steps:
             hint="something puts it back: is another operator running? Then run helm uninstall again",
         )
 
-    async def _jobs(self) -> Iterable[Obj]:
+    async def _jobs(self, namespace: str | None) -> Iterable[Obj]:
         for tries_left in reversed(range(TRIES)):
             try:
-                return (await self._kube.list(IPU_JOB)).items
+                return (await self._kube.list(IPU_JOB, namespace)).items
             except KubeError as error:
                 if error.status == 404:
                     return ()  # without their definition there are none

@@ -180,7 +180,8 @@ def build_all(job: IPUJob, options: PodOptions) -> None:
         build_worker(job, number, 0, worker_of, options)
     if job.has_launcher:
         launcher(job, options)
-        build_config(replace(job, instances=min(job.instances, 3)))
+        for instance in range(min(job.instances, 3)):
+            build_config(job, instance)
 
 
 RICH = a_spec(

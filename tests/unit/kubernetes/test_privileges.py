@@ -180,3 +180,13 @@ def test_what_such_a_job_asks_for_from_now_on_has_the_highest_priority_that_is_a
     assert [request_for(job, 0, most).priority for most in (0, 6, 9)] == [0, 6, 6]
     low = parse_ipujob(an_object(a_spec(priority=-3), **meta))
     assert request_for(low, 0, 0).priority == -3
+
+
+def test_a_new_job_where_nobody_looks_after_jobs_is_refused_and_an_old_one_may_be_changed() -> None:
+    limits = Limits(namespaces=frozenset({"research"}))
+    job = an_object(a_spec())
+    with pytest.raises(MooringsError, match="nobody looks after IPUJobs in default") as caught:
+        check_ipujob(job, limits)
+    assert "watchNamespaces" in caught.value.hint
+    check_update(job, job | {"spec": a_spec(jobInstances=2)}, limits)
+    check_ipujob(job | {"metadata": job["metadata"] | {"namespace": "research"}}, limits)
