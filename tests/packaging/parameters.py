@@ -398,6 +398,7 @@ MORE = [
         lambda r: [("ClusterRole", f"ipujobs-{one}") in r for one in ("view", "edit")],
         [False, False],
     ),
+    Row("networkPolicies.create", False, True, lambda r: ("NetworkPolicy", "vipu-proxy") in r, True),
     Row("admissionWebhooks.patch.enabled", True, False, lambda r: [each in r for each in (CREATE, PATCH)], [False] * 2),
     Row("controller.replicas", 1, 2, field(CONTROLLER, "spec.replicas"), 2),
     Row("controller.workers", 16, 9, option("--workers"), "9"),

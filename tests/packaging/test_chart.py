@@ -75,6 +75,7 @@ def leaves(values: Obj, above: str = "") -> Iterator[str]:
 
 def test_every_parameter_is_tried_here() -> None:
     tried = {row.path for row in (*TABLE, *MORE)} | {"controller.podDisruptionBudget.minAvailable"}
+    tried |= {"networkPolicies.apiServerPorts"}
     assert set(leaves(default_values())) == tried
 
 
@@ -237,6 +238,7 @@ def test_pull_secrets_are_named_in_either_form(secrets: list[Any]) -> None:
 EVERYTHING: Obj = {
     "global": {"imagePullSecrets": ["a"], "kubectlVersion": "1.20.2", "vipuControllers": "a:1:k=v"},
     "jobs": {"privilegedNamespaces": ["a"]},
+    "networkPolicies": {"create": True},
     "controller": {
         "podDisruptionBudget": {"create": True},
         "tolerations": TOLERATION,
@@ -508,6 +510,47 @@ def test_every_rule_says_what_it_is_for() -> None:
                 found += 1
                 assert above.startswith("  # "), f"{file.name}: {line}"
     assert found == len(list(rules(plain())))
+
+
+CONTROLLERS = ["pod1:8090:ipunode=pod1", "!pod2:8091", "[fd00::1:2]:8092:k=v"]
+
+
+def test_network_policies_let_through_what_is_needed_alone() -> None:
+    values = {"networkPolicies": {"create": True, "apiServerPorts": [7443]}, "vipuControllers": CONTROLLERS}
+    rendered = render(values)
+    policies = {one["metadata"]["name"]: one["spec"] for one in rendered.objects if one["kind"] == "NetworkPolicy"}
+    selected = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in rendered.objects
+        if "template" in one.get("spec", {})
+    }
+    opened = {
+        name: [
+            {port["port"] for entry in policies[f"{FULL}-{name}"].get(way, ()) for port in entry["ports"]}
+            for way in ("ingress", "egress")
+        ]
+        for name in ("vipu-proxy", "controller-manager", "hooks")
+    }
+    asked = {53, 5353, 7443}
+    assert opened == {
+        "vipu-proxy": [{"https"}, asked | {8090, 8091, 8092}],
+        "controller-manager": [{"webhook", "metrics"}, asked | {"https"}],
+        "hooks": [set(), asked],
+    }
+    for name, policy in policies.items():
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        assert any(applies(policy["podSelector"], labels) for labels in selected.values()), name
+    for name, labels in selected.items():
+        assert sum(applies(policy["podSelector"], labels) for policy in policies.values()) == 1, name
+    plain_http = render(values | {"vipuProxy": {"plainHttp": True}})["NetworkPolicy", "vipu-proxy"]
+    assert [port["port"] for port in plain_http["spec"]["ingress"][0]["ports"]] == ["https", "http"]
+
+
+def applies(selector: Obj, labels: Obj) -> bool:
+    """Whether a selector of labels selects these."""
+    wanted = [(name, [value]) for name, value in selector.get("matchLabels", {}).items()]
+    wanted += [(one["key"], one["values"]) for one in selector.get("matchExpressions", ())]
+    return all(labels.get(name) in allowed for name, allowed in wanted)
 
 
 # -- notes -------------------------------------------------------------------------------------------------------------
