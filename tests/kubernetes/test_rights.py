@@ -59,8 +59,7 @@ def train(site: Site, namespace: str) -> None:
     launcher = f"system:serviceaccount:{namespace}:train-launcher"
     assert may(site.cluster, launcher, namespace, "create", "pods/exec") is False, "into any"
     words = ("auth", "can-i", "create", "pods/train-worker-0", "--subresource=exec", "-n", namespace)
-    words = (*words, f"--as={launcher}")
-    assert site.cluster.run_kubectl(*words).stdout.strip() == "yes"
+    assert site.cluster.run_kubectl(*words, f"--as={launcher}").stdout.strip() == "yes"
 
 
 def test_the_operator_may_exec_only_where_jobs_with_launchers_are(kept_cluster: KubernetesCluster) -> None:

@@ -75,7 +75,8 @@ def leaves(values: Obj, above: str = "") -> Iterator[str]:
 
 def test_every_parameter_is_tried_here() -> None:
     tried = {row.path for row in (*TABLE, *MORE)} | {"controller.podDisruptionBudget.minAvailable"}
-    tried |= {"networkPolicies.apiServerPorts"}
+    tried |= {"networkPolicies.apiServerPorts", "certManager.issuerRef"}
+    tried |= {f"controller.kubeRbacProxy.image.{name}" for name in ("pullPolicy", "repository", "tag")}
     assert set(leaves(default_values())) == tried
 
 
@@ -391,6 +392,75 @@ def test_the_tracker_stays() -> None:
     tracker = plain()["ConfigMap", "ipu-partitions-tracker"]
     assert tracker["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert "data" not in tracker, "helm would write over it"
+
+
+# -- cert-manager and kube-rbac-proxy ----------------------------------------------------------------------------------
+
+# What is documented at https://cert-manager.io/docs/reference/api-docs (v1) and by kube-rbac-proxy's --help.
+ISSUER_SPEC = {"selfSigned": dict, "ca": dict}
+CERTIFICATE_SPEC = {
+    "secretName": str,
+    "issuerRef": dict,
+    "commonName": str,
+    "dnsNames": list,
+    "isCA": bool,
+    "duration": str,
+    "usages": list,
+    "privateKey": dict,
+}
+GUARD_FLAGS = {"secure-listen-address", "upstream", "allow-paths", "tls-cert-file", "tls-private-key-file"}
+OTHERS: Obj = {"certManager": {"enabled": True}, "controller": {"kubeRbacProxy": {"enabled": True}}}
+
+
+def test_cert_manager_is_asked_in_its_own_words_and_makes_both_certificates() -> None:
+    rendered = render(OTHERS)
+    made = [each for each in rendered.objects if each["apiVersion"].startswith("cert-manager.io/")]
+    for each in made:
+        assert (each["apiVersion"], each["metadata"]["namespace"]) == ("cert-manager.io/v1", NAMESPACE)
+        known = ISSUER_SPEC if each["kind"] == "Issuer" else CERTIFICATE_SPEC
+        assert all(isinstance(value, known[name]) for name, value in each["spec"].items()), each
+    certificates = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "Certificate"}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "Issuer"}
+    for where, volume, service in (
+        (CONTROLLER, "webhook-certificate", "webhook"),
+        (PROXY, "certificate", "vipu-proxy"),
+    ):
+        spec = certificates[f"{FULL}-{service}"]
+        assert pod(where, f"volumes[{volume}].secret.secretName")(rendered) == spec["secretName"]
+        assert spec["dnsNames"][0] == f"{FULL}-{service}.{NAMESPACE}.svc", "as it is called"
+        authority = issuers[spec["issuerRef"]["name"]]["ca"]["secretName"]
+        assert certificates[f"{FULL}-authority"]["secretName"] == authority
+    assert certificates[f"{FULL}-authority"]["isCA"] is True
+    assert issuers[certificates[f"{FULL}-authority"]["issuerRef"]["name"]] == {"selfSigned": {}}
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        annotations = rendered[kind, "webhook"]["metadata"]["annotations"]
+        assert annotations == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{FULL}-webhook"}
+    touched = {
+        name for _, _, rule in rules(rendered) for name in rule.get("resources", ()) if "delete" not in rule["verbs"]
+    }
+    assert not {"secrets", "mutatingwebhookconfigurations"} & touched, "nobody else writes them then"
+    operator = kubernetes_operator.build_parser().parse_args(words(rendered, CONTROLLER))
+    proxy = kubernetes_proxy.make_parser({}).parse_args(words(rendered, PROXY))
+    assert str(operator.webhook_certificate_dir) == "/etc/moorings/webhook-certificate"
+    assert (proxy.tls_dir, proxy.tls_secret) == ("/etc/moorings/certificate", "")
+
+
+def test_another_issuer_is_taken_in_place_of_an_authority_of_our_own() -> None:
+    issuer = {"name": "site", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    rendered = render({"certManager": {"enabled": True, "issuerRef": issuer}})
+    made = [each for each in rendered.objects if each["apiVersion"].startswith("cert-manager.io/")]
+    assert [each["spec"]["issuerRef"] for each in made] == [issuer, issuer]
+
+
+def test_kube_rbac_proxy_stands_where_our_guard_would() -> None:
+    rendered = render(OTHERS | {"controller": {**OTHERS["controller"], "metricsCertificateSecret": "tls"}})
+    given = rendered.args(*CONTROLLER, "kube-rbac-proxy")
+    assert {name.removeprefix("--") for name in given} == GUARD_FLAGS
+    assert given["--upstream"] == f"http://127.0.0.1:{option('--metrics-port')(rendered)}/"
+    assert pod(CONTROLLER, "containers[kube-rbac-proxy].ports[metrics].containerPort")(rendered) == 8443
+    others = [each for each in rendered.objects if not each["apiVersion"].startswith("cert-manager.io/")]
+    for each in others:
+        kubernetes_validate.validate(each, "1.37", strict=True)
 
 
 # -- security ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import make_server_context, take
 from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.metrics_guard import CertificateFolder, Guard, make_app
+from moorings.kubernetes.metrics_guard import Guard, make_app
+from moorings.kubernetes.mounted import CertificateFolder
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.wire.errors import Exit, kind_of
 

@@ -42,6 +42,7 @@ from moorings.kubernetes.informer import Informer, Informers, Key, without_manag
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import IPU_JOB, POD
 from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.operator import SWEEP_S, Operator
 from moorings.kubernetes.pods import trim_pod
@@ -96,6 +97,11 @@ def build_parser() -> ArgumentParser:
     add("--webhook-host", default="", help="address to listen on (default: all)")
     add("--webhook-port", type=int, default=9443, help="0: no webhooks")
     add("--webhook-secret", default="", help="Secret of the webhooks' certificate")
+    add(
+        "--webhook-certificate-dir",
+        type=Path,
+        help="a mounted Secret, in place of --webhook-secret",
+    )
     add("--webhook-service", default="", help="Service of the webhooks")
     add("--webhook-name", default="", help="of the two webhook configurations")
     add("--webhook-address", action="append", default=[], help="another name or address of the webhooks' certificate")
@@ -202,7 +208,13 @@ class Replica:
             clock=clock,
             monotonic=time.monotonic,
         )
-        self._keeper = CertificateKeeper(
+        self._keeper = self._make_keeper(clock)
+
+    def _make_keeper(self, clock: SystemClock) -> CertificateKeeper | MountedCertificate:
+        given = self._given
+        if given.webhook_certificate_dir:
+            return MountedCertificate(given.webhook_certificate_dir, clock)
+        return CertificateKeeper(
             self._kube,
             clock,
             namespace=given.namespace,

@@ -27,6 +27,7 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import CertificateKeeper, ConfigMapCallers
 from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import Connection, connect
+from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.proxy.serve import find_mark, running
 from moorings.kubernetes.proxy.server import stop_at_signals
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
@@ -81,6 +82,7 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     add("port", "TCP port for HTTP without TLS", "8080", _number(0, 65535))
     add("tls-port", "TCP port for HTTPS; without it --port serves everything, tokens too", "", _port)
     add("tls-secret", "Secret in which our certificate is kept")
+    add("tls-dir", "folder of a mounted Secret with tls.crt, tls.key and ca.crt, in place of --tls-secret")
     add("tls-service", "Service by which we are called")
     add("tls-names", "more names and addresses by which we are called: name,...")
     add("tls-configmap", "ConfigMap in which our authority is told")
@@ -151,7 +153,7 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
     log.info("proxy.stopped")
 
 
-def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | None:
+def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | MountedCertificate | None:
     """What keeps our certificate; None: there is no TLS.
 
     Raises:
@@ -160,8 +162,14 @@ def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | 
     if given.tls_port is None:
         return None
     namespace = given.tracker_namespace or _own_namespace()
+    if namespace and given.tls_dir and given.tls_configmap:
+        callers = ConfigMapCallers(kube, namespace, given.tls_configmap)
+        return MountedCertificate(Path(given.tls_dir), SystemClock(), callers)
     if not (namespace and given.tls_secret and given.tls_service and given.tls_configmap):
-        hint = "--tls-port needs --tls-secret, --tls-service, --tls-configmap and, outside a Pod, --tracker-namespace"
+        hint = (
+            "--tls-port needs --tls-secret and --tls-service, or --tls-dir; and --tls-configmap; outside a Pod also "
+            "--tracker-namespace"
+        )
         raise MooringsError("config.invalid", "it is not said where the certificate is kept", hint=hint)
     return CertificateKeeper(
         kube,

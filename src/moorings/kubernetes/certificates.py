@@ -271,6 +271,11 @@ def _bundle(authorities: Iterable[x509.Certificate], now: datetime) -> bytes:
     return b"".join(map(_pem, dict.fromkeys(one for one in authorities if now < one.not_valid_after_utc)))
 
 
+def join_authorities(bundles: Iterable[bytes], now: datetime) -> bytes:
+    """One bundle of several, without what has expired; PEM."""
+    return _bundle((one for each in bundles for one in _parse_all(each)), now)
+
+
 def _parse(pem: bytes) -> x509.Certificate:
     return x509.load_pem_x509_certificate(pem)
 

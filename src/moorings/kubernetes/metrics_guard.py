@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-import ssl
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -26,8 +24,6 @@ from starlette.routing import Route
 from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
-from moorings.kubernetes.certificate_keeper import take
-from moorings.kubernetes.certificates import Certificates
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kube
 from moorings.kubernetes.tokens import Found, Reviews, find_end, parse_claims
@@ -45,7 +41,6 @@ PATH = "/metrics"
 BELIEVED_S = 60.0  # a yes, not beyond the token's end; a right that is taken away ends so late at most
 REFUSED_S = 5.0  # a no; a right that is given is there so late at most
 READ_S = 10.0
-CERTIFICATE, KEY = "tls.crt", "tls.key"  # in a Secret of type kubernetes.io/tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,37 +217,3 @@ def problem(error: MooringsError) -> Response:
     )
     headers = {"WWW-Authenticate": 'Bearer realm="moorings"'} if kind.status == HTTPStatus.UNAUTHORIZED else {}
     return Response(json.dumps(encode(body)), kind.status, headers=headers, media_type="application/problem+json")
-
-
-class CertificateFolder:
-    """A certificate out of a mounted Secret, served anew when the Secret has changed.
-
-    Args:
-        folder: with ``tls.crt`` and ``tls.key``.
-        context: what serves it.
-    """
-
-    def __init__(self, folder: Path, context: ssl.SSLContext) -> None:
-        self._folder = folder
-        self._context = context
-        self._seen: tuple[bytes, bytes] | None = None
-
-    def look(self) -> bool:
-        """Serve what the folder holds now; whether it was something new.
-
-        Raises:
-            MooringsError: ``config.invalid``, ``webhook.invalid``: it cannot be used, and the one before stays.
-        """
-        try:
-            now = (self._folder / CERTIFICATE).read_bytes(), (self._folder / KEY).read_bytes()
-        except OSError as error:
-            raise MooringsError(
-                "config.invalid",
-                f"{error.filename} cannot be read: {error.strerror}",
-                hint=f"the Secret needs {CERTIFICATE} and {KEY}, as one of type kubernetes.io/tls has them",
-            ) from error
-        if now == self._seen:
-            return False
-        take(self._context, Certificates(ca=b"", cert=now[0], key=now[1]))
-        self._seen = now
-        return True

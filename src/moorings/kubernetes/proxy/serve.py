@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import CertificateKeeper
 from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
+from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.proxy.asking import check_cluster
 from moorings.kubernetes.proxy.door import Door
 from moorings.kubernetes.proxy.keeper import Keeper
@@ -77,7 +78,7 @@ async def running(
     boot: str,
     now: Callable[[], int],
     mark: str,
-    certificate: CertificateKeeper | None = None,
+    certificate: CertificateKeeper | MountedCertificate | None = None,
 ) -> AsyncIterator[Proxy]:
     """A proxy that serves until the block ends; every partition stays as it is then.
 
