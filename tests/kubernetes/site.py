@@ -82,6 +82,7 @@ class Site:
         self.cluster = cluster
         self.folder = folder
         self.pods = list(pods)
+        self.proxy_host, self.proxy_flags = "127.0.0.1", list[str]()
         self.tls = True  # without: as the release before spoke to its proxy
         self.proxy_port, self.plain_port = _free_port(), _free_port()
         self.operators: dict[str, subprocess.Popen[bytes]] = {}
@@ -146,13 +147,13 @@ class Site:
         words = [sys.executable, "-m", "moorings.app.kubernetes_proxy", f"--port={self.plain_port}"]
         if self.tls:
             words += [f"--tls-port={self.proxy_port}", f"--tls-service={_PROXY}"]
-            words += [f"--tls-names=127.0.0.1,{self.cluster.host}"]
+            words += [f"--tls-names=127.0.0.1,127.0.0.2,{self.cluster.host}"]
             words += [f"--tls-secret={_PROXY}-certificate", f"--tls-configmap={_PROXY}-ca"]  # as its Role has them
         words += [f"--controllers-file={self.folder / 'vipu-controllers'}"]
         words += [f"--access-keys-dir={self.folder / 'access-keys'}", f"--cluster-name={CLUSTER}"]
         words += ["--tracker-configmap=ipu-partitions-tracker", f"--tracker-namespace={self.namespace}"]
         words += [f"--operator-account=system:serviceaccount:{self.namespace}:{OPERATOR}", "--log-level=5"]
-        words += [f"--kubeconfig={token}"]
+        words += [f"--kubeconfig={token}", *self.proxy_flags]
         self.proxy = self._start("proxy", words)
         with killed_on_failure(self.proxy):
             until(self._proxy_is_ready, 30, what=lambda: self.log("proxy")[-3000:])
@@ -174,7 +175,7 @@ class Site:
     @property
     def proxy_url(self) -> str:
         """Where it listens."""
-        return self._url("127.0.0.1")
+        return self._url(self.proxy_host)
 
     def _url(self, host: str) -> str:
         return f"https://{host}:{self.proxy_port}" if self.tls else f"http://{host}:{self.plain_port}"

@@ -456,6 +456,18 @@ MORE = [
     ),
     Row("vipuProxy.plainHttp", False, True, proxy_option("--plain-http"), "yes"),
     Row(
+        "vipuProxy.replicas",
+        1,
+        2,
+        several(
+            field(PROXY, "spec.replicas"),
+            proxy_option("--lease-name"),
+            proxy_option("--replica-address"),
+            lambda r: [rule["verbs"] for rule in r["Role", "vipu-proxy"]["rules"] if rule["resources"] == ["leases"]],
+        ),
+        [2, f"{FULL}-vipu-proxy", "$(POD_IP)", [["create"], ["get", "update"]]],
+    ),
+    Row(
         "vipuProxy.accessKeysSecret",
         "",
         "keys",

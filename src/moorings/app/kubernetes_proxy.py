@@ -13,7 +13,7 @@ import os
 import secrets
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,10 +27,12 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import CertificateKeeper, ConfigMapCallers
 from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import Connection, connect
+from moorings.kubernetes.election import Elector
 from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.proxy.serve import find_mark, running
 from moorings.kubernetes.proxy.server import stop_at_signals
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
+from moorings.kubernetes.proxy.standby import Standby, take_turns
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.kubernetes.proxy")
@@ -39,6 +41,7 @@ PREFIX = "MOORINGS_PROXY_"
 LEVELS = {1: "warning", 2: "info", 3: "debug", 4: "debug", 5: "debug", 6: "debug"}  # vipuProxy.logLevel
 LIBRARIES_FROM = 5  # from this level on libraries tell what they do, too
 SPREAD = timedelta(days=7)  # a launcher's Pod has the authorities from when it was made, and may wait long for its node
+STOP_S = 15.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -86,6 +89,8 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     add("tls-service", "Service by which we are called")
     add("tls-names", "more names and addresses by which we are called: name,...")
     add("tls-configmap", "ConfigMap in which our authority is told")
+    add("lease-name", "Lease of the replica that leads, in the tracker's namespace; empty: this is the only one")
+    add("replica-address", "address at which the other replicas reach this one")
     add("plain-http", "whether --port serves what needs no token beside HTTPS: yes or no", "no", _truth)
     add("operator-account", "service accounts that may do everything: namespace:name,...")
     add("tracker-namespace", "of the tracker ConfigMap; by default our Pod's own")
@@ -144,13 +149,47 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
         certificate = make_certificate(given, kube)
         if certificate is not None:
             await certificate.prepare()
-        async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark, certificate) as proxy:
-            told = {"version": __version__, "cluster": settings.cluster, "port": proxy.port, "tls": proxy.tls_port or 0}
-            log.info("proxy.started", extra=told)
-            await stopping.wait()
+
+        async def work() -> None:
+            async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark, certificate) as proxy:
+                ports = {"port": proxy.port, "tls": proxy.tls_port or 0}
+                log.info("proxy.started", extra={"version": __version__, "cluster": settings.cluster, **ports})
+                await stopping.wait()
+
+        if not given.lease_name:
+            await work()
+        else:
+            await _take_turns(given, kube, work, stopping)
     finally:
         await kube.close()
     log.info("proxy.stopped")
+
+
+async def _take_turns(
+    given: Namespace, kube: Connection, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
+) -> None:
+    """Serve as one of several replicas until told to stop."""
+    namespace = given.tracker_namespace or _own_namespace()
+    identity = f"{given.replica_address}_{secrets.token_hex(8)}"
+    elector = Elector(kube, namespace, given.lease_name, identity)
+    ports = [port for port in (given.tls_port, given.port) if port]
+
+    def leader() -> str:
+        address = elector.leader.partition("_")[0]
+        return "" if address == given.replica_address else address
+
+    turns = asyncio.create_task(take_turns(elector, Standby(leader, given.host, ports), work))
+    stop = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((turns, stop), return_when=asyncio.FIRST_COMPLETED)
+        if elector.is_leading():  # the work ends by itself, and the lease is given back
+            await asyncio.wait((turns,), timeout=STOP_S)
+        if turns.done():
+            turns.result()
+    finally:
+        for task in (stop, turns):
+            task.cancel()
+        await asyncio.gather(stop, turns, return_exceptions=True)
 
 
 def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | MountedCertificate | None:

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         lease=given.lease_name,
         webhooks=given.webhook_name,
         jobs_in=tuple(filter(None, given.watch_namespaces.split(","))),
+        proxy_lease=given.proxy_lease,
         secrets=tuple(filter(None, (given.webhook_secret, given.proxy_secret))),
     )
     try:
@@ -52,6 +53,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--webhook-name", required=True, help="of the two webhook configurations")
     parser.add_argument("--webhook-secret", default="", help="with the webhooks' certificate, deleted if it is named")
     parser.add_argument("--proxy-secret", default="", help="with the proxy's certificate, deleted if it is named")
+    parser.add_argument("--proxy-lease", default="", help="of the proxy that works, deleted if it is named")
     parser.add_argument("--watch-namespaces", default="", help="whose IPUJobs the operator looked after (default: all)")
     parser.add_argument("--kubeconfig", default="", help="path of a kubeconfig (default: this Pod's account)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))

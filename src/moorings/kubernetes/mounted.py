@@ -96,11 +96,11 @@ class MountedCertificate:
     async def run(self) -> None:
         """Look every minute, until cancelled."""
         while True:
-            await self._clock.sleep(LOOK_S)
             try:
                 await self.look()
             except MooringsError as error:
                 log.warning("certificate.unkept", extra={"code": error.code, "detail": error.detail})
+            await self._clock.sleep(LOOK_S)
 
     def _authority(self) -> bytes:
         try:

@@ -48,6 +48,7 @@ class Installed:
         selector: labels of the operator's Pods.
         webhooks: name of the two webhook configurations.
         secrets: with the certificates of webhooks and proxy.
+        proxy_lease: of the proxy that works, where there are several; empty: is left.
         jobs_in: namespaces whose IPUJobs were looked after; empty: all.
     """
 
@@ -57,6 +58,7 @@ class Installed:
     lease: str
     webhooks: str
     secrets: tuple[str, ...] = ()
+    proxy_lease: str = ""
     jobs_in: tuple[str, ...] = ()
 
 
@@ -165,8 +167,9 @@ class Steps:
             return False
 
     async def delete_leftovers(self, installed: Installed) -> None:
-        """Delete what helm knows nothing of: the operator's Lease, and the certificates."""
-        await self._delete(LEASE, installed.lease, installed.namespace)
+        """Delete what helm knows nothing of: the Leases, and the certificates."""
+        for lease in filter(None, (installed.lease, installed.proxy_lease)):
+            await self._delete(LEASE, lease, installed.namespace)
         for secret in installed.secrets:
             await self._delete(SECRET, secret, installed.namespace)
 

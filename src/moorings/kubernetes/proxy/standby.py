@@ -1,0 +1,126 @@
+"""A replica of the proxy that does not lead: it hands each connection on to the one that does, byte by byte.
+
+Two proxies that decide at the same time could each end the claim that the other one has chosen, so one decides. The
+others are in the Service all the same: a Pod that is never Ready would keep a rollout from ending, and a Service of
+the leader alone would need somebody to label Pods. Nothing of it is read: TLS is between client and leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from moorings.kubernetes.election import Elector
+from moorings.kubernetes.proxy.server import listen
+
+log = logging.getLogger("moorings.kubernetes.proxy.standby")
+
+CHUNK_BYTES = 64 << 10
+REACHED_S = 3.0
+LOOK_S = 5.0
+CONNECTIONS_MAX = 2048
+
+
+class Standby:
+    """Hands connections on.
+
+    Args:
+        leader: the address of the replica that leads; empty: nobody does.
+        host: address to listen on; empty: all.
+        ports: those to listen on here and to reach there.
+    """
+
+    def __init__(self, leader: Callable[[], str], host: str, ports: Sequence[int]) -> None:
+        self._leader = leader
+        self._host = host
+        self._ports = ports
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Until cancelled; then all that was handed on ends, for its clients to come again."""
+        servers: list[asyncio.Server] = []
+        try:
+            for port in self._ports:
+                server = await asyncio.start_server(self._met(port), sock=listen(self._host, port))
+                servers.append(server)
+            await asyncio.Event().wait()
+        finally:
+            for server in servers:
+                server.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+            await asyncio.sleep(0.05)  # the ports are free when the loop has turned
+
+    def _met(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            leader = self._leader()
+            if not leader or len(self._open) >= CONNECTIONS_MAX:
+                writer.transport.abort()
+                return
+            task = asyncio.get_running_loop().create_task(_hand_on(reader, writer, leader, port))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+        return met
+
+
+async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+    there: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(REACHED_S):
+            back, there = await asyncio.open_connection(host, port)
+        ways = [asyncio.ensure_future(_copy(reader, there)), asyncio.ensure_future(_copy(back, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+    except (OSError, TimeoutError) as error:
+        log.debug("leader.unreached", extra={"leader": host, "detail": str(error)})
+    finally:
+        for one in (writer, there):
+            if one is not None:
+                one.close()
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """Hand on until one of the two ends; what was read before is written."""
+    with contextlib.suppress(OSError):
+        while data := await source.read(CHUNK_BYTES):
+            sink.write(data)
+            await sink.drain()
+
+
+async def take_turns(elector: Elector, standby: Standby, work: Callable[[], Awaitable[None]]) -> None:
+    """Work while this replica leads, and stand by while another one does; returns when the work ends by itself."""
+    standing = asyncio.create_task(standby.serve())
+
+    async def lead() -> None:
+        nonlocal standing
+        await _stop(standing)
+        try:
+            await work()
+        finally:
+            standing = asyncio.create_task(standby.serve())
+
+    leading = asyncio.create_task(elector.lead(lead))
+    try:
+        while not leading.done():
+            await asyncio.wait((leading, standing), return_when=asyncio.FIRST_COMPLETED)
+            if standing.done() and not standing.cancelled():
+                standing.result()  # it could not listen
+            elif standing.done():
+                await asyncio.wait((leading,), timeout=LOOK_S)  # it works now
+        leading.result()
+    finally:
+        await _stop(leading)
+        await _stop(standing)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
