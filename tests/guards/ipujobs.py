@@ -9,6 +9,7 @@ PODS = "tests/unit/kubernetes/test_pods.py::"
 CHOICE = "tests/unit/kubernetes/proxy/test_choice.py::"
 LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
 ELECTION = "tests/unit/kubernetes/test_election.py::"
+RUNS = f"{PODS}test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase"
 NOT_READY = f"{PLAN}test_no_pod_is_made_before_the_partition_is_ready"
 DELETED = f"{PLAN}test_a_deleted_job_goes_pods_first_then_partitions_then_itself"
 
@@ -89,10 +90,10 @@ IPUJOBS = (
         law="3",
         what="a Pod has ended when its containers have, whatever its phase",
         file="kubernetes/pods.py",
-        at="parse_pod",
-        cut="phase in ENDED and _lives(status)",
-        put="False",
-        tests=(f"{PODS}test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase",),
+        at="has_ended",
+        cut='not containers_in(status, "running")',
+        put="True",
+        tests=(f"{RUNS}[containerStatuses]", f"{RUNS}[initContainerStatuses]"),
     ),
     Guard(
         law="4",

@@ -36,7 +36,7 @@ from moorings.kubernetes.plan import (
     Reset,
     plan,
 )
-from moorings.kubernetes.pods import Pod, parse_pod
+from moorings.kubernetes.pods import Pod, has_ended, parse_pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -303,10 +303,7 @@ class Operator:
             if error.status != 404:
                 raise
         listed = await self._kube.list(POD, body.namespace, labels=f"{names.JOB}={body.job}")
-        return any(
-            is_owned(pod, body.uid) and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-            for pod in listed.items
-        )
+        return any(is_owned(pod, body.uid) and not has_ended(pod.get("status") or {}) for pod in listed.items)
 
     def _forget(self, key: str) -> None:
         memory = self._memory.pop(key, None)

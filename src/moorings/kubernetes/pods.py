@@ -81,10 +81,8 @@ def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
         return None
     status = found.get("status") or {}
     phase = status.get("phase") or PENDING
-    if phase in ENDED and _lives(status):
-        phase = (
-            RUNNING  # a kubelet calls a Pod that is past its deadline, or evicted, failed before its program is gone
-        )
+    if phase in ENDED and not has_ended(status):
+        phase = RUNNING
     code, why, ended_at = _ending(status) if phase in ENDED else (None, _waiting(status), None)
     return Pod(
         name=meta["name"],
@@ -111,6 +109,15 @@ def _asks_yet(status: Obj) -> bool:
     return (status.get("phase") or PENDING) == PENDING and not any(
         (one.get("state") or {}).get("terminated") is not None for one in inits
     )
+
+
+def has_ended(status: Obj) -> bool:
+    """Whether a Pod's processes have ended: its phase says so, and no container of it runs.
+
+    A phase alone proves nothing. Kubelets call a Pod that is past its deadline, or evicted, Failed before its program
+    is gone; so do newer garbage collectors with Pods that they are about to remove.
+    """
+    return status.get("phase") in ENDED and not containers_in(status, "running")
 
 
 def condition_of(status: Obj, kind: str) -> Obj:
@@ -164,10 +171,6 @@ def _ending(status: Obj) -> tuple[int | None, str, Instant | None]:
 def _grace_s(spec: Obj) -> int:
     given = spec.get(_GRACE)
     return given if isinstance(given, int) and given >= 0 else GRACE_S
-
-
-def _lives(status: Obj) -> bool:
-    return any((one.get("state") or {}).get("running") is not None for one in status.get("containerStatuses") or ())
 
 
 def _waiting(status: Obj) -> str:

@@ -117,9 +117,10 @@ def test_how_it_ended(status: dict[str, Any], code: int | None, why: str) -> Non
     assert (found.exit_code, found.why) == (code, why)
 
 
-def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase() -> None:
+@pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
+def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase(kind: str) -> None:
     """Past its deadline, or evicted, a Pod is Failed at once, and its containers have their grace period then."""
-    found = pod({"phase": "Failed", "reason": "DeadlineExceeded", "containerStatuses": [{"state": {"running": {}}}]})
+    found = pod({"phase": "Failed", "reason": "DeadlineExceeded", kind: [{"name": "a", "state": {"running": {}}}]})
     assert not found.ended
 
 
