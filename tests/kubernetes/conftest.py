@@ -10,6 +10,10 @@ a module, and marks that ``pytestmark = pytest.mark.kubernetes``::
         with KubernetesCluster(new_folder(), api_flags=["--max-requests-inflight=10"]) as cluster:
             yield cluster
 
+``kube`` says what they are: 1.20, or ``today``: the server of definitions and the kubectl of Debian sid on a cluster of
+1.20 (``crd_server``). ``pytest tests/kubernetes --kube=today`` runs the tests on that, but for those marked
+``of_1_20``; ``--kube=both``, as in a whole run, those of ``_ON_BOTH`` on both and the rest on 1.20.
+
 Every test here is marked ``kubernetes``, and one process of pytest runs them all (``tests.lanes``).
 """
 
@@ -23,11 +27,29 @@ import pytest
 
 from tests.kubernetes import images, programs
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
+from tests.kubernetes.crd_server import CrdServer
 from tests.kubernetes.laws import Watcher, lawful
-from tests.kubernetes.site import Site
+from tests.kubernetes.site import CRD, Site
 
 _FOLDER = Path(__file__).parent
 _TIMEOUT_S = 600
+_OLD, _TODAY = "1.20", "today"
+_ON_BOTH = {"test_crd", "test_operator"}  # what depends most on how definitions are served
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kube", choices=[_OLD, _TODAY, "both"], default=_OLD, help="the Kubernetes for tests/kubernetes")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kube" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--kube", default=_OLD)  # not known where pytest was not told of this folder
+        both = asked == "both" and metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH
+        chosen = [_OLD, _TODAY] if both else [_TODAY if asked == _TODAY else _OLD]
+        if metafunc.definition.get_closest_marker("of_1_20"):
+            chosen = [_OLD]
+        ids = [pytest.HIDDEN_PARAM if one == _OLD else one for one in chosen]
+        metafunc.parametrize("kube", chosen, ids=ids, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,9 +69,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         programs.prepare()
     with contextlib.suppress(AssertionError):
         images.prepare()
-    if any(item.callspec.params.get("judge") == "server" for item in real if hasattr(item, "callspec")):
+    given = [item.callspec.params for item in real if hasattr(item, "callspec")]
+    if any(params.get("judge") == "server" or params.get("kube") == _TODAY for params in given):
         with contextlib.suppress(AssertionError):
-            programs.crd_server()
+            programs.today("kubectl")
 
 
 def _is_real(item: pytest.Item) -> bool:
@@ -57,14 +80,29 @@ def _is_real(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def _plain_cluster() -> Iterator[KubernetesCluster]:
-    with KubernetesCluster(new_folder()) as cluster:
+def kube(request: pytest.FixtureRequest) -> str:
+    """The release of the clusters that the whole session keeps."""
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def _running(kube: str) -> Iterator[KubernetesCluster]:
+    kubectl = programs.today("kubectl") if kube == _TODAY else None
+    with KubernetesCluster(new_folder(), kubectl=kubectl) as cluster:
+        if kube == _TODAY:
+            CrdServer(cluster).serve_definitions(CRD)
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def _plain_node_cluster() -> Iterator[KubernetesCluster]:
-    with KubernetesCluster(new_folder()) as cluster:
+def _plain_cluster(kube: str) -> Iterator[KubernetesCluster]:
+    with _running(kube) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def _plain_node_cluster(kube: str) -> Iterator[KubernetesCluster]:
+    with _running(kube) as cluster:
         node = cluster.with_node()
         node.import_image(images.busybox())
         yield cluster

@@ -1,8 +1,9 @@
-"""Today's server of CustomResourceDefinitions beside a cluster of 1.20, for what that one does not know: CEL rules.
+"""Today's server of CustomResourceDefinitions beside a cluster of 1.20: with CEL rules, and all else that is new there.
 
-The Kubernetes that Debian has takes CEL rules and does not look at them. This server stands beside it on the same etcd,
-with the same certificates, and is asked by HTTP alone: it has no other resources, and no kubectl finds its way about.
-It takes minutes to build: ``rules.py`` stands in for it, and only a whole run asks it whether that one is right.
+A whole Kubernetes newer than 1.20 cannot be built from Debian's packages; this server can. It stands beside the API
+server on the same etcd, with the same certificates, and calls admission webhooks as any API server does. By itself it
+is asked by HTTP alone, and no kubectl finds its way about it. After ``serve_definitions`` the API server sends it all
+that concerns definitions and IPUJobs, as to any aggregated API: then clients, operator and controllers meet today's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from moorings.kubernetes.ipujob import API_VERSION, PLURAL
@@ -50,10 +52,48 @@ class CrdServer:
             "authorization-kubeconfig": cluster.kubeconfig,
             "enable-priority-and-fairness": "false",
             "disable-admission-plugins": _PLUGINS_OFF,
+            # Whom the API server speaks for, when it passes a request on.
+            "requestheader-client-ca-file": etc / "front-proxy-ca.crt",
+            "requestheader-allowed-names": "front-proxy-client",
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
         }
         words = [f"--{name}={value}" for name, value in flags.items()]
-        cluster.daemons.launch(NAME, [programs.crd_server(), *words])
+        cluster.daemons.launch(NAME, [programs.today("kube-apiextensions-apiserver"), *words])
         cluster.daemons.wait(NAME, self._is_ready)
+
+    def serve_definitions(self, file: Path) -> None:
+        """Serve the cluster's definitions and IPUJobs instead of its API server; return when it does.
+
+        Args:
+            file: the definition of IPUJobs. While there is none, the API server takes this one for a server that fails.
+        """
+        self._cluster.add_service(NAME, "kube-system", _PORT)
+        self._take_over("v1", "apiextensions.k8s.io", 16700)
+        self._cluster.kubectl("apply", "-f", str(file))
+        until(lambda: self._serves(f"/apis/{API_VERSION}"), 60)
+        group, _, version = API_VERSION.partition("/")
+        self._take_over(version, group, 1000)
+
+    def _take_over(self, version: str, group: str, priority: int) -> None:
+        name = f"{version}.{group}"
+        service = {"namespace": "kube-system", "name": NAME}
+        spec = {"group": group, "version": version, "service": service, "insecureSkipTLSVerify": True}
+        spec |= {"groupPriorityMinimum": priority, "versionPriority": 100}
+        # Without this label it is not the API server's own any more, which would put it right again.
+        metadata = {"name": name, "labels": {"kube-aggregator.kubernetes.io/automanaged": None}}
+        path = "/apis/apiregistration.k8s.io/v1/apiservices"
+        body = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}
+
+        def taken() -> bool:
+            with contextlib.suppress(KubernetesError):
+                self._cluster.api("POST", path, {**body, "metadata": {"name": name}})
+            found = self._cluster.api("PATCH", f"{path}/{name}", body, content_type=_MERGE_PATCH)
+            conditions = {each["type"]: each["status"] for each in found.get("status", {}).get("conditions", ())}
+            return conditions.get("Available") == "True"
+
+        self._cluster.wait(taken, 60)
 
     def stop(self) -> None:
         """End it."""
@@ -79,8 +119,11 @@ class CrdServer:
         return found
 
     def _is_ready(self) -> bool:
+        return self._serves("/readyz")
+
+    def _serves(self, path: str) -> bool:
         try:
-            self.api("GET", "/readyz")
+            self.api("GET", path)
         except (OSError, KubernetesError):
             return False
         return True

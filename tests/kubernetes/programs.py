@@ -42,20 +42,20 @@ def helm() -> Path:
     return Path(_run("--helm"))
 
 
-def crd_server() -> Path:
-    """A kube-apiextensions-apiserver that knows CEL rules, for HTTP only: no kubectl finds its way about it.
+def today(name: str) -> Path:
+    """What Debian has of today's Kubernetes: ``kubectl``, and ``kube-apiextensions-apiserver``, which knows CEL rules.
 
     Raises:
         AssertionError: it cannot be had here. It is tried once: the build takes minutes.
     """
-    found = _try_crd_server()
-    assert found.returncode == 0, f"there is no CRD server for this test:\n{found.stderr}"
-    return Path(found.stdout.strip())
+    found = _try_today()
+    assert found.returncode == 0, f"nothing of today's Kubernetes for this test:\n{found.stderr}"
+    return Path(found.stdout.strip()) / name
 
 
 @functools.cache
-def _try_crd_server() -> subprocess.CompletedProcess[str]:
-    argv = [str(_SCRIPT), "--crd-server"]
+def _try_today() -> subprocess.CompletedProcess[str]:
+    argv = [str(_SCRIPT), "--today"]
     return subprocess.run(argv, capture_output=True, text=True, check=False, env=_ENV, timeout=patient(BUILD_S))
 
 

@@ -18,7 +18,8 @@ from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.release import FULL, SIZE, TRACKER, Release, idle_workers, released
 from tests.waiting import patient, until
 
-pytestmark = pytest.mark.timeout(600)  # the first one makes the images, where the cache has none
+# The first one makes the images, where the cache has none. Webhooks are reached by their Services (test_webhooks.py).
+pytestmark = [pytest.mark.timeout(600), pytest.mark.of_1_20]
 
 FINALIZER = "ipu.finalizers.graphcore.ai"
 TAKEN_S = 60.0  # an edited list of controllers is taken so soon

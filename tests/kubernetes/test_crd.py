@@ -1,4 +1,4 @@
-"""The definition of IPUJobs on a real API server of 1.20: what it takes, fills in, refuses, scales and prints."""
+"""The definition of IPUJobs on a real API server: what it takes, fills in, refuses, scales and prints."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def test_the_definition_is_taken_as_it_is(served):
     assert found["spec"]["versions"][0] == written
 
 
+@pytest.mark.of_1_20
 def test_kubectl_refuses_rules_that_this_server_does_not_know(served):
     done = served.run_kubectl("apply", "-f", str(FILE_CEL))
     assert done.returncode == 1
@@ -190,7 +191,7 @@ def test_the_webhook_s_patch_is_one_that_the_server_takes(served, namespace):
         ({"jobInstances": "1"}, "spec.jobInstances in body must be of type integer"),
         ({"launcher": {"command": "mpirun"}}, "spec.launcher.command in body must be of type array"),
         ({"launcher": {"command": []}}, "spec.launcher.command in body should have at least 1 items"),
-        ({"launcher": {"command": ["x", 1]}}, "spec.launcher.command in body must be of type string"),
+        ({"launcher": {"command": ["x", 1]}}, "in body must be of type string"),  # today's says which of them
         ({"interactive": {"ttl": 0}}, "spec.interactive.ttl in body should be greater than or equal to 1"),
         (
             {"restartPolicy": {"type": "Maybe"}},
@@ -273,8 +274,9 @@ def test_it_is_listed_with_everything(served, namespace):
 def test_describe_shows_what_it_always_showed(served, namespace):
     create(served, namespace)
     write_status(served, namespace, STATUS)
+    # Without spaces: how a name is parted is kubectl's own, "I PU Partition" in 1.20 and "IPU Partition" in 1.36.
     said = [
-        " ".join(line.split()) for line in served.kubectl("describe", "ipujobs", "job", "-n", namespace).splitlines()
+        "".join(line.split()) for line in served.kubectl("describe", "ipujobs", "job", "-n", namespace).splitlines()
     ]
     for line in (
         "API Version: graphcore.ai/v1alpha1",
@@ -282,14 +284,14 @@ def test_describe_shows_what_it_always_showed(served, namespace):
         "Back Off Limit: 3",
         "Last Transition Time: 2021-03-22T10:10:31Z",
         "Reason: IPUJobPending",
-        "I PU Partition Created: true",
+        "IPU Partition Created: true",
         "Launcher Status: Running",
         "Restart Count: 0",
         "Start Time: 2021-03-22T10:10:31Z",
         "Workers Status:",
         "Active: 1",
     ):
-        assert line in said, said
+        assert line.replace(" ", "") in said, said
 
 
 def test_a_job_is_scaled(served, namespace):
@@ -323,6 +325,7 @@ def test_the_spec_and_the_status_are_written_apart(served, namespace):
     assert after["metadata"]["generation"] == 2
 
 
+@pytest.mark.of_1_20  # an API server of 1.20 tells of another's definitions minutes later
 @pytest.mark.parametrize(
     ("field", "words"),
     [

@@ -26,7 +26,7 @@ def test_it_says_how_it_is_called(tmp_path: Path, word: str) -> None:
     done = script(tmp_path, word)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nusage: kubernetes.sh  " in done.stdout
-    for option in ("--helm", "--crd-server", "--help"):
+    for option in ("--helm", "--today", "--help"):
         assert f"\n       kubernetes.sh {option} " in done.stdout
     assert "set -euo" not in done.stdout
     assert list(tmp_path.iterdir()) == [], "nothing is made for that"
