@@ -11,7 +11,7 @@ import pytest
 
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.laws import Watcher
-from tests.kubernetes.site import Site, ipu_site
+from tests.kubernetes.site import Pod, Site, ipu_site
 from tests.waiting import until
 
 AGAIN = {"type": "OnFailure"}
@@ -47,6 +47,11 @@ def held(site: Site) -> dict[str, set[str]]:
     return {pod.folder.name: {one["owner"].split("/")[3] for one in pod.partitions()} for pod in site.pods}
 
 
+def resets(pod: Pod) -> int:
+    """How many partitions a controller has reset."""
+    return sum(one["name"] == "partition.reset" for one in pod.ask("GET", "/v1/events?limit=1000")[1]["items"])
+
+
 def partition_of(pod: Obj) -> str:
     return str(pod["metadata"]["annotations"]["graphcore.ai/partition"])
 
@@ -80,10 +85,13 @@ def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site,
 def test_a_controller_is_killed_and_the_other_one_serves(site: Site, watched: Watcher, home: str) -> None:
     uid = bring_up(site, home, "first", ipusPerJobInstance="16")
     (where,) = [pod for pod in site.pods if "first" in held(site)[pod.folder.name]]
+    (answers,) = [pod for pod in site.pods if pod is not where]
+    before = resets(answers)
     where.kill()
     try:
         site.submit(home, "elsewhere", ipusPerJobInstance="16")
         site.await_pods(home, "elsewhere", "elsewhere-worker-0", timeout=60)
+        assert resets(answers) == before, "a new partition is not reset before its first use"
         site.submit(home, "waits", ipusPerJobInstance="16")
         await_words(site, home, "waits", "waiting")
         site.run_pod(home, "elsewhere-worker-0")

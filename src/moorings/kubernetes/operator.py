@@ -68,7 +68,8 @@ class Memory:
     written_at: float = -1e9
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
-    fresh: dict[int, str] = field(default_factory=dict)  # instances whose partition is new, of the job with that uid
+    asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
+    clean: dict[int, str] = field(default_factory=dict)  # those whose partition is as it was made, or was cleaned
     checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, what is wrong with it
     refusals: Refusals = field(default_factory=Refusals)
     again_s: float | None = None
@@ -215,22 +216,22 @@ class Operator:
         if not planned.acts:
             return []
         claimed = [act.instance for act in planned.acts if isinstance(act, Claim)]
-        if partitions.current:
-            memory.fresh |= dict.fromkeys(claimed, job.uid)  # there was none
-        clean = memory.fresh.keys() | {act.instance for act in planned.acts if isinstance(act, Reset)}
-        for act in planned.acts:
-            if isinstance(act, CreateWorker | CreateLauncher):
-                memory.fresh.pop(_created(job, act), None)
+        memory.asked |= dict.fromkeys(claimed, job.uid)
+        made = [_created(job, act) for act in planned.acts if isinstance(act, CreateWorker | CreateLauncher)]
+        clean = partitions.fresh | {act.instance for act in planned.acts if isinstance(act, Reset)}
+        for instance in (*claimed, *made):
+            memory.clean.pop(instance, None)
+        for instance in made:
+            memory.asked.pop(instance, None)
         failures = await self._doer.do(job, planned.acts, partitions.known, memory.made)
-        created = [_created(job, act) for act in planned.acts if isinstance(act, CreateWorker | CreateLauncher)]
         whole = job.workers + job.has_launcher
-        tried = {number: count == whole for number, count in Counter(created).items()}
+        tried = {number: count == whole for number, count in Counter(made).items()}
         memory.refusals.note(tried, failures, self._monotonic())
         failed = [failure.error for failure in failures]
         if failed and all(map(_is_refusal, failed)):
             # Pods were refused: a partition without any is as clean as it was, and is not cleaned for every try.
             used = {pod["metadata"]["labels"][names.INSTANCE] for _, pod in memory.made.created.values()}
-            memory.fresh |= {number: job.uid for number in clean if str(number) not in used}
+            memory.clean |= {number: job.uid for number in clean if str(number) not in used}
         return failed
 
     # -- what is there -----------------------------------------------------------------------------------------------
@@ -254,8 +255,9 @@ class Operator:
         """The job's partitions; and when to look again for one that is missing under its Pods."""
         known = self._view.get(job.namespace, job.name, job.uid)
         with_pods = {pod.instance for pod in pods}
-        for instance in [one for one, uid in memory.fresh.items() if uid != job.uid or one in with_pods]:
-            del memory.fresh[instance]
+        for kept in (memory.asked, memory.clean):
+            for instance in [one for one, uid in kept.items() if uid != job.uid or one in with_pods]:
+                del kept[instance]
         missing = with_pods - known.keys()
         current, again_s = self._view.current, None
         for instance in memory.absent_since.keys() - missing:
@@ -264,7 +266,9 @@ class Operator:
             since = min(memory.absent_since.setdefault(instance, now) for instance in missing)
             if now - since < ABSENT_S:
                 current, again_s = False, ABSENT_S
-        return Partitions(known, current, self._view.standing, frozenset(memory.fresh)), again_s
+        # What this operator asked for and the proxy saw come was never used, whether or not all controllers answer.
+        fresh = frozenset(one for one in memory.asked if one in known and known[one].fresh) | memory.clean.keys()
+        return Partitions(known, current, self._view.standing, fresh), again_s
 
     def _check(self, job: IPUJob, found: Obj, memory: Memory) -> str:
         """What is wrong with a job that came past the webhook; empty: nothing."""

@@ -126,7 +126,8 @@ async def test_a_job_is_not_given_what_may_be_held_where_nobody_answers(harbour:
     async with harbour.client() as client:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
         await client.create(wish(1, 4, job_created_at=now))
-        assert (await in_state(client, wish(1), "READY", 60)).controller == name(two)
+        ready = await in_state(client, wish(1), "READY", 60)
+        assert (ready.controller, ready.fresh) == (name(two), True), "it is new though another does not answer"
         await client.create(wish(2, 4, job_created_at="2020-01-01T00:00:00Z"))
 
         async def held_back() -> bool:
@@ -137,6 +138,9 @@ async def test_a_job_is_not_given_what_may_be_held_where_nobody_answers(harbour:
         assert [claim["state"] for claim in harbour.claims(two)] == ["READY", "READY"]
         one.start()
         await in_state(client, wish(2), "READY", 60)
+        harbour.kill()
+        harbour.start()
+        assert not (await in_state(client, wish(1), "READY", 60)).fresh, "an earlier proxy has given it out"
 
 
 async def test_the_list_is_read_anew_within_seconds(harbour: Harbour) -> None:

@@ -6,7 +6,7 @@ no tiding needs a question in return.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from moorings.core.instants import Instant
@@ -71,6 +71,7 @@ class Known:
         since: when it came to its phase.
         code: why it is where it is; ``message`` says it.
         until: when it was asked to yield: by when.
+        fresh: whether it was known before its attempt was READY, so that nobody can have used its partition by then.
     """
 
     controller: str
@@ -92,6 +93,7 @@ class Known:
     code: str = ""
     message: str = ""
     until: str = ""
+    fresh: bool = field(default=False, compare=False)  # how it came to be known, not how it stands
 
     @property
     def held(self) -> bool:
@@ -123,6 +125,7 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         code=body.reason.code if body.reason is not None else "",
         message=body.reason.sentence if body.reason is not None else "",
         until=body.asked_until or "",
+        fresh=_PHASES.get(body.state, Phase.ENDED) < Phase.READY,
     )
 
 
@@ -143,6 +146,7 @@ def begun(controller: str, event: EventBody) -> Known | None:
         preemptible=data.get("preemptible") is True,
         resumable=_first(data.get("checkpoint")) is True,
         since=event.at,
+        fresh=True,
     )
 
 
@@ -157,6 +161,7 @@ def after(known: Known, event: EventBody) -> Known:
             partition="",
             partition_id="",
             granted_at="",
+            fresh=True,
         )
         told = replace(again, since=event.at, code=event.name, message=_text(event, "why"), until="")
         return newer(known, told)
@@ -164,6 +169,7 @@ def after(known: Known, event: EventBody) -> Known:
     if phase is None:
         return known
     found = replace(known, attempt=attempt, phase=phase, since=event.at, failed=event.name == "claim.failed")
+    found = replace(found, fresh=phase < Phase.READY or (known.fresh and known.attempt == attempt))
     if phase is Phase.GRANTED:
         found = replace(
             found,
@@ -199,6 +205,7 @@ def newer(old: Known, new: Known) -> Known:
         code=new.code or (old.code if new.phase == old.phase else ""),
         message=new.message or (old.message if new.phase == old.phase else ""),
         until=new.until or old.until,
+        fresh=old.fresh,
     )
 
 

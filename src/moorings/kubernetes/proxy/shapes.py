@@ -49,7 +49,8 @@ class PartitionBody:
     ``controller`` is ``host:port`` of who holds it (empty while several are asked), ``node_selector`` the labels of the
     nodes that reach it, ``name`` what the vendor calls it; names come again, ``claim`` is an id of its own over all
     controllers. ``message`` is a sentence, ``code`` stable; ``binding`` is there exactly when ``state`` is READY,
-    ``until`` (RFC 3339) when it is RECLAIMING.
+    ``until`` (RFC 3339) when it is RECLAIMING. ``fresh``: the proxy knew its claim before that was READY, so nobody
+    whom an earlier proxy gave a binding can have used it.
     ``since`` is when the partition came to its present state (RFC 3339), ``version`` that of the change that told all
     this (no part of what is compared; empty: nobody was told yet).
     """
@@ -69,6 +70,7 @@ class PartitionBody:
     since: str | None = None
     binding: BindingBody | None = None
     until: str | None = None
+    fresh: bool = False
     version: str = field(default="", compare=False)
 
 

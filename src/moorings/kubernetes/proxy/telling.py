@@ -69,6 +69,7 @@ def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBod
         since=at or now,
         binding=record.binding if state == READY else None,
         until=winner.until or None if winner is not None and state == RECLAIMING else None,
+        fresh=winner is not None and winner.fresh,
     )
 
 

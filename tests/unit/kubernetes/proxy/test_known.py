@@ -158,6 +158,26 @@ def test_a_claim_that_gives_its_partition_back_waits_again_and_gets_another() ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "fresh"), [("PENDING", True), ("GRANTED", True), ("READY", False), ("LOST", False), ("FLOATING", False)]
+)
+def test_a_claim_that_was_ready_when_it_was_first_seen_may_have_been_used(first: str, fresh: bool) -> None:
+    seen = known_of("c", body(first))
+    assert newer(seen, known_of("c", body("READY"))).fresh is fresh
+    assert after(seen, event("claim.ready", 2)).fresh is fresh
+    assert newer(known_of("c", body("READY")), seen).fresh is False, "a late word proves nothing"
+
+
+def test_whether_a_partition_may_have_been_used_begins_anew_with_each_attempt() -> None:
+    found, seen = known_of("c", body("READY")), []
+    for one in LENT[2:]:
+        found = after(found, one)
+        seen.append(found.fresh)
+    assert seen == [False, False, True, True, True]
+    missed = after(known_of("c", body("GRANTED")), event("claim.ready", 4, 1))
+    assert (missed.attempt, missed.fresh) == (1, False)
+
+
 def test_a_list_tells_until_when_a_claim_may_keep_its_partition() -> None:
     until = "2026-01-01T00:01:00.000000Z"
     listed = known_of("pod1:8090", replace(body("RECLAIMING"), asked_until=until))
