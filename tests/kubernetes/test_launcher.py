@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moorings.kubernetes import names
 from moorings.kubernetes.admission import default_ipujob
 from moorings.kubernetes.objects import build_access
 from moorings.kubernetes.reading import parse_ipujob
@@ -25,18 +26,18 @@ WORKERS = ["job-worker-0", "job-worker-1"]
 class Launcher:
     """A launcher's process in a namespace, and the Pods it waits for."""
 
-    def __init__(self, cluster: KubernetesCluster, namespace: str, folder: Path, proxy_url: str) -> None:
+    def __init__(self, cluster: KubernetesCluster, namespace: str, folder: Path, proxy_url: str, workers: int) -> None:
         self.cluster = cluster
         self.namespace = namespace
         containers = [{"name": "main", "image": "main:latest"}]
         spec = {
-            "ipusPerJobInstance": 2,
+            "ipusPerJobInstance": workers,
             "launcher": {"command": ["x"]},
             "workers": {"template": {"spec": {"containers": containers}}},
         }
         body: Obj = {
             "metadata": {"name": "job", "namespace": namespace, "uid": "u-1"},
-            "spec": spec | {"workerPerJobInstance": 2},
+            "spec": spec | {"workerPerJobInstance": workers},
         }
         assert default_ipujob(body)
         for one in build_access(parse_ipujob(body)):
@@ -52,7 +53,7 @@ class Launcher:
             "PYTHONPATH": str(Path("src").resolve()),
             "KUBERNETES_SERVICE_HOST": host.strip("[]"),
             "KUBERNETES_SERVICE_PORT": port,
-            "MOORINGS_WORKERS": ",".join(WORKERS),
+            "MOORINGS_WORKERS": str(workers),
             "MOORINGS_PARTITION": f"{namespace}/job/u-1/0",
             "MOORINGS_PROXY_URL": proxy_url,
             "MOORINGS_PROXY_TOKEN_FILE": str(account / "token"),
@@ -89,7 +90,8 @@ class Launcher:
     def make_pod(self, name: str, **more: str) -> None:
         spec = {"containers": [{"name": "main", "image": "main:latest"}], **more}
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        pod = {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec}
+        labels = {names.JOB: "job", names.INSTANCE: "0", names.ROLE: names.WORKER_ROLE}
+        pod = {"metadata": {"name": name, "namespace": self.namespace, "labels": labels}, "spec": spec}
         self.cluster.wait(lambda: self.cluster.api("POST", path, pod))  # until the namespace's account has its token
 
     def tell(self, name: str, **status: object) -> None:
@@ -109,10 +111,13 @@ def proxy() -> Proxy:
 
 
 @pytest.fixture
-def launcher(cluster: KubernetesCluster, namespace: str, tmp_path: Path, proxy: Proxy) -> Iterator[Launcher]:
+def launcher(
+    request: pytest.FixtureRequest, cluster: KubernetesCluster, namespace: str, tmp_path: Path, proxy: Proxy
+) -> Iterator[Launcher]:
+    workers = getattr(request, "param", len(WORKERS))
     cluster.wait(lambda: cluster.find("serviceaccount", "default", namespace) is not None)
     with serve_proxy(proxy) as url:
-        started = Launcher(cluster, namespace, tmp_path, url)
+        started = Launcher(cluster, namespace, tmp_path, url, workers)
         yield started
         started.process.kill()
         started.end()
@@ -135,6 +140,22 @@ def test_its_role_is_enough_and_it_says_what_it_waits_for(launcher: Launcher, pr
     assert launcher.end() == 0, launcher.lines
     assert launcher.lines[-1] == "the partition is READY\n"
     assert not any("not known:" in line for line in launcher.lines[1:])
+
+
+@pytest.mark.parametrize("launcher", [32], indirect=True)
+def test_many_workers_are_watched_together(launcher: Launcher) -> None:
+    """By a Role that names none of them for looking, and all of them for starting processes."""
+    launcher.wait_for("waiting for 32 of 32 workers: job-worker-0 is not there yet")
+    tasks = Path(f"/proc/{launcher.process.pid}/task")
+    assert len(list(tasks.iterdir())) == 2
+    workers = [f"job-worker-{number}" for number in range(32)]
+    for name in workers:
+        launcher.make_pod(name)
+        launcher.make_ready(name)
+    assert launcher.end() == 0, launcher.lines
+    role = launcher.cluster.get("role", "job-launcher", launcher.namespace)
+    execs = next(rule for rule in role["rules"] if rule["resources"] == ["pods/exec"])
+    assert execs["resourceNames"] == workers
 
 
 def test_an_api_server_that_is_killed_is_waited_for(launcher: Launcher) -> None:

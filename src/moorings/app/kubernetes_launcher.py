@@ -2,7 +2,7 @@
 
 Environment, set by the operator:
 
-- ``MOORINGS_WORKERS``: names of the worker Pods, with commas between.
+- ``MOORINGS_WORKERS``: how many worker Pods the instance has; a variable cannot hold 4,096 names.
 - ``MOORINGS_PROXY_URL``, ``MOORINGS_PROXY_TOKEN_FILE``, ``MOORINGS_PROXY_CA_FILE``: the proxy, a token for it (audience
   ``moorings-proxy``), and who vouches for it if it speaks TLS.
 - ``MOORINGS_PARTITION``: ``<namespace>/<job>/<uid>/<instance>``.
@@ -23,7 +23,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.launcher import KUBECTL, Patience, Place, Workers, choose_kubectl, install_kubectl, make_clean
+from moorings.kubernetes.launcher import (
+    KUBECTL,
+    Patience,
+    Place,
+    Workers,
+    choose_kubectl,
+    choose_watches,
+    install_kubectl,
+    make_clean,
+)
 from moorings.kubernetes.launcher_api import ACCOUNT, PodApi
 from moorings.wire.errors import Exit, kind_of
 
@@ -46,13 +55,13 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
     try:
         place = make_place(environment)
-        workers = [name for name in _need(environment, "MOORINGS_WORKERS").split(",") if name]
+        workers = _count(environment, "MOORINGS_WORKERS")
         api = make_api(environment, place.namespace, given.account)
         patience = Patience(given.timeout, _tell)
         install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
-        watched = Workers(api, workers)
+        watched = Workers(api, choose_watches(place.job, place.instance, workers))
         watched.wait(patience)
-        _tell(f"{len(workers)} of {len(workers)} workers are Ready")
+        _tell(f"{workers} of {workers} workers are Ready")
         make_clean(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
         watched.wait(patience)  # one may have ended meanwhile
         _tell("the partition is READY")
@@ -103,6 +112,13 @@ def _need(environment: Mapping[str, str], name: str) -> str:
     if not value:
         raise MooringsError("config.invalid", f"{name} is not set", hint="the operator sets it in a launcher's Pod")
     return value
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    value = _need(environment, name)
+    if not value.isdecimal() or len(value) > 9:
+        raise MooringsError("config.invalid", f"{name} is {value[:80]!r}", hint="the operator sets it to a number")
+    return int(value)
 
 
 def _tell(text: str) -> None:

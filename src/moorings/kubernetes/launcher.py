@@ -19,9 +19,10 @@ from moorings.client.causes import cause_text
 from moorings.client.requests import AnswerError, Call, build_target, parse_body
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
+from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.launcher_api import PodApi
+from moorings.kubernetes.launcher_api import PodApi, Selector
 from moorings.kubernetes.pods import ENDED, condition_of, containers_in
 from moorings.kubernetes.proxy.shapes import FAILED, LOST, READY, RELEASING, PartitionBody, PartitionsBody
 
@@ -154,29 +155,48 @@ def _short(text: object) -> str:
 
 def waiting_text(sights: Mapping[str, Sight]) -> str:
     """What is waited for, as a sentence; empty: all are ready."""
-    late = [f"{name} {sight.text}" for name, sight in sights.items() if not sight.ready]
+    late = [name for name, sight in sights.items() if not sight.ready]
     if not late:
         return ""
     more = f"; and {len(late) - 5} more" if len(late) > 5 else ""
-    return f"waiting for {len(late)} of {len(sights)} workers: {'; '.join(late[:5])}{more}"
+    told = "; ".join(f"{name} {sights[name].text}" for name in late[:5])
+    return f"waiting for {len(late)} of {len(sights)} workers: {told}{more}"
+
+
+def choose_watches(job: str, instance: int, workers: int) -> dict[Selector, tuple[str, ...]]:
+    """What is watched, with the names of the Pods that each watch tells of.
+
+    Few workers are watched by name, which their Role can be limited to; of many all are watched at once.
+
+    Args:
+        job: whose.
+        instance: of it.
+        workers: how many it has.
+    """
+    every = tuple(names.worker_name(job, number) for number in range(instance * workers, (instance + 1) * workers))
+    if workers <= names.NAMED_WORKERS_MAX:
+        return {Selector("fieldSelector", f"metadata.name={name}"): (name,) for name in every}
+    labels = {names.JOB: job, names.INSTANCE: instance, names.ROLE: names.WORKER_ROLE}
+    return {Selector("labelSelector", ",".join(f"{label}={value}" for label, value in labels.items())): every}
 
 
 class Workers:
-    """The workers' Pods, each watched by a thread of its own, until the process ends or this is closed.
+    """The workers' Pods, followed by a thread a watch, until the process ends or this is closed.
 
     Args:
         api: the API server.
-        names: of the Pods.
+        watches: what is watched, and the names of the Pods that each tells of.
     """
 
-    def __init__(self, api: PodApi, names: Sequence[str]) -> None:
+    def __init__(self, api: PodApi, watches: Mapping[Selector, Sequence[str]]) -> None:
         self._api = api
         self._changed = threading.Condition()
         self._over = threading.Event()
-        self._sights = dict.fromkeys(names, UNSEEN)
-        self._denied: dict[str, tuple[float, KubeError]] = {}
-        for name in names:
-            threading.Thread(target=self._follow, args=(name,), name=f"watch {name}", daemon=True).start()
+        self._sights = {name: UNSEEN for those in watches.values() for name in those}
+        self._denied: dict[Selector, tuple[float, KubeError]] = {}
+        for selector, those in watches.items():
+            name = f"watch {selector.text}"
+            threading.Thread(target=self._follow, args=(selector, those), name=name, daemon=True).start()
 
     def close(self) -> None:
         """Watch no more; threads end when their watch does."""
@@ -202,36 +222,37 @@ class Workers:
                 f"a worker will not come up: {'; '.join(ended[:5])}",
                 hint="'kubectl logs' of that Pod has its last words",
             )
-        for name, (since_s, error) in self._denied.items():
+        for selector, (since_s, error) in self._denied.items():
             if time.monotonic() - since_s >= DENIED_S:
                 hint = "the Role of the launcher's service account must let it list and watch its workers"
-                raise MooringsError(error.code, f"{name} may not be looked at: {error.detail}", hint=hint)
+                raise MooringsError(error.code, f"{selector.text} may not be looked at: {error.detail}", hint=hint)
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, selector: Selector, those: Sequence[str]) -> None:
         pause_s = PAUSE_S
         while not self._over.is_set():
             try:
-                pod, since = self._api.list(name)
-                self._put(name, see(pod))
+                found, since = self._api.list(selector)
+                self._put(selector, {name: see(found.get(name)) for name in those})
                 began_s = time.monotonic()
-                for changed in self._api.watch(name, since):
-                    self._put(name, see(changed))
+                for name, changed in self._api.watch(selector, since):
+                    self._put(selector, {name: see(changed)})
                 pause_s = PAUSE_S
                 wait_s = began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
             except KubeError as error:
                 if error.status != 410:  # what we know is older than the server's memory: only look again
-                    self._put(name, Sight(False, False, f"is not known: {error.detail}"), error)
+                    unknown = Sight(False, False, f"is not known: {error.detail}")
+                    self._put(selector, dict.fromkeys(those, unknown), error)
                 wait_s = max(pause_s, error.retry_after_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             self._over.wait(max(0.0, wait_s))
 
-    def _put(self, name: str, sight: Sight, error: KubeError | None = None) -> None:
+    def _put(self, selector: Selector, seen: Mapping[str, Sight], error: KubeError | None = None) -> None:
         with self._changed:
             if error is None or error.status not in (401, 403):
-                self._denied.pop(name, None)
+                self._denied.pop(selector, None)
             else:
-                self._denied.setdefault(name, (time.monotonic(), error))
-            self._sights[name] = sight
+                self._denied.setdefault(selector, (time.monotonic(), error))
+            self._sights |= {name: sight for name, sight in seen.items() if name in self._sights}
             self._changed.notify_all()
 
 

@@ -1,7 +1,9 @@
-"""What a launcher asks of the API server: its workers' Pods, one by one. Standard library only.
+"""What a launcher asks of the API server: its workers' Pods, by name or by label. Standard library only.
 
-Its Role names the Pods it may see, so each is listed and watched for itself, by ``fieldSelector=metadata.name=...``: a
-list of all is forbidden. The operator's client was refused here: the launcher's image is Python and nothing else.
+Where its Role names the Pods it may see, each is listed and watched for itself, by ``fieldSelector=metadata.name=...``:
+a list of all is forbidden. Of many workers that would be as many threads, connections and watches, so those are listed
+and watched together, by their labels, page by page. The operator's client was refused here: the launcher's image is
+Python and nothing else.
 """
 
 from __future__ import annotations
@@ -14,17 +16,27 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from moorings.client.causes import cause_text
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.pods import trim_pod
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANSWER_S = 15.0
 WATCH_S = 240  # then the API server ends the watch, and a new one begins
 LINE_BYTES_MAX = 8 << 20  # several times the largest object there can be
+PAGE = 50  # Pods of an answer: 160 KB each, where 10 are usual
 _PROBES = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a silent peer: 30 s
+
+
+class Selector(NamedTuple):
+    """Which Pods: ``fieldSelector`` or ``labelSelector``, and what it says."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +55,49 @@ class PodApi:
     namespace: str
     account: Path = ACCOUNT
 
-    def list(self, name: str) -> tuple[Obj | None, str]:
-        """A Pod, if it is there, and where a watch goes on.
+    def list(self, selector: Selector) -> tuple[dict[str, Obj], str]:
+        """The Pods that are there, by name, and where a watch goes on.
 
         Raises:
-            KubeError: it is not known.
+            KubeError: they are not known.
         """
-        with self._ask(name, {}) as answer:
-            try:
-                found = json.loads(answer.read(LINE_BYTES_MAX))
-                items = found.get("items") or ()
-                return (items[0] if items else None), str(found["metadata"]["resourceVersion"])
-            except (ValueError, LookupError, AttributeError, TypeError) as error:
-                raise KubeError(0, "Unreadable", f"{self.host} does not answer as an API server does") from error
+        pods: dict[str, Obj] = {}
+        query = {"limit": str(PAGE)}
+        while True:
+            with self._ask(selector, query) as answer:
+                try:
+                    found = json.loads(answer.read(LINE_BYTES_MAX))
+                    pods |= {one["metadata"]["name"]: trim_pod(one) for one in found.get("items") or ()}
+                    since, more = str(found["metadata"]["resourceVersion"]), found["metadata"].get("continue")
+                except (ValueError, LookupError, AttributeError, TypeError) as error:
+                    raise KubeError(0, "Unreadable", f"{self.host} does not answer as an API server does") from error
+            if not more:
+                return pods, since
+            query["continue"] = more
 
-    def watch(self, name: str, since: str) -> Iterator[Obj | None]:
-        """A Pod each time it has changed, None when it is gone; ends when the API server ends the watch.
+    def watch(self, selector: Selector, since: str) -> Iterator[tuple[str, Obj | None]]:
+        """A Pod, by name, each time it has changed, None when it is gone; ends when the API server ends the watch.
 
         Raises:
             KubeError: the connection is lost; 410 when ``since`` is too old.
         """
         query = {"watch": "1", "resourceVersion": since, "timeoutSeconds": str(WATCH_S)}
-        with self._ask(name, query) as answer:
+        with self._ask(selector, query) as answer:
             while line := answer.readline(LINE_BYTES_MAX):
                 try:
                     event = json.loads(line)
                     kind, found = event["type"], event["object"]
+                    name = found["metadata"]["name"] if kind not in ("ERROR", "BOOKMARK") else ""
                 except (ValueError, LookupError, TypeError) as error:
                     raise KubeError(0, "Unreadable", "a watch broke off in the middle of a line") from error
                 if kind == "ERROR":
                     raise _refusal(int(found.get("code") or 500), found)
                 if kind != "BOOKMARK":
-                    yield None if kind == "DELETED" else found
+                    yield name, None if kind == "DELETED" else found
 
     @contextlib.contextmanager
-    def _ask(self, name: str, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        path = f"/api/v1/namespaces/{self.namespace}/pods?" + urlencode(
-            {"fieldSelector": f"metadata.name={name}"} | query
-        )
+    def _ask(self, selector: Selector, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+        path = f"/api/v1/namespaces/{self.namespace}/pods?" + urlencode({selector.kind: selector.text} | query)
         try:
             with contextlib.closing(self._connect()) as connection:
                 token = (self.account / "token").read_text().strip()

@@ -17,6 +17,7 @@ PREEMPTIBLE = (
     f"{GROUP}/preemptible"  # annotation of a job: it may be asked to give its partitions back, and goes on later
 )
 RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it goes on from a checkpoint, so it may be moved, too
+NAMED_WORKERS_MAX = 16  # of an instance: a launcher may see these alone, by name; of more, all Pods of its namespace
 LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
 
 OWNER_KIND = "kubernetes"

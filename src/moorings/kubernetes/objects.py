@@ -181,12 +181,17 @@ def build_config(job: IPUJob, instance: int = 0) -> Obj:
 
 
 def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
-    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else."""
+    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else.
+
+    RBAC knows no labels. So where a launcher has too many workers for a watch each, it may see all Pods of its
+    namespace; it starts processes in its own workers alone.
+    """
     name = names.account_name(job.name)
     rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     workers = [worker for instance in range(job.instances) for worker in _workers(job, instance)]
+    named = {"resourceNames": workers} if job.workers <= names.NAMED_WORKERS_MAX else {}
     rules = [
-        {"apiGroups": [""], "resources": ["pods"], "resourceNames": workers, "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], **named, "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
     ]
     account = _beside(job, "v1", "ServiceAccount", name)
@@ -375,7 +380,7 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
     if options.kubectl_version:
         command += ["--kubectl-version", options.kubectl_version]
     variables = {
-        "MOORINGS_WORKERS": ",".join(_workers(job, instance)),
+        "MOORINGS_WORKERS": str(job.workers),
         "MOORINGS_PROXY_URL": options.proxy_url,
         "MOORINGS_PARTITION": f"{job.namespace}/{job.name}/{job.uid}/{instance}",
         "MOORINGS_PROXY_TOKEN_FILE": f"{TOKEN_DIR}/token",

@@ -36,7 +36,7 @@ class Cluster:
     """Pods with a log of their changes.
 
     ``faults`` are met by the next requests, one each: a status, ``drop``, ``silence`` or ``garbage``; ``watch_faults``
-    by watches alone. ``asked`` has each request's kind and Pod. ``watch_s`` is how long a watch lasts at most.
+    by watches alone. ``asked`` has each request's kind and Pod, or labels. ``watch_s``: how long a watch lasts at most.
     """
 
     def __init__(self) -> None:
@@ -71,6 +71,13 @@ class Cluster:
             return next((faults.pop(0) for faults in lists if faults), None)
 
 
+def is_meant(selector: str, one: Pod) -> bool:
+    """Whether a Pod's name, or its labels, are these."""
+    wanted = [label.partition("=")[::2] for label in selector.split(",")]
+    labels = one["metadata"].get("labels") or {}
+    return one["metadata"]["name"] == selector or all(labels.get(name) == value for name, value in wanted)
+
+
 class _Quiet(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -91,7 +98,7 @@ def _api(cluster: Cluster) -> type[_Quiet]:
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+            name = query.get("fieldSelector", "").removeprefix("metadata.name=") or query.get("labelSelector", "")
             watch = query.get("watch") == "1"
             cluster.asked.append(("watch" if watch else "list", name))
             fault = cluster.take_fault(cluster.faults, cluster.watch_faults if watch else [])
@@ -113,8 +120,11 @@ def _api(cluster: Cluster) -> type[_Quiet]:
                 self.watch(name, int(query["resourceVersion"]))
             else:
                 with cluster.changed:
-                    items = [cluster.pods[name]] if name in cluster.pods else []
-                    self.answer(200, {"items": items, "metadata": {"resourceVersion": str(len(cluster.changes))}})
+                    items = [one for one in cluster.pods.values() if is_meant(name, one)]
+                    first, limit = int(query.get("continue", "0")), int(query["limit"])
+                    more = {"continue": str(first + limit)} if len(items) > first + limit else {}
+                    metadata = {"resourceVersion": str(len(cluster.changes)), **more}
+                    self.answer(200, {"items": items[first : first + limit], "metadata": metadata})
 
         def refuse(self, status: int, words: str) -> None:
             body = {"kind": "Status", "code": status, "reason": "Because", "message": words}
@@ -136,7 +146,7 @@ def _api(cluster: Cluster) -> type[_Quiet]:
                     self.event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
                     break
                 for kind, one in fresh:
-                    if one["metadata"]["name"] == name:
+                    if is_meant(name, one):
                         self.event(kind, one)
                 if cluster.take_fault(cluster.watch_faults) == "drop":  # in the middle of a line
                     self.wfile.write(b'10\r\n{"type": "MODIF')

@@ -26,6 +26,7 @@ from moorings.kubernetes.launcher import (
     Place,
     Workers,
     choose_kubectl,
+    choose_watches,
     install_kubectl,
     make_clean,
     see,
@@ -38,6 +39,7 @@ from tests.unit.kubernetes.cluster_stand_in import Cluster, Proxy, pod, serve_cl
 from tests.waiting import patient, until
 
 NAMES = ["job-worker-0", "job-worker-1"]
+WATCHES = choose_watches("job", 0, len(NAMES))
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def start(tmp_path, cluster, proxy):
             "PYTHONPATH": str(Path(moorings.__file__).resolve().parents[1]),
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(port),
-            "MOORINGS_WORKERS": ",".join(NAMES),
+            "MOORINGS_WORKERS": str(len(NAMES)),
             "MOORINGS_PARTITION": "team/job/u-1/0",
             "MOORINGS_PROXY_URL": url,
             "MOORINGS_PROXY_TOKEN_FILE": str(tmp_path / "proxy-token"),
@@ -213,6 +215,7 @@ def test_sigterm_ends_it_at_once(start, cluster):
     ("name", "value"),
     [
         ("MOORINGS_WORKERS", ""),
+        ("MOORINGS_WORKERS", "job-worker-0"),
         ("MOORINGS_PARTITION", "team/job/u-1"),
         ("MOORINGS_PARTITION", "team/job/u-1/x"),
         ("MOORINGS_PROXY_URL", ""),
@@ -256,7 +259,7 @@ def workers(tmp_path, cluster, monkeypatch):
             self.thread.start()
 
         def _wait(self) -> None:
-            with contextlib.closing(Workers(self._api, NAMES)) as watched:
+            with contextlib.closing(Workers(self._api, WATCHES)) as watched:
                 try:
                     watched.wait(Patience(20, self.told.append))
                 except MooringsError as error:
@@ -370,7 +373,7 @@ def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
     told: list[str] = []
     with serve_cluster(Cluster(), tmp_path / "account") as port:
         pass
-    watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), NAMES)
+    watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), WATCHES)
     waiting = threading.Thread(target=watched.wait, args=(Patience(30, told.append),))
     waiting.start()
     until(lambda: any("does not answer" in text for text in told), what="it is away")
@@ -378,6 +381,47 @@ def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
         waiting.join(patient(30))
         assert not waiting.is_alive()
         watched.close()
+
+
+# -- many workers ------------------------------------------------------------------------------------------------------
+
+
+def test_many_workers_are_one_watch_and_one_thread(tmp_path, cluster):
+    count = 300
+    (selector,) = watches = choose_watches("job", 1, count)
+    assert selector.text == "graphcore.ai/job-name=job,graphcore.ai/instance=1,graphcore.ai/job-role=worker"
+    labels = dict(label.split("=") for label in selector.text.split(","))
+    every = [pod(f"job-worker-{number}", waiting="ContainerCreating") for number in range(count, 2 * count)]
+    for one in (*every, pod("job-worker-0", "Failed", code=1), pod("job-launcher-1", "Failed", code=1)):
+        one["metadata"]["labels"] = labels if one in every else labels | {"graphcore.ai/job-role": "another"}
+        cluster.put(one)
+    told: list[str] = []
+    with serve_cluster(cluster, tmp_path / "account") as port:
+        before = threading.active_count()
+        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), watches)
+        waiting = threading.Thread(target=watched.wait, args=(Patience(30, told.append),))
+        waiting.start()
+        until(lambda: cluster.count("watch") == 1, what="all pages are read")
+        assert [one.name for one in threading.enumerate() if one.name.startswith("watch ")] == [
+            f"watch {selector.text}"
+        ]
+        assert threading.active_count() < before + 10
+        for one in every:
+            ready = pod(one["metadata"]["name"], "Running", ready=True)
+            ready["metadata"]["labels"] = labels
+            cluster.put(ready)
+        waiting.join(patient(30))
+        assert not waiting.is_alive(), told[-1:]
+        watched.close()
+    assert cluster.asked == [("list", selector.text)] * 6 + [("watch", selector.text)]
+    assert told[0].startswith("waiting for 300 of 300 workers: job-worker-300 is ")
+
+
+@pytest.mark.parametrize(("workers", "watches"), [(1, 1), (16, 16), (17, 1), (4096, 1)])
+def test_few_workers_are_watched_by_name(workers, watches):
+    found = choose_watches("job", 0, workers)
+    assert len(found) == watches
+    assert [name for those in found.values() for name in those] == [f"job-worker-{one}" for one in range(workers)]
 
 
 # -- a proxy that misbehaves -------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from moorings.kubernetes.objects import (
     ANNOTATIONS_BYTES_MAX,
     CONFIG_DIR,
     PodOptions,
+    build_access,
     build_config,
     build_launcher,
     build_worker,
@@ -286,3 +287,14 @@ def test_what_is_null_is_left_out(spec: Obj) -> None:
     found = an_object(spec)
     assert find_faults(found) == ()
     build_all(parse_ipujob(found), PodOptions(pull_secrets=("a",)))
+
+
+@pytest.mark.parametrize(("workers", "limited"), [(1, True), (16, True), (17, False)])
+def test_a_launcher_with_few_workers_sees_these_alone_and_starts_processes_nowhere_else(
+    workers: int, limited: bool
+) -> None:
+    _, role, _ = build_access(build_job(instances=2, ipus=workers, workers=workers))
+    every = [f"sample-worker-{number}" for number in range(2 * workers)]
+    look, start = role["rules"]
+    assert look.get("resourceNames") == (every if limited else None)
+    assert start == {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": every, "verbs": ["create"]}

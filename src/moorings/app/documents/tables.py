@@ -23,7 +23,7 @@ READ: dict[str, tuple[str, str]] = {
     "MOORINGS_ACCESS_KEY_FILE": ("moor", "a file (0600) with the access key, instead of the key itself"),
     "MOORINGS_CONFIG": ("moor", "a configuration file that is read first"),
     "MOORINGS_CREDENTIALS": ("moor", "the credentials file, instead of `~/.config/moorings/credentials.toml`"),
-    "MOORINGS_WORKERS": ("launcher", "set by the operator: the worker Pods that it waits for"),
+    "MOORINGS_WORKERS": ("launcher", "set by the operator: how many worker Pods it waits for"),
     "MOORINGS_PARTITION": ("launcher", "set by the operator: `namespace/job/uid/instance`"),
     "MOORINGS_RESET": ("launcher", "set by the operator: `1`, the partition may have been used and is cleaned first"),
     "MOORINGS_PROXY_URL": ("launcher", "set by the operator: where the proxy is"),
