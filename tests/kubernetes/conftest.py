@@ -11,8 +11,11 @@ a module, and marks that ``pytestmark = pytest.mark.kubernetes``::
             yield cluster
 
 ``kube`` says what they are: 1.20, or ``today``: the server of definitions and the kubectl of Debian sid on a cluster of
-1.20 (``crd_server``). ``pytest tests/kubernetes --kube=today`` runs the tests on that, but for those marked
-``of_1_20``; ``--kube=both``, as in a whole run, those of ``_ON_BOTH`` on both and the rest on 1.20.
+1.20 (``crd_server``). ``pytest tests/kubernetes --kube=today`` runs the tests on that, but for those marked ``of_1_20``
+or ``whole``; ``--kube=both``, as ``make test-all`` does, those of ``_ON_BOTH`` on both and the rest on 1.20;
+``--kube=turn``, as ``make test`` does, those on one of the two, drawn by the tree. Where today's cannot be had, the
+last two run all on 1.20 and say why. With ``KUBEBUILDER_ASSETS`` all run on what lies there, but for those marked
+``of_1_20``.
 
 Every test here is marked ``kubernetes``, and one process of pytest runs them all (``tests.lanes``).
 """
@@ -20,11 +23,12 @@ Every test here is marked ``kubernetes``, and one process of pytest runs them al
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests import sampling
 from tests.kubernetes import images, programs
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.crd_server import CrdServer
@@ -35,26 +39,54 @@ _FOLDER = Path(__file__).parent
 _TIMEOUT_S = 600
 _OLD, _TODAY = "1.20", "today"
 _ON_BOTH = {"test_crd", "test_operator"}  # what depends most on how definitions are served
+_ASKED = pytest.StashKey[Sequence[str]]()
+_NOTE = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kube", choices=[_OLD, _TODAY, "both"], default=_OLD, help="the Kubernetes for tests/kubernetes")
+    choices = [_OLD, _TODAY, "both", "turn"]
+    parser.addoption("--kube", choices=choices, default=_OLD, help="the Kubernetes for tests/kubernetes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kube" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--kube", default=_OLD)  # not known where pytest was not told of this folder
-        both = asked == "both" and metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH
-        chosen = [_OLD, _TODAY] if both else [_TODAY if asked == _TODAY else _OLD]
-        if metafunc.definition.get_closest_marker("of_1_20"):
-            chosen = [_OLD]
+        asked = _choose(metafunc.config)
+        everywhere = metafunc.config.getoption("--kube", default=_OLD) == _TODAY
+        marked = any(metafunc.definition.get_closest_marker(name) for name in ("of_1_20", "whole"))
+        fits = everywhere or metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH
+        chosen = asked if fits and not marked else [_OLD]
         ids = [pytest.HIDDEN_PARAM if one == _OLD else one for one in chosen]
         metafunc.parametrize("kube", chosen, ids=ids, indirect=True, scope="session")
 
 
+def _choose(config: pytest.Config) -> Sequence[str]:
+    """What the tests of ``_ON_BOTH`` run on, and what is said of it at the end; decided once, for the build is long."""
+    if _ASKED not in config.stash:
+        asked = config.getoption("--kube", default=_OLD)  # not known where pytest was not told of this folder
+        turn = [_TODAY if int(sampling.tree()[:8], 16) % 2 else _OLD]
+        chosen = {"both": [_OLD, _TODAY], "turn": turn}.get(asked, [asked])
+        note = f"of {' and '.join(chosen)}"
+        if folder := programs.given():
+            chosen, note = [_OLD], f"that in {folder}"
+        elif config.option.collectonly or asked not in ("both", "turn") or _TODAY not in chosen:
+            pass  # nothing is to be made, or it must be had
+        elif why := programs.why_not_today():
+            chosen, note = [_OLD], f"of {_OLD} alone; today's cannot be had: {why}"
+        config.stash[_ASKED], config.stash[_NOTE] = chosen, note
+    return config.stash[_ASKED]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if note := terminalreporter.config.stash.get(_NOTE, ""):
+        terminalreporter.write_line(f"Kubernetes for {', '.join(sorted(_ON_BOTH))}: {note}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    other = programs.given() and programs.release("kube-apiserver") != (1, 20)
     for item in items:
         if item.path.is_relative_to(_FOLDER) and _is_real(item):
+            if other and item.get_closest_marker("of_1_20"):
+                item.add_marker(pytest.mark.skip(reason="it is of Kubernetes 1.20 alone"))
             item.add_marker(pytest.mark.kubernetes)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))

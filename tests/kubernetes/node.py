@@ -143,11 +143,11 @@ class Node:
             "cert-dir": self.folder / "kubelet-pki",
             "hostname-override": self.name,
             "node-ip": self.address,
-            "container-runtime": "remote",
             "container-runtime-endpoint": f"unix://{self._socket}",
-            "network-plugin": "cni",
             "v": 2,
         }
+        if programs.release("kubelet") < (1, 24):
+            flags |= {"container-runtime": "remote", "network-plugin": "cni"}
         self._launch("kubelet", [programs.kube("kubelet"), *(f"--{name}={value}" for name, value in flags.items())])
 
     def kill_kubelet(self) -> None:

@@ -1,13 +1,14 @@
 """Where a real Kubernetes comes from: ``scripts/kubernetes.sh`` builds it once, Debian's packages have the rest.
 
-A folder in ``KUBEBUILDER_ASSETS`` (the convention of envtest) is taken for etcd and kube-apiserver, as far as it has
-them; what it lacks, and what a newer API server needs beside it, is ours.
+A folder in ``KUBEBUILDER_ASSETS`` (the convention of envtest) is taken for what it has: etcd and any program of
+Kubernetes. What it lacks is ours, of 1.20.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def today(name: str) -> Path:
     return Path(found.stdout.strip()) / name
 
 
+def why_not_today() -> str:
+    """Why there is nothing of today's Kubernetes here, in a line; empty: it is there."""
+    found = _try_today()
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    return "" if found.returncode == 0 else (errors or [f"exit {found.returncode}"])[-1]
+
+
 @functools.cache
 def _try_today() -> subprocess.CompletedProcess[str]:
     argv = [str(_SCRIPT), "--today"]
@@ -62,6 +70,27 @@ def _try_today() -> subprocess.CompletedProcess[str]:
 def kube(name: str) -> Path:
     """A program of Kubernetes, by its name."""
     return _asset(name) or kubernetes() / name
+
+
+def given() -> str:
+    """The folder with an API server that whoever runs the tests has brought; empty: none."""
+    found = _asset("kube-apiserver")
+    return str(found.parent) if found is not None else ""
+
+
+def release(name: str) -> tuple[int, int]:
+    """Of which Kubernetes a daemon is: 1, 20."""
+    return _release_of(kube(name))
+
+
+@functools.cache
+def _release_of(program: Path) -> tuple[int, int]:
+    said = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=True, timeout=patient(60)
+    ).stdout
+    found = re.search(r"v(\d+)\.(\d+)\.", said)
+    assert found is not None, f"{program} does not tell its version: {said}"
+    return int(found[1]), int(found[2])
 
 
 def etcd() -> Path:
@@ -114,9 +143,8 @@ def prepare() -> None:
 
 
 def _asset(name: str) -> Path | None:
-    folder = _ENV.get("KUBEBUILDER_ASSETS")
-    found = Path(folder or "/nowhere") / name
-    return found if name in ("etcd", "kube-apiserver") and found.exists() else None
+    found = Path(_ENV.get("KUBEBUILDER_ASSETS") or "/nowhere") / name
+    return found if found.exists() else None
 
 
 def _run(*options: str) -> str:

@@ -19,7 +19,7 @@ from tests.kubernetes.release import FULL, SIZE, TRACKER, Release, idle_workers,
 from tests.waiting import patient, until
 
 # The first one makes the images, where the cache has none. Webhooks are reached by their Services (test_webhooks.py).
-pytestmark = [pytest.mark.timeout(600), pytest.mark.of_1_20]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.whole]
 
 FINALIZER = "ipu.finalizers.graphcore.ai"
 TAKEN_S = 60.0  # an edited list of controllers is taken so soon

@@ -325,7 +325,7 @@ def test_the_spec_and_the_status_are_written_apart(served, namespace):
     assert after["metadata"]["generation"] == 2
 
 
-@pytest.mark.of_1_20  # an API server of 1.20 tells of another's definitions minutes later
+@pytest.mark.whole  # an API server of 1.20 tells of another's definitions minutes later
 @pytest.mark.parametrize(
     ("field", "words"),
     [

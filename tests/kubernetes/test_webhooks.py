@@ -37,7 +37,7 @@ from moorings.kubernetes.webhooks import MUTATE, VALIDATE, make_webhook_app
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
 from tests.waiting import patient
 
-pytestmark = pytest.mark.of_1_20  # a server of definitions alone finds a webhook's Service by DNS, which is not here
+pytestmark = pytest.mark.whole  # a server of definitions alone finds a webhook's Service by DNS, which is not here
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "CRDs" / "graphcore.ai_ipujobs.yaml"
 SERVICE, SECRET, HOOKS = "hooks", "hooks-tls", "moor-hooks"
