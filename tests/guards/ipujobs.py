@@ -11,6 +11,8 @@ LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
 ELECTION = "tests/unit/kubernetes/test_election.py::"
 RUNS = f"{PODS}test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase"
 NOT_READY = f"{PLAN}test_no_pod_is_made_before_the_partition_is_ready"
+KNOWN = "tests/unit/kubernetes/proxy/test_known.py::"
+FIRST_SEEN = f"{KNOWN}test_a_claim_that_was_ready_when_it_was_first_seen_may_have_been_used"
 DELETED = f"{PLAN}test_a_deleted_job_goes_pods_first_then_partitions_then_itself"
 
 IPUJOBS = (
@@ -112,6 +114,15 @@ IPUJOBS = (
         cut="not job.has_launcher and not there and not self._fresh",
         put="False",
         tests=(f"{PLAN}test_a_used_partition_is_cleaned_before_anything_starts_anew",),
+    ),
+    Guard(
+        law="4",
+        what="a partition whose claim was READY when it was first seen may have been used",
+        file="kubernetes/proxy/known.py",
+        at="known_of",
+        cut="_PHASES.get(body.state, Phase.ENDED) < Phase.READY",
+        put="True",
+        tests=(f"{FIRST_SEEN}[READY-False]", f"{FIRST_SEEN}[FLOATING-False]"),
     ),
     Guard(
         law="4",
