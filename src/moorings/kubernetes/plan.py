@@ -335,8 +335,8 @@ class _Judge:
         workers = [pod for pod in fresh if not pod.is_launcher]
         deciding = launchers if job.has_launcher else workers
         wanted = 1 if job.has_launcher else job.workers
-        # Who is told to make room and leaves well has saved, and is not done.
-        done = [pod for pod in deciding if pod.phase == SUCCEEDED and not (pod.deleting and job.preemptible)]
+        # A program that leaves well when its Pod is deleted (to make room, by a drain) has saved, and is not done.
+        done = [pod for pod in deciding if pod.phase == SUCCEEDED and not pod.deleting]
         if len(done) == wanted:
             return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         # One that has ended and goes is what is left of an instance that was given up, and is wanted again.

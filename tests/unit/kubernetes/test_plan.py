@@ -252,12 +252,14 @@ def test_a_used_partition_is_cleaned_before_anything_starts_anew() -> None:
     assert CreateLauncher(0, 1, reset=True) in found.acts
 
 
-def test_a_pod_deleted_by_hand_is_made_again_and_not_counted() -> None:
+@pytest.mark.parametrize(("phase", "code"), [(FAILED, 143), (SUCCEEDED, 0)])
+def test_a_pod_deleted_by_hand_is_made_again_and_not_counted(phase: str, code: int) -> None:
+    """Whatever its program makes of the signal: one that saves and leaves well is not done."""
     job = build_job(INFERENCE)
-    going = pod(job, 0, FAILED, deleting=True, exit_code=143)
+    going = pod(job, 0, phase, deleting=True, exit_code=code)
     found, status = decide(job, [going], held(build_partition(job)))
     assert found.acts == ()
-    assert status.restart_count == 0
+    assert (status.restart_count, status.state) == (0, "Pending")
     found, _ = decide(job, [], held(build_partition(job)))
     assert CreateWorker(0, 0) in found.acts
 
