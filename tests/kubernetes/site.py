@@ -323,7 +323,8 @@ class Site:
             pod = self.job_pods(namespace, job).get(name)
             return pod if pod is not None and pod["metadata"]["uid"] != uid else None
 
-        return self.cluster.wait(made, what=lambda: self.log("operator")[-2000:])
+        told = lambda: f"{self._status_text(namespace, job)}\n{self.log('operator')[-2000:]}"  # noqa: E731
+        return self.cluster.wait(made, what=told)
 
     # -- kubelet by hand, where there is no node -----------------------------------------------------------------------
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from moorings.kubernetes import names
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.laws import Watcher, lawful
 from tests.kubernetes.site import Site, ipu_site, template
+from tests.waiting import patient
 
 STRATEGIC = "application/strategic-merge-patch+json"
 LAUNCHER = {"command": ["mpirun", "hostname"]}
@@ -130,6 +133,47 @@ def test_a_node_that_is_gone_keeps_its_partition_from_others_until_it_is_known_t
         site.await_pods(home, "waits", "waits-worker-0")
         node.start()
         site.await_state(home, "waits", "Running")
+
+
+def test_a_node_that_is_drained_ends_its_pods_and_the_job_goes_on_with_its_partition(
+    node_cluster: KubernetesCluster,
+) -> None:
+    (node,) = node_cluster.nodes
+    with ipu_site(node_cluster) as site, lawful(site) as watched:
+        home = watched.namespace
+        node_cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
+        site.submit(home, "runs", workers={"template": template(image=images.busybox().name)})
+        site.await_state(home, "runs", "Running")
+        uid = site.job_pods(home, "runs")["runs-worker-0"]["metadata"]["uid"]
+        selector = f"--pod-selector=app=test,{names.JOB}=runs"  # not what other tests have left there
+        try:
+            node_cluster.kubectl("drain", node.name, selector, f"--timeout={patient(60):.0f}s", timeout=90)
+            site.await_another(home, "runs", "runs-worker-0", uid)
+            told = "unschedulable"
+            node_cluster.wait(lambda: told in site.status(home, "runs").get("lastMessage", ""), 60)
+        finally:
+            node_cluster.kubectl("uncordon", node.name)
+        assert site.await_state(home, "runs", "Running").get("restartCount", 0) == 0, "nobody is to blame"
+        assert [len(ids) for ids in watched.partitions.values()] == [1]
+
+
+def test_a_job_that_is_deleted_while_its_image_is_pulled_leaves_nothing(node_cluster: KubernetesCluster) -> None:
+    (node,) = node_cluster.nodes
+    with (
+        socket.create_server((node_cluster.host, 0)) as registry,  # it takes the call, and never answers
+        ipu_site(node_cluster) as site,
+        lawful(site) as watched,
+    ):
+        home = watched.namespace
+        node_cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
+        host, port = registry.getsockname()[:2]
+        site.submit(home, "pulls", workers={"template": template(image=f"{host}:{port}/slow:1")})
+        events = f"/api/v1/namespaces/{home}/events?fieldSelector=reason=Pulling"
+        node_cluster.wait(lambda: node_cluster.api("GET", events)["items"], 60)
+        assert len(site.pod.partitions()) == 1
+        site.delete(home, "pulls")
+        node_cluster.wait(lambda: site.is_gone(home, "pulls"), 60, what=lambda: str(site.job_pods(home, "pulls")))
+        site.await_empty()
 
 
 def is_ready(cluster: KubernetesCluster, node: str) -> bool:
