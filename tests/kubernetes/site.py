@@ -162,11 +162,19 @@ class Site:
         assert self.proxy is not None
         assert self.proxy.poll() is None, self.log("proxy")[-3000:]
         try:
-            trust = ssl.create_default_context(cadata=self.proxy_ca()) if self.tls else None
-            with urllib.request.urlopen(f"{self.proxy_url}/readyz", timeout=patient(5), context=trust) as answer:
-                return bool(answer.status == 200)
+            return self.ask_proxy("/readyz") is not None
         except OSError:
             return False
+
+    def ask_proxy(self, path: str) -> str:
+        """What it tells everybody there.
+
+        Raises:
+            OSError: it does not answer, or refuses.
+        """
+        trust = ssl.create_default_context(cadata=self.proxy_ca()) if self.tls else None
+        with urllib.request.urlopen(f"{self.proxy_url}{path}", timeout=patient(5), context=trust) as answer:
+            return str(answer.read().decode())
 
     def proxy_ca(self) -> str:
         """The authority by which the proxy is known, as PEM; empty: it has not told it yet."""

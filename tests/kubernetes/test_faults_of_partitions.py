@@ -89,6 +89,10 @@ def test_a_controller_is_killed_and_the_other_one_serves(site: Site, watched: Wa
     before = resets(answers)
     where.kill()
     try:
+        site.stop_operator()
+        silent = f'moorings_proxy_controller_reachable{{controller="127.0.0.1:{where.port}"}} 0.0'
+        until(lambda: silent in site.ask_proxy("/metrics"), 30)
+        site.start_operator()  # one that has never heard all controllers
         site.submit(home, "elsewhere", ipusPerJobInstance="16")
         site.await_pods(home, "elsewhere", "elsewhere-worker-0", timeout=60)
         assert resets(answers) == before, "a new partition is not reset before its first use"
