@@ -13,6 +13,7 @@ import pytest
 
 from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant
 from moorings.kubernetes.proxy import keeper as keeping
 from moorings.kubernetes.proxy import links
 from moorings.kubernetes.proxy.asking import Place
@@ -20,7 +21,8 @@ from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.links import Reach
 from moorings.kubernetes.proxy.metrics import Metrics
 from moorings.kubernetes.proxy.settings import Entry
-from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
+from moorings.wire.codec import time_text
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.proxy.harbour import pools, wish
 from tests.waiting import until_async as until
@@ -217,3 +219,31 @@ async def test_who_was_away_before_it_was_asked_is_not_waited_for(pair: list[Con
         await until(lambda: (found := shown(keeper)) is not None and found.state == "READY")
         (found,) = keeper.partitions().items
         assert found.controller == reach(two).entry.name
+
+
+def young(number: int, ipus: int) -> PartitionRequest:
+    """Of a job that is younger than the keeper: no earlier one can have asked for it."""
+    return wish(number, ipus, job_created_at=time_text(Instant((time.time_ns() // 1000) + 1_000_000)))
+
+
+def message(keeper: Keeper, number: int = 1) -> str | None:
+    found = next((one for one in keeper.partitions().items if one.job == f"job-{number}"), None)
+    return found.message if found is not None else None
+
+
+async def test_a_place_in_a_queue_is_told_though_another_controller_is_silent(pair: list[ControllerProcess]) -> None:
+    silent, full = pair
+    silent.kill()
+    async with kept(reach(silent), reach(full)) as keeper:
+        await until(lambda: keeper.links[f"127.0.0.1:{full.port}"].answers)
+        await keeper.create(young(2, 8))
+        await until(lambda: message(keeper, 2) == "the partition is ready")
+        await keeper.create(young(1, 8))
+        await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it", 1)
+        full.kill()
+        await hears(keeper, f"127.0.0.1:{full.port}")
+        names = f"127.0.0.1:{silent.port}, 127.0.0.1:{full.port}"
+        await until(lambda: message(keeper) == f"{names} does not answer", 1)
+        full.start()
+        await hears(keeper, f"127.0.0.1:{full.port}")
+        await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it")

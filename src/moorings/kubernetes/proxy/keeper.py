@@ -16,18 +16,17 @@ from dataclasses import replace
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
 from moorings.kubernetes.proxy.asking import Place, check_request, is_ours, place_of, prefix_of
 from moorings.kubernetes.proxy.choice import Deed, Do, Standing, Wish, choose
 from moorings.kubernetes.proxy.journal import Journal
-from moorings.kubernetes.proxy.known import HELD, Known, Phase, after, begun, known_of
+from moorings.kubernetes.proxy.known import Known, Phase, after, begun, known_of
 from moorings.kubernetes.proxy.links import Link, Reach
 from moorings.kubernetes.proxy.making import make_claim
+from moorings.kubernetes.proxy.publishing import Publisher
 from moorings.kubernetes.proxy.records import PAUSE_S, Record, check_same, request_of
-from moorings.kubernetes.proxy.shapes import WAITING, ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
-from moorings.kubernetes.proxy.telling import body_of
+from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest, PartitionsBody
 from moorings.kubernetes.proxy.usage import Usage
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, EventBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
@@ -36,7 +35,6 @@ ANSWER_S = 8.0  # for so long a request waits for what comes of it; it goes on w
 PAUSE_S_MAX = 5.0
 RESET_S = 120.0
 RESET_POLL_S, RESET_POLL_S_MAX = 0.05, 0.5
-WORDS_S = 30.0  # why something waits may change with every grant of others; that alone is told this often
 RETIRED_S = 60.0  # a controller that was taken out of the list, and never answered, is believed to be none
 SETTLED_S = 60  # what was ready for so long before this process began was given out by an earlier one
 ENDED_S = 300.0  # so long an answer may be on its way that tells of a claim as it was before it ended
@@ -75,6 +73,7 @@ class Keeper:
         self._missed: dict[str, list[EventBody]] = {}  # of claims that no list has told yet
         self._disowned: frozenset[str] = frozenset()  # controllers of which the list says that they are gone for good
         self._tasks: set[asyncio.Task[None]] = set()
+        self._publisher = Publisher(self.journal, self.usage, lambda: self.links, self._publish, now)
         self._closed = False
 
     # -- controllers ---------------------------------------------------------------------------------------------------
@@ -176,6 +175,8 @@ class Keeper:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
+        for record in self._records.values():
+            self._publisher.forget(record)
         for link in self.links.values():
             await link.close()
 
@@ -324,6 +325,8 @@ class Keeper:
             self._gone[known.controller, known.id] = time.monotonic()
         record.book.note(known, time.monotonic())
         self._index(record)
+        if record.worker is not None:  # a call of its may take long
+            self._publisher.publish_soon(record)
 
     def changed(self, link: Link) -> None:
         """A controller answers, or does not any more: whatever may wait for it is looked at."""
@@ -424,7 +427,7 @@ class Keeper:
             )
         if record.resetting is None:
             record.resetting = self._spawn(self._reset(record, winner))
-            self._publish(record)
+            self._publisher.publish(record)
         await asyncio.shield(record.resetting)
         return self._told(record)
 
@@ -483,9 +486,7 @@ class Keeper:
             del self._by_namespace[record.place.namespace]
         for key in record.keys:
             self._owners.pop(key, None)
-        self.usage.set(record.owner, record.place.namespace, 0, time.monotonic())
-        if record.shown is not None:
-            self.journal.add(ChangeBody(partition=replace(record.shown, binding=None), gone=True))
+        self._publisher.withdraw(record)
 
     def wake(self, owner: str) -> None:
         """Look at an instance; if somebody does, again afterwards."""
@@ -542,14 +543,15 @@ class Keeper:
         fetch = choice.give and winner is not None and (winner.controller, winner.id) != record.book.given
         if not choice.deeds and not fetch:
             record.trouble, record.pause_s = "", PAUSE_S
-            self._publish(record)
+            self._publisher.publish(record)
             return False
-        self._publish(record)
+        self._publisher.publish(record)
         works = [self._try(record, deed) for deed in choice.deeds]
         if fetch and winner is not None:
             works.append(self._fetch(record, winner))
         done = await asyncio.gather(*works)
         if not all(done):  # what failed may pass
+            self._publisher.publish(record)
             record.idle.set()
             await asyncio.sleep(record.pause_s)
             record.pause_s = min(record.pause_s * 2, PAUSE_S_MAX)
@@ -667,30 +669,17 @@ class Keeper:
         record.book.doubts.discard(self._at(link))
         self._note(record, known_of(self._at(link), claim))
 
-    # -- what is told --------------------------------------------------------------------------------------------------
-
     def _publish(self, record: Record) -> None:
-        """Tell how an instance stands, if that is news."""
-        body, before = body_of(record, self.links, self._time()), record.shown
-        held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, Phase.RELEASING))
-        now = time.monotonic()
-        self.usage.set(record.owner, record.place.namespace, held, now)
-        if before is not None:
-            body = replace(body, since=before.since if body.state == before.state else body.since)
-            only_words = body.state == WAITING and replace(body, message=before.message, code=before.code) == before
-            soon = before.message != "" and now - record.told_at < WORDS_S  # the first words are told at once
-            if body == before or (only_words and soon):
-                return
-        record.shown, record.told_at = replace(body, version=self.journal.coming), now
-        self.journal.add(ChangeBody(partition=record.shown))
+        """Publish what was held back."""
+        choice = choose(record.book, self._standings())
+        if not choice.over:
+            record.choice = choice
+            self._publisher.publish(record)
 
     def _told(self, record: Record) -> PartitionBody:
         """How an instance stands, as everybody else is told it."""
         if self._records.get(record.owner) is record:
-            self._publish(record)
+            self._publisher.publish(record)
             if record.shown is not None:
                 return record.shown
-        return body_of(record, self.links, self._time())
-
-    def _time(self) -> str:
-        return time_text(Instant(self._now()))
+        return self._publisher.body(record)

@@ -199,10 +199,12 @@ class Link:
     def _set_away(self, why: str, *, denies: bool = False) -> None:
         if self.answers or self.problem != why:
             log.warning("controller.away", extra={"controller": self.name, "detail": why})
+        news = self.answers or self.denies != denies  # it is told which of both it is
         self.problem, self.denies = why, denies
         if self.answers:
             self.answers = False
             self.away_at = time.monotonic()
+        if news:
             self._listener.changed(self)
 
     # -- the stream, in its own thread ---------------------------------------------------------------------------------

@@ -17,7 +17,12 @@ PAUSE_S = 0.1  # after the first failure
 
 @dataclass(slots=True)
 class Record:
-    """One instance: what is known, what is published of it, and who works on it."""
+    """One instance: what is known, what is published of it, and who works on it.
+
+    Attributes:
+        shown: what was published last, and ``shown_s`` when (``time.monotonic``).
+        telling: publishes what is held back.
+    """
 
     place: Place
     owner: str
@@ -25,7 +30,8 @@ class Record:
     binding: BindingBody | None = None
     resetting: asyncio.Task[None] | None = None
     shown: PartitionBody | None = None
-    told_at: float = 0.0
+    shown_s: float = 0.0
+    telling: asyncio.TimerHandle | None = None
     choice: Choice = Choice()
     worker: asyncio.Task[None] | None = None
     again: bool = False

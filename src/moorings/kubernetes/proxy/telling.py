@@ -112,16 +112,19 @@ def _silence(silent: Sequence[str], links: Mapping[str, Link]) -> str:
 
 
 def _waits(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
-    claims = record.book.claims.values()
+    """Why it has no block: a place in the queue of a controller that answers counts before the silence of others."""
+    claims, refused = record.book.claims.values(), record.book.refused
     if claims and all(known.phase is Phase.RELEASING for known in claims):
         return RELEASING, "partition.removing", "the partition is being removed"
-    for known in claims:
-        if known.phase is Phase.WAITING and known.code:
+    order = {name: number for number, name in enumerate(links)}
+    for known in sorted(claims, key=lambda known: order.get(known.controller, -1)):
+        link = links.get(known.controller)
+        if known.phase is Phase.WAITING and known.code and (link is None or link.answers):
             return WAITING, known.code, _WAITS.get(known.code, _WAITS_ANYHOW).format(known.size)
     asked = {name: link for name, link in links.items() if link.asked and not link.alias_of}
-    silent = [name for name, link in asked.items() if not link.answers]
     if not asked:
         return WAITING, "controller.none", "no controller is configured"
-    if not claims and silent:
-        return WAITING, "controller.unreachable", _silence(silent, links)
+    able = [name for name in asked if name not in refused]
+    if able and not any(asked[name].answers for name in able):
+        return WAITING, "controller.unreachable", _silence(able, links)
     return WAITING, "partition.waiting", record.trouble

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from moorings.kubernetes.proxy import metrics, tracker
+from moorings.client.transport import Endpoint
+from moorings.kubernetes.proxy import metrics, publishing, tracker
 from moorings.kubernetes.proxy.asking import Place
 from moorings.kubernetes.proxy.choice import Book, Wish
+from moorings.kubernetes.proxy.journal import Journal
 from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.known import Known, Phase
+from moorings.kubernetes.proxy.links import Link, Reach
+from moorings.kubernetes.proxy.publishing import WORDS_S, Publisher, Report, decide
 from moorings.kubernetes.proxy.records import Record
+from moorings.kubernetes.proxy.settings import Entry
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionsBody, is_given_back
 from moorings.kubernetes.proxy.telling import body_of
+from moorings.kubernetes.proxy.usage import Usage
+from tests.waiting import until_async as until
 
 PLACE = Place("a", "j", "u", 0)
 WAITS = Known(controller="pod1:8090", id="claim-x", owner=PLACE.owner("lab"), size=4)
@@ -37,6 +45,70 @@ def test_who_waits_is_told_why_without_counts_and_others_names(code: str) -> Non
 
 def test_what_is_lacking_is_told() -> None:
     assert told("pool.full", "x")[2] == "no block of 4 IPUs is free"
+
+
+def link(*, answers: bool) -> Link:
+    """A controller that is not opened."""
+    made = Link(Reach(Entry("one", 1, {}), Endpoint("http://one:1")), "", Keeper("lab", {}, "abc", lambda: 0))
+    made.answers = answers
+    return made
+
+
+def waits(links: Mapping[str, Link], **codes: str) -> tuple[str, str]:
+    """Code and message of an instance that waits with these codes at these controllers."""
+    book = Book()
+    for name, code in codes.items():
+        book.note(replace(WAITS, controller=name, id=f"claim-{name}", code=code), 1.0)
+    body = body_of(Record(PLACE, PLACE.owner("lab"), book), links, "")
+    assert body.state == "WAITING"
+    return body.code, body.message
+
+
+def test_a_place_in_a_queue_counts_before_the_silence_of_another() -> None:
+    away, here, other = link(answers=False), link(answers=True), link(answers=True)
+    assert waits({"a": away, "b": here}, b="pool.full") == ("pool.full", "no block of 4 IPUs is free")
+    assert waits({"a": away, "b": here}, a="pool.full", b="queue.next_turn")[0] == "queue.next_turn"
+    assert waits({"a": away, "b": here}) == ("partition.waiting", ""), "one that answers is asked in a moment"
+    assert waits({"a": away}, a="pool.full") == ("controller.unreachable", "a does not answer")
+    assert waits({"a": here, "b": other}, b="queue.aged", a="pool.full")[0] == "pool.full", "the first in the list"
+
+
+def test_silence_is_told_where_all_that_answer_refuse() -> None:
+    record = Record(PLACE, PLACE.owner("lab"), Book())
+    record.book.refused["b"] = ("pool.none", "too large")
+    body = body_of(record, {"a": link(answers=False), "b": link(answers=True)}, "")
+    assert (body.code, body.message) == ("controller.unreachable", "a does not answer")
+
+
+def test_words_are_published_at_once_and_then_at_the_end_of_a_pause() -> None:
+    shown = PartitionBody(namespace="a", job="j", uid="u", instance=0, state="WAITING", ipus=4, message="one")
+    first, then = replace(shown, message=""), replace(shown, message="two", since="later")
+    assert decide(shown, None, 0.0, 100.0) == Report(shown)
+    assert decide(shown, first, 100.0, 100.0) == Report(shown), "the first words"
+    held_back = decide(then, shown, 100.0, 100.25)
+    assert (held_back.body, held_back.again_s) == (None, WORDS_S - 0.25)
+    assert decide(then, shown, 100.0, 100.0 + WORDS_S) == Report(replace(then, since=shown.since))
+    assert decide(shown, shown, 100.0, 100.2) == Report()
+    ready = replace(then, state="READY")
+    assert decide(ready, shown, 100.0, 100.2) == Report(ready)
+
+
+async def test_the_last_words_are_published_however_often_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "WORDS_S", 0.05)
+    journal, links = Journal("abc"), {"a": link(answers=True)}
+    publisher = Publisher(journal, Usage(), lambda: links, lambda record: publisher.publish(record), lambda: 0)
+    record = Record(PLACE, PLACE.owner("lab"))
+    for number in range(100):
+        record.trouble = f"a: {number}"
+        publisher.publish(record)
+    assert journal.number == 1
+    await until(lambda: journal.number == 2)
+    assert record.shown is not None
+    assert (record.shown.message, record.telling, journal.number) == ("a: 99", None, 2)
+    record.trouble = "more"
+    publisher.publish(record)
+    publisher.withdraw(record)
+    assert record.telling is None, "nothing is published of what is gone"
 
 
 def test_what_only_makes_room_is_not_given_back() -> None:

@@ -1,0 +1,123 @@
+"""When what an instance's partition comes to is published, and the doing of it.
+
+States are published at once. Words alone may change with every grant of others, so they are published once in
+``WORDS_S`` at most: the first change at once, and what is so at the end of that time then. No change is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from moorings.core.instants import Instant
+from moorings.kubernetes.proxy.journal import Journal
+from moorings.kubernetes.proxy.known import HELD, Phase
+from moorings.kubernetes.proxy.links import Link
+from moorings.kubernetes.proxy.records import Record
+from moorings.kubernetes.proxy.shapes import WAITING, ChangeBody, PartitionBody
+from moorings.kubernetes.proxy.telling import body_of
+from moorings.kubernetes.proxy.usage import Usage
+from moorings.wire.codec import time_text
+
+WORDS_S = 0.5  # the operator's pause before it writes a status is as long: both together are a second
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What to publish.
+
+    Attributes:
+        body: to be published now; None: nothing.
+        again_s: look again after so many seconds; None: nothing is held back.
+    """
+
+    body: PartitionBody | None = None
+    again_s: float | None = None
+
+
+def decide(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now_s: float) -> Report:
+    """What to publish of a partition. Pure.
+
+    Args:
+        body: as it stands.
+        shown: as it was published last.
+        shown_s: when that was.
+        now_s: the time, of the same monotonic clock.
+    """
+    if shown is None:
+        return Report(body)
+    body = replace(body, since=shown.since if body.state == shown.state else body.since)
+    if body == shown:
+        return Report()
+    only_words = body.state == WAITING and replace(body, message=shown.message, code=shown.code) == shown
+    left_s = shown_s + WORDS_S - now_s
+    if only_words and shown.message and left_s > 0:  # the first words are published at once
+        return Report(again_s=left_s)
+    return Report(body)
+
+
+class Publisher:
+    """Publishes how instances stand: in the journal, and what they hold in the usage.
+
+    Args:
+        journal: takes the changes.
+        usage: takes what is held.
+        links: the controllers; asked for each time.
+        look: looks again at an instance of which something was held back, and publishes it.
+        now: the wall clock, microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        usage: Usage,
+        links: Callable[[], Mapping[str, Link]],
+        look: Callable[[Record], None],
+        now: Callable[[], int],
+    ) -> None:
+        self._journal = journal
+        self._usage = usage
+        self._links = links
+        self._look = look
+        self._now = now
+
+    def publish(self, record: Record) -> None:
+        """Publish how an instance stands if that is news, now or when its words are due."""
+        held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, Phase.RELEASING))
+        now_s = time.monotonic()
+        self._usage.set(record.owner, record.place.namespace, held, now_s)
+        report = decide(self.body(record), record.shown, record.shown_s, now_s)
+        self.forget(record)
+        if report.body is not None:
+            record.shown, record.shown_s = replace(report.body, version=self._journal.coming), now_s
+            self._journal.add(ChangeBody(partition=record.shown))
+        elif report.again_s is not None:
+            self.publish_soon(record, report.again_s)
+
+    def publish_soon(self, record: Record, pause_s: float = WORDS_S) -> None:
+        """Publish how an instance stands after a pause, unless that is done before."""
+        if record.telling is None:
+            record.telling = asyncio.get_running_loop().call_later(pause_s, self._due, record)
+
+    def withdraw(self, record: Record) -> None:
+        """Publish that nothing is left of an instance's partition."""
+        self.forget(record)
+        self._usage.set(record.owner, record.place.namespace, 0, time.monotonic())
+        if record.shown is not None:
+            self._journal.add(ChangeBody(partition=replace(record.shown, binding=None), gone=True))
+
+    def body(self, record: Record) -> PartitionBody:
+        """How an instance stands, published or not."""
+        return body_of(record, self._links(), time_text(Instant(self._now())))
+
+    def forget(self, record: Record) -> None:
+        """Publish nothing later of what is held back."""
+        if record.telling is not None:
+            record.telling.cancel()
+            record.telling = None
+
+    def _due(self, record: Record) -> None:
+        record.telling = None
+        self._look(record)
