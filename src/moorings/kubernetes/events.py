@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moorings.core.instants import SECOND, Instant, seconds_between
@@ -21,12 +21,15 @@ from moorings.wire.codec import time_text
 
 log = logging.getLogger("moorings.kubernetes.events")
 
-BURST = 25  # events of one object at once,
+BURST = 25  # events of one object and reason at once: a refusal that is told again and again hides no other news
 REFILL_S = 300.0  # and then one in so many seconds
 KNOWN_MAX = 4096  # objects and events remembered
 PENDING_MAX = 1000  # events not sent yet
 MESSAGE_MAX = 1024  # characters; the API server takes no more
 NAME_MAX = 200  # of an event's name, before what makes it unique
+SIMILAR_MAX = 10  # of one reason, with different words,
+SIMILAR_S = 600.0  # in so many seconds; what is more is told as one event
+COMBINED = "(combined from similar events): "
 TRIES = 3
 PAUSE_S = 1.0
 PAUSE_MAX_S = 10.0
@@ -55,9 +58,14 @@ class About:
 
 @dataclass(slots=True)
 class _Series:
-    """One Event of the API server, which counts how often the same was told."""
+    """One Event of the API server, which counts how often the same was told.
+
+    Attributes:
+        message: the last words; of combined ones they change.
+    """
 
     name: str
+    message: str
     count: int
     first: Instant
     last: Instant
@@ -65,7 +73,7 @@ class _Series:
 
 
 class Spam:
-    """How many events of an object may be sent: a bucket each, of as many objects as memory allows. Pure."""
+    """How many events of a key may be sent: a bucket each, of as many as memory allows. Pure."""
 
     def __init__(self, burst: int = BURST, refill_s: float = REFILL_S, known_max: int = KNOWN_MAX) -> None:
         self._burst, self._refill_s, self._known_max = burst, refill_s, known_max
@@ -80,6 +88,28 @@ class Spam:
         if len(self._left) > self._known_max:
             self._left.popitem(last=False)
         return allowed
+
+
+class Similar:
+    """Combines events of one reason about one object whose words differ too often, as client-go does. Pure."""
+
+    def __init__(self, most: int = SIMILAR_MAX, within_s: float = SIMILAR_S, known_max: int = KNOWN_MAX) -> None:
+        self._most, self._within_s, self._known_max = most, within_s, known_max
+        self._seen: OrderedDict[About, tuple[set[str], Instant]] = OrderedDict()
+
+    def combine(self, about: About, now: Instant) -> About:
+        """The event that this one is counted with: itself, or that which stands for all of its reason."""
+        key = replace(about, message="")
+        messages, last = self._seen.pop(key, (set[str](), now))
+        if seconds_between(last, now) > self._within_s:
+            messages = set()
+        full = len(messages) >= self._most and about.message not in messages
+        if not full:
+            messages.add(about.message)
+        self._seen[key] = (messages, now)
+        if len(self._seen) > self._known_max:
+            self._seen.popitem(last=False)
+        return replace(about, message=COMBINED) if full else about
 
 
 class Recorder:
@@ -98,6 +128,7 @@ class Recorder:
         self._component, self._instance = component, instance
         self._wall = wall
         self._spam = Spam()
+        self._similar = Similar()
         self._known: OrderedDict[About, _Series] = OrderedDict()
         self._pending: OrderedDict[About, None] = OrderedDict()
         self._news = asyncio.Event()
@@ -112,17 +143,20 @@ class Recorder:
             reason: one word in CamelCase.
             message: a sentence for people.
         """
-        about = _about(found, level, reason, message)
         now = self._wall()
+        told = _about(found, level, reason, message)
+        about = self._similar.combine(told, now)
+        words = told.message if about == told else _cut(COMBINED + told.message)
         full = len(self._pending) >= PENDING_MAX and about not in self._pending
-        if full or not self._spam.lets(about.object, now):
+        if full or not self._spam.lets(f"{about.object}/{reason}", now):
             self.lost += 1
             return
         series = self._known.pop(about, None)
         if series is None:
-            series = _Series(f"{about.name[:NAME_MAX]}.{now:x}{next(self._numbers) % 4096:03x}", 0, now, now)
+            series = _Series(f"{about.name[:NAME_MAX]}.{now:x}{next(self._numbers) % 4096:03x}", words, 0, now, now)
         series.count += 1
         series.last = now
+        series.message = words
         self._known[about] = series
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
@@ -159,7 +193,7 @@ class Recorder:
     async def _write(self, about: About, series: _Series) -> None:
         namespace = about.namespace or "default"  # where events of what stands in no namespace are looked for
         if series.exists:
-            body = {"count": series.count, "lastTimestamp": _second(series.last), "message": about.message}
+            body = {"count": series.count, "lastTimestamp": _second(series.last), "message": series.message}
             try:
                 await self._kube.patch(EVENT, series.name, body, namespace)
                 return
@@ -185,7 +219,7 @@ class Recorder:
             },
             "type": about.level,
             "reason": about.reason,
-            "message": about.message,
+            "message": series.message,
             "source": {"component": self._component, "host": self._instance},
             "reportingComponent": self._component,
             "reportingInstance": self._instance,
@@ -197,8 +231,6 @@ class Recorder:
 
 def _about(found: Obj, level: Level, reason: str, message: str) -> About:
     metadata = found["metadata"]
-    if len(message) > MESSAGE_MAX:
-        message = message[: MESSAGE_MAX - 3] + "..."
     return About(
         found["apiVersion"],
         found["kind"],
@@ -207,8 +239,12 @@ def _about(found: Obj, level: Level, reason: str, message: str) -> About:
         metadata.get("uid", ""),
         level,
         reason,
-        message,
+        _cut(message),
     )
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
 
 
 def _second(at: Instant) -> str:

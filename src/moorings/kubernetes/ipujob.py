@@ -53,14 +53,23 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition of the status."""
+    """One condition of the status.
+
+    Attributes:
+        status: whether it holds; None: Unknown.
+        reason: one word in CamelCase.
+        changed_at: when ``status`` changed last.
+        updated_at: when anything of it changed last; 0: that is not told.
+        observed_generation: of the job that it is about; 0: that is not told.
+    """
 
     type: str
-    status: bool
+    status: bool | None
     reason: str
     message: str
     changed_at: Instant
-    updated_at: Instant
+    updated_at: Instant = Instant(0)
+    observed_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

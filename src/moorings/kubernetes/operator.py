@@ -24,7 +24,6 @@ from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.plan import (
-    COMPLETED,
     FAILED,
     MAKING_ROOM,
     Claim,
@@ -42,13 +41,13 @@ from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_ipujob, status_object
 from moorings.kubernetes.refusals import Refusals
-from moorings.kubernetes.status import RUNNING, Story, build_status, same_but_for_words, tell
+from moorings.kubernetes.status import Story, build_status, tell
+from moorings.kubernetes.warning_events import Warned, failed_create
+from moorings.kubernetes.write_times import due_s
 from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-SOON_S = 0.5  # a status that is about to change is not written yet
-WORDS_S = 10.0  # nor one that only says the same in other words, more often than so
 ABSENT_S = 10.0  # a partition that the proxy no longer names under living Pods is gone when it stays so
 FAILED_S = 1.0  # between two looks at a job of which something failed, at the least
 SWEEP_S = 30.0  # between two looks for partitions that no job owns
@@ -72,6 +71,7 @@ class Memory:
     clean: dict[int, str] = field(default_factory=dict)  # those whose partition is as it was made, or was cleaned
     checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, what is wrong with it
     refusals: Refusals = field(default_factory=Refusals)
+    warned: Warned = field(default_factory=Warned)
     again_s: float | None = None
 
 
@@ -139,6 +139,8 @@ class Operator:
         pods = sorted(filter(None, map(self._parse_pod, raw)), key=lambda pod: pod.name)
         partitions, absent_s = self._partitions(job, pods, memory, now)
         wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
+        for story in memory.warned.of(job, pods, wrong):
+            self._story(found, story)
         if wrong and not job.status.observed_generation:
             await self._write(job, found, _refused(job, wrong, self._now()), memory)
             return None
@@ -152,10 +154,9 @@ class Operator:
         if planned.save_first:
             status = build_status(job, planned, pods, partitions, self._now())
             job = await self._write(job, found, status, memory)
-        for number, one in planned.instances.items():  # a status is written later, when it may be over
-            if one.waits.startswith(MAKING_ROOM) and any(isinstance(act, DeletePod) for act in one.acts):
-                self._story(found, Story("Normal", "MakingRoom", f"instance {number} is {one.waits}"))
-        failed = await self._do(job, planned, partitions, memory)
+        for story in _making_room(planned):  # a status is written later, when it may be over
+            self._story(found, story)
+        failed = await self._do(job, found, planned, partitions, memory)
         problem = wrong or _problem(failed)
         status = build_status(job, planned, pods, partitions, self._now(), problem)
         due_s = self._due_s(job.status, status, memory, now, hurry=bool(problem))
@@ -212,7 +213,9 @@ class Operator:
             swept += 1
         return swept
 
-    async def _do(self, job: IPUJob, planned: Plan, partitions: Partitions, memory: Memory) -> list[MooringsError]:
+    async def _do(
+        self, job: IPUJob, found: Obj, planned: Plan, partitions: Partitions, memory: Memory
+    ) -> list[MooringsError]:
         if not planned.acts:
             return []
         claimed = [act.instance for act in planned.acts if isinstance(act, Claim)]
@@ -227,6 +230,8 @@ class Operator:
         whole = job.workers + job.has_launcher
         tried = {number: count == whole for number, count in Counter(made).items()}
         memory.refusals.note(tried, failures, self._monotonic())
+        if (story := failed_create(tried, failures)) is not None:
+            self._story(found, story)
         failed = [failure.error for failure in failures]
         if failed and all(map(_is_refusal, failed)):
             # Pods were refused: a partition without any is as clean as it was, and is not cleaned for every try.
@@ -341,18 +346,13 @@ class Operator:
 
     def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
         """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""
-        if before == after:
+        since = memory.differs_since
+        found = due_s(before, after, written_s=memory.written_at, differs_s=since, now_s=now, hurry=hurry)
+        if found is None:
             memory.differs_since = None
-            return None
-        if memory.differs_since is None:
+        elif since is None:
             memory.differs_since = now
-        if after.state != before.state and after.state in (RUNNING, COMPLETED, FAILED):
-            return 0.0
-        if same_but_for_words(before, after) and not hurry:
-            due = memory.written_at + WORDS_S
-        else:
-            due = memory.differs_since + SOON_S
-        return max(due - now, 0.0)
+        return found
 
     def _now(self) -> Instant:
         """The time to a second, as the API server keeps times."""
@@ -368,15 +368,22 @@ def _was_taken(found: Obj) -> bool:
 def _refused(job: IPUJob, wrong: str, now: Instant) -> Status:
     """The status of a job that can never be served."""
     planned = Plan()
-    status = build_status(job, planned, (), Partitions(), now, wrong)
-    return replace(
-        status, state=FAILED, completed_at=now if job.status.completed_at is None else job.status.completed_at
-    )
+    failed = replace(job.status, state=FAILED, desired=job.instances)
+    return build_status(replace(job, status=failed), planned, (), Partitions(), now, wrong)
 
 
 def _created(job: IPUJob, act: CreateWorker | CreateLauncher) -> int:
     """The instance whose Pod it makes."""
     return act.number // job.workers if isinstance(act, CreateWorker) else act.instance
+
+
+def _making_room(planned: Plan) -> list[Story]:
+    """Instances whose Pods are ended for the sake of others now."""
+    return [
+        Story("Normal", "MakingRoom", f"instance {number} is {one.waits}")
+        for number, one in planned.instances.items()
+        if one.waits.startswith(MAKING_ROOM) and any(isinstance(act, DeletePod) for act in one.acts)
+    ]
 
 
 def _scaled(found: Obj, instances: int) -> Obj:

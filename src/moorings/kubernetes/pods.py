@@ -12,6 +12,7 @@ from moorings.wire.codec import parse_time
 
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 ENDED = frozenset({SUCCEEDED, FAILED})
+UNSCHEDULABLE = "Unschedulable"  # the scheduler's reason
 GRACE_S = 30  # Kubernetes' own, where a Pod says nothing
 
 # Kubelet's words for what does not mend itself soon: whoever waits should read them.
@@ -59,6 +60,11 @@ class Pod:
     def is_launcher(self) -> bool:
         """Whether it is a launcher."""
         return self.worker < 0
+
+    @property
+    def unschedulable(self) -> bool:
+        """Whether the scheduler has found no node for it; ``why`` has its words."""
+        return self.phase == PENDING and self.why.startswith(f"{UNSCHEDULABLE}: ")
 
     @property
     def ended(self) -> bool:
@@ -176,7 +182,7 @@ def _grace_s(spec: Obj) -> int:
 def _waiting(status: Obj) -> str:
     scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _line(f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message') or ''}")
+        return _line(f"{scheduled.get('reason') or UNSCHEDULABLE}: {scheduled.get('message') or ''}")
     for _, waiting in containers_in(status, "waiting"):
         if waiting.get("reason") not in _WAITS:
             return _line(": ".join(filter(None, (waiting.get("reason"), waiting.get("message")))))

@@ -43,6 +43,7 @@ SHOWN_CHARS_MAX = 60  # of a wrong value, in a message
 
 _NUMBER = re.compile(rf"0|[1-9][0-9]{{0,{DIGITS - 1}}}")
 _NOTHING: Mapping[str, Any] = {}
+_HOLDS: Mapping[str, bool | None] = {"True": True, "False": False, "Unknown": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +265,12 @@ def parse_status(found: object) -> Status:
 def _condition(found: Mapping[str, Any]) -> Condition:
     return Condition(
         type=_text(found.get("type")),
-        status=found.get("status") == "True",
+        status=_HOLDS.get(_text(found.get("status")), False),
         reason=_text(found.get("reason")),
         message=_text(found.get("message")),
         changed_at=_time(found.get("lastTransitionTime")) or Instant(0),
         updated_at=_time(found.get("lastUpdateTime")) or Instant(0),
+        observed_generation=_count(found.get("observedGeneration")),
     )
 
 
@@ -319,14 +321,18 @@ def status_object(status: Status) -> Obj:
 
 
 def _condition_object(condition: Condition) -> Obj:
-    return {
+    written: Obj = {
         "type": condition.type,
-        "status": "True" if condition.status else "False",
+        "status": next(word for word, holds in _HOLDS.items() if holds is condition.status),
         "reason": condition.reason,
         "message": condition.message,
         "lastTransitionTime": _second(condition.changed_at),
-        "lastUpdateTime": _second(condition.updated_at),
     }
+    if condition.updated_at:
+        written["lastUpdateTime"] = _second(condition.updated_at)
+    if condition.observed_generation:
+        written["observedGeneration"] = condition.observed_generation
+    return written
 
 
 def _record_object(record: InstanceRecord) -> Obj:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from moorings.core.instants import Instant
+from moorings.kubernetes.conditions import ADMITTED, PROJECT_LIMIT, TYPES, build_conditions, find, unready
 from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
 from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, Instance, Partitions, Plan
 from moorings.kubernetes.pods import FAILED as POD_FAILED
@@ -44,7 +45,9 @@ def build_status(
     """
     before = job.status
     if plan.deleting is not None:
-        return replace(before, message=problem or plan.deleting or before.message)
+        message = problem or plan.deleting or before.message
+        conditions = before.conditions if before.state in ENDED else unready(job, "Deleting", message, now)
+        return replace(before, message=message, conditions=conditions)
     workers = [pod for pod in pods if not pod.is_launcher]
     launchers = {pod.instance: pod for pod in pods if pod.is_launcher}
     state = before.state if before.state in ENDED else _state(plan.instances)
@@ -56,7 +59,10 @@ def build_status(
         current=len(standing),
         desired=before.desired if before.state in ENDED else job.instances,  # it is not started anew, however scaled
         message=message,
-        conditions=_conditions(job, state, message, plan.instances, now),
+        conditions=(
+            *_states(job, state, message, now),
+            *build_conditions(job, state, message, plan.instances, pods, partitions, now),
+        ),
         partition_created=bool(held or standing),
         launcher=launchers[min(launchers)].phase if launchers else before.launcher,
         restart_count=sum(one.record.restarts for one in plan.instances.values()),
@@ -87,6 +93,10 @@ def tell(before: Status, after: Status) -> list[Story]:
             )
         elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
             told.append(Story("Warning", "InstanceFailed", f"instance {number} failed: {record.detail}"))
+    admitted, admitted_before = find(after.conditions, ADMITTED), find(before.conditions, ADMITTED)
+    reason_before = admitted_before.reason if admitted_before is not None else ""
+    if admitted is not None and admitted.reason == PROJECT_LIMIT != reason_before:
+        told.append(Story("Warning", PROJECT_LIMIT, admitted.message))
     if after.state != before.state and after.state in (RUNNING, COMPLETED):
         told.append(Story("Normal", after.state, after.message))
     return told
@@ -121,9 +131,7 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
     return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
 
 
-def _conditions(
-    job: IPUJob, state: str, message: str, instances: Mapping[int, Instance], now: Instant
-) -> tuple[Condition, ...]:
+def _states(job: IPUJob, state: str, message: str, now: Instant) -> tuple[Condition, ...]:
     """One a state that the job has been in; the present one is true."""
     words = {
         PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",
@@ -134,6 +142,8 @@ def _conditions(
     }
     found = []
     for one in job.status.conditions:
+        if one.type in TYPES:
+            continue
         if one.type == state:
             text = f"IPUJob {job.key} {words[state]}"
             if not one.status or one.message != text:

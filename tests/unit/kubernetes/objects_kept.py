@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from copy import deepcopy
 from datetime import datetime
 
@@ -56,7 +56,15 @@ class KeptObjects:
         if self.fail:
             raise self.fail.pop(0)
 
-    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Listed:
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        trim: Callable[[Obj], Obj] | None = None,
+    ) -> Listed:
         raise NotImplementedError
 
     def watch(

@@ -71,7 +71,17 @@ def test_nothing_of_a_status_is_pruned():
     full = Status(
         state="x",
         message="x",
-        conditions=(Condition(type="x", status=True, reason="x", message="x", changed_at=at, updated_at=at),),
+        conditions=(
+            Condition(
+                type="x",
+                status=True,
+                reason="x",
+                message="x",
+                changed_at=at,
+                updated_at=Instant(1),
+                observed_generation=1,
+            ),
+        ),
         launcher="x",
         started_at=at,
         completed_at=at,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from moorings.core.instants import Instant
-from moorings.kubernetes.events import Spam
+from moorings.kubernetes.events import COMBINED, About, Recorder, Similar, Spam
+from tests.unit.kubernetes.objects_kept import KeptObjects
+from tests.waiting import until_async
 
 NOW = Instant(1_000_000_000)
 SECOND = 1_000_000
@@ -32,3 +36,36 @@ def test_memory_is_bounded_and_the_oldest_are_forgotten():
     assert len(spam._left) == 10
     assert spam.lets("0", NOW)
     assert not spam.lets("99", NOW)
+
+
+def about(message: str, reason: str = "FailedCreate") -> About:
+    return About("graphcore.ai/v1alpha1", "IPUJob", "a", "job", "uid", "Warning", reason, message)
+
+
+def test_after_ten_of_one_reason_with_different_words_they_are_counted_as_one():
+    similar = Similar()
+    told = [similar.combine(about(f"used: {number}"), NOW) for number in range(13)]
+    assert told[:10] == [about(f"used: {number}") for number in range(10)]
+    assert set(told[10:]) == {about(COMBINED)}
+    assert similar.combine(about("used: 3"), NOW) == about("used: 3"), "the same words are counted by themselves"
+    assert similar.combine(about("x", "Restarting"), NOW) == about("x", "Restarting"), "another reason"
+    later = Instant(NOW + 601 * SECOND)
+    assert similar.combine(about("used: 20"), later) == about("used: 20")
+
+
+async def test_refusals_are_bounded_and_hide_nothing_else() -> None:
+    kept = KeptObjects()
+    recorder = Recorder(kept, "ipu-operator", "a", lambda: NOW)
+    job = {"apiVersion": "graphcore.ai/v1alpha1", "kind": "IPUJob", "metadata": {"name": "job", "namespace": "a"}}
+    for number in range(100):
+        recorder.tell(job, "Warning", "FailedCreate", f"exceeded quota: used {number}")
+    recorder.tell(job, "Normal", "Completed", "All instances done")
+    serving = asyncio.create_task(recorder.serve())
+    try:
+        await until_async(lambda: len(kept.objects) == 12)
+    finally:
+        serving.cancel()
+    told = {one["message"]: (one["reason"], one["count"]) for one in kept.objects.values()}
+    assert told["All instances done"] == ("Completed", 1)
+    assert told["(combined from similar events): exceeded quota: used 24"] == ("FailedCreate", 15)
+    assert recorder.lost == 75

@@ -100,7 +100,7 @@ def test_it_runs_when_its_launcher_does() -> None:
     found, status = decide(job, pods, held(build_partition(job)))
     assert found.acts == ()
     assert (status.state, status.message) == ("Running", "Successfully reconciled IPUJob")
-    assert [one.message for one in status.conditions] == ["IPUJob default/sample is running."]
+    assert [one.message for one in status.conditions if one.updated_at] == ["IPUJob default/sample is running."]
     assert (status.launcher, status.workers_active) == ("Running", 1)
 
 

@@ -355,11 +355,12 @@ statuses = st.builds(
         st.builds(
             Condition,
             type=texts,
-            status=st.booleans(),
+            status=st.none() | st.booleans(),
             reason=texts,
             message=texts,
             changed_at=moments,
             updated_at=moments,
+            observed_generation=counts,
         ),
         max_size=3,
     ).map(tuple),

@@ -101,10 +101,9 @@ async def test_the_last_words_are_published_however_often_they_change(monkeypatc
     for number in range(100):
         record.trouble = f"a: {number}"
         publisher.publish(record)
-    assert journal.number == 1
-    await until(lambda: journal.number == 2)
-    assert record.shown is not None
-    assert (record.shown.message, record.telling, journal.number) == ("a: 99", None, 2)
+    assert journal.number < 50
+    await until(lambda: record.shown is not None and record.shown.message == "a: 99")
+    assert record.telling is None
     record.trouble = "more"
     publisher.publish(record)
     publisher.withdraw(record)

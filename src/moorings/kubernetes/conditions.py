@@ -1,0 +1,171 @@
+"""Conditions of an IPUJob in kubebuilder's style: ``Ready``, ``Admitted`` and ``Finished``. Pure.
+
+They stand beside the vendor's conditions, of which there is one for each state that the job was in. ``kubectl wait``
+reads them. A reason is one word of a fixed meaning: it changes only with what has to be done about it, the message with
+every word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moorings.core.instants import Instant
+from moorings.kubernetes.ipujob import Condition, IPUJob
+from moorings.kubernetes.plan import COMPLETED, ENDED, Instance, Partitions
+from moorings.kubernetes.pods import RUNNING, Pod
+from moorings.kubernetes.proxy import shapes
+
+READY, ADMITTED, FINISHED = "Ready", "Admitted", "Finished"
+TYPES = frozenset({READY, ADMITTED, FINISHED})
+
+PROJECT_LIMIT = "ProjectLimit"
+QUEUED = "Queued"
+STARTING = "PodsStarting"
+
+_GRANTED = frozenset({shapes.PREPARING, shapes.READY})
+_REASONS = {
+    "": STARTING,
+    "pods": STARTING,
+    "restart": "Restarting",
+    "refused": "PodsRefused",
+    "proxy": "ProxyUnreachable",
+    "claim": "Requested",
+    "partition": "Requested",
+    "partition.waiting": "Requested",
+    "partition.resetting": "PartitionPreparing",
+    "controller.none": "NoController",
+    "controller.unreachable": "ControllerUnreachable",
+    "pool.unreachable": "ControllerUnreachable",
+    "project.limit": PROJECT_LIMIT,
+    "claim.reclaiming": "MakingRoom",
+    "lost": "PartitionLost",
+    "claim.lost": "PartitionLost",
+}
+_QUEUES = ("pool.", "queue.", "project.", "claim.")  # of codes whose meaning is a place in a queue
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    holds: bool | None  # None: it is not known
+    reason: str
+    message: str
+
+
+def build_conditions(
+    job: IPUJob,
+    state: str,
+    message: str,
+    instances: Mapping[int, Instance],
+    pods: Sequence[Pod],
+    partitions: Partitions,
+    now: Instant,
+) -> tuple[Condition, ...]:
+    """The three conditions.
+
+    Args:
+        job: with the conditions it has.
+        state: its STATUS.
+        message: its LASTMESSAGE.
+        instances: as they were judged.
+        pods: of the job.
+        partitions: of the job.
+        now: the time.
+    """
+    live = {number: one for number, one in instances.items() if one.record.outcome is None}
+    if state in ENDED:
+        admitted = _admitted_before(job, state, message)
+        ready = _Verdict(False, state, message)
+        finished = _Verdict(True, state, message)
+    else:
+        admitted = _admitted(live, partitions)
+        ready = _ready(live, pods, admitted, message)
+        ended = len(instances) - len(live)
+        finished = _Verdict(False, "NotFinished", f"{ended} of {len(instances)} instances have ended")
+    return (
+        _condition(job, READY, ready, now),
+        _condition(job, ADMITTED, admitted, now),
+        _condition(job, FINISHED, finished, job.status.completed_at or now),
+    )
+
+
+def unready(job: IPUJob, reason: str, message: str, now: Instant) -> tuple[Condition, ...]:
+    """All conditions of a job that is not Ready any more, for a reason that nothing else of it tells."""
+    ready = _condition(job, READY, _Verdict(False, reason, message), now)
+    return (*(one for one in job.status.conditions if one.type != READY), ready)
+
+
+def reason_of(code: str) -> str:
+    """A code as a reason in CamelCase; ``partition.preparing`` is ``PartitionPreparing``."""
+    if code in _REASONS:
+        return _REASONS[code]
+    if code.startswith(_QUEUES):
+        return QUEUED
+    return "".join(word[:1].upper() + word[1:] for word in code.replace("_", ".").split("."))
+
+
+def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+    """The condition of that type."""
+    return next((one for one in conditions if one.type == kind), None)
+
+
+def _admitted(live: Mapping[int, Instance], partitions: Partitions) -> _Verdict:
+    """Whether every instance was granted its partition."""
+    if not live:
+        return _Verdict(False, "ScaledToZero", "no instance is wanted")
+    known = partitions.known
+    lacking = [number for number, one in live.items() if not _is_granted(one, known.get(number))]
+    if not lacking:
+        return _Verdict(True, "Granted", "every instance was granted its partition")
+    first = live[lacking[0]]
+    count = f"; {len(live) - len(lacking)} of {len(live)} instances have theirs" if len(live) > 1 else ""
+    holds = None if first.code == "proxy" else False
+    return _Verdict(holds, reason_of(first.code or "partition"), first.waits + count)
+
+
+def _is_granted(one: Instance, partition: shapes.PartitionBody | None) -> bool:
+    """Whether an instance has its partition; one that has its Pods has it, also while the proxy does not say so."""
+    return one.standing if partition is None else partition.state in _GRANTED
+
+
+def _admitted_before(job: IPUJob, state: str, message: str) -> _Verdict:
+    """Whether a job that has ended was ever admitted."""
+    before = find(job.status.conditions, ADMITTED)
+    if before is not None and before.status:
+        return _Verdict(True, before.reason, before.message)
+    ran = state == COMPLETED or any(one.type == RUNNING for one in job.status.conditions)  # of an earlier release
+    if before is None and ran:
+        return _Verdict(True, "Granted", "every instance was granted its partition")
+    return _Verdict(False, state, message)
+
+
+def _ready(live: Mapping[int, Instance], pods: Sequence[Pod], admitted: _Verdict, message: str) -> _Verdict:
+    """Whether every instance runs, and every Pod that runs is Ready."""
+    if not live:
+        return _Verdict(False, admitted.reason, admitted.message)
+    if not admitted.holds:
+        return _Verdict(False, "NotAdmitted", admitted.message)
+    waiting = [one for one in live.values() if not one.running]
+    if waiting:
+        return _Verdict(False, reason_of(waiting[0].code), waiting[0].waits or message)
+    late = [pod for pod in pods if pod.instance in live and pod.phase == RUNNING and not pod.ready]
+    if late:
+        return _Verdict(False, "PodsNotReady", f"waiting for {late[0].name} to be ready")
+    return _Verdict(True, "Running", "every instance runs")
+
+
+def _condition(job: IPUJob, kind: str, verdict: _Verdict, now: Instant) -> Condition:
+    before = find(job.status.conditions, kind)
+    found = Condition(
+        type=kind,
+        status=verdict.holds,
+        reason=verdict.reason,
+        message=verdict.message,
+        changed_at=now if before is None or before.status is not verdict.holds else before.changed_at,
+        observed_generation=job.generation,
+    )
+    # A definition of an earlier release drops the generation: that alone is no reason to write it again and again.
+    if before is not None and job.status.observed_generation == job.generation:
+        same = replace(found, observed_generation=before.observed_generation)
+        return before if same == before else found
+    return found

@@ -1,0 +1,72 @@
+"""Warning Events of an IPUJob: its Pods, or the job itself, are refused. As the controllers of Kubernetes tell it.
+
+A Pod that the API server refuses (a quota, a policy, a webhook) is a ``FailedCreate``, in its words; a Pod that no node
+takes is a ``FailedScheduling``; a job that came past the webhook and cannot be served is an ``InvalidSpec``. Each is
+told once a try or a change; the recorder counts the same ones together and bounds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moorings.kubernetes.ipujob import IPUJob
+from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.pods import Pod
+from moorings.kubernetes.refusals import Failure
+from moorings.kubernetes.status import Story
+
+_PASSES = frozenset({0, 401, 409, 429, 504})  # HTTP statuses that say nothing about the Pod, or pass by themselves
+_OWN = frozenset({"ipujob.name_taken", "ipujob.invalid"})
+
+
+def failed_create(tried: Mapping[int, bool], failures: Sequence[Failure]) -> Story | None:
+    """The refusal of Pods that were to be made; of several, that of the first instance.
+
+    Args:
+        tried: instances of which Pods were to be made.
+        failures: what could not be done.
+    """
+    refused = [one for one in failures if (one.instance is None or one.instance in tried) and _is_refusal(one)]
+    if not tried or not refused:
+        return None
+    more = f" (and of {len(refused) - 1} more instances)" if len(refused) > 1 else ""
+    return Story("Warning", "FailedCreate", f"Error creating: {refused[0].error.detail}{more}")
+
+
+@dataclass(slots=True)
+class Warned:
+    """What was told of one job already.
+
+    Attributes:
+        unscheduled: uids of Pods.
+        invalid: uid and generation of the job.
+    """
+
+    unscheduled: frozenset[str] = frozenset()
+    invalid: tuple[str, int] = field(default=("", 0))
+
+    def of(self, job: IPUJob, pods: Sequence[Pod], wrong: str) -> list[Story]:
+        """What is to be told now, once.
+
+        Args:
+            job: whose warnings.
+            pods: of it.
+            wrong: what is wrong with its spec; empty: nothing.
+        """
+        told = []
+        edition = (job.uid, job.generation)
+        if wrong and job.status.observed_generation != job.generation and self.invalid != edition:
+            self.invalid = edition
+            told.append(Story("Warning", "InvalidSpec", wrong))
+        late = [pod for pod in pods if pod.unschedulable and not pod.deleting]
+        if any(pod.uid not in self.unscheduled for pod in late):
+            more = f" (and {len(late) - 1} more Pods)" if len(late) > 1 else ""
+            told.append(Story("Warning", "FailedScheduling", f"{late[0].name}: {late[0].why}{more}"))
+        self.unscheduled = frozenset(pod.uid for pod in late)
+        return told
+
+
+def _is_refusal(failure: Failure) -> bool:
+    error = failure.error
+    return error.status not in _PASSES if isinstance(error, KubeError) else error.code in _OWN
