@@ -7,15 +7,19 @@ import http.client
 import socket
 import stat
 import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from moorings.kubernetes.refusals import PATIENCE_S
 from tests.kubernetes.cluster import KubernetesCluster
-from tests.kubernetes.site import Site, ipu_site, template
+from tests.kubernetes.site import JOBS, Site, ipu_site, template
 from tests.waiting import patient
 
+STRATEGIC = "application/strategic-merge-patch+json"
+MERGE = "application/merge-patch+json"
 FINALIZER = "ipu.finalizers.graphcore.ai"
 LAUNCHER = {"command": ["mpirun", "hostname"]}
 
@@ -162,6 +166,7 @@ def test_pods_over_a_quota_keep_no_partition_from_others(site: Site, namespace: 
     site.submit(namespace, "two", ipusPerJobInstance="16", workerPerJobInstance="2")
     site.cluster.wait(lambda: "exceeded quota: few" in site.status(namespace, "two").get("lastMessage", ""))
     assert site.pod.partitions()
+    site.cluster.wait(lambda: "exceeded quota: few" in events(site, namespace, "two").get("FailedCreate", ""))
     other = site.cluster.make_namespace("other")
     site.submit(other, "first", ipusPerJobInstance="16")
     site.await_pods(other, "first", "first-worker-0", timeout=PATIENCE_S * 3)
@@ -197,6 +202,7 @@ def test_a_job_that_came_past_the_webhooks_and_cannot_be_is_told_why(site: Site,
     site.submit(namespace, "x" * 40)
     status = site.await_state(namespace, "x" * 40, "Failed")
     assert "36" in status["lastMessage"]
+    site.cluster.wait(lambda: "36" in events(site, namespace, "x" * 40).get("InvalidSpec", ""))
     site.submit(namespace, "large", ipusPerJobInstance="64")
     status = site.await_state(namespace, "large", "Failed")
     assert "64" in status["lastMessage"]
@@ -250,6 +256,78 @@ def test_events_tell_the_story(site: Site, namespace: str) -> None:
         return "Running" in text and "InstanceFailed" in text and "exit code 3" in text
 
     site.cluster.wait(told)
+
+
+def test_a_pod_that_no_node_takes_is_told_of(site: Site, namespace: str) -> None:
+    """The scheduler's words, by hand."""
+    site.submit(namespace, "job")
+    site.await_pods(namespace, "job", "job-worker-0")
+    late = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+    path = f"/api/v1/namespaces/{namespace}/pods/job-worker-0/status"
+    site.cluster.api("PATCH", path, {"status": {"conditions": [late]}}, content_type=STRATEGIC)
+    words = "job-worker-0: Unschedulable: 0/2 nodes are available"
+    site.cluster.wait(lambda: events(site, namespace, "job").get("FailedScheduling") == words)
+
+
+def test_kubectl_waits_for_the_conditions_also_of_a_job_of_the_release_before(site: Site, namespace: str) -> None:
+    def wait(kind: str) -> str:
+        limit = f"--timeout={patient(60):.0f}s"
+        return site.cluster.kubectl("wait", f"--for=condition={kind}", limit, "-n", namespace, "ipujob/job")
+
+    with ThreadPoolExecutor() as threads:
+        site.submit(namespace, "job")
+        waits = [threads.submit(wait, kind) for kind in ("Admitted", "Ready", "Finished")]
+        site.await_pods(namespace, "job", "job-worker-0")
+        assert "condition met" in waits[0].result()
+        assert not waits[1].done()
+        site.run_pod(namespace, "job-worker-0")
+        assert "condition met" in waits[1].result()
+        site.stop_operator()
+        former = site.status(namespace, "job")
+        former["conditions"] = [one for one in former["conditions"] if one["type"] in ("Pending", "Running")]
+        path = f"{JOBS}/namespaces/{namespace}/ipujobs/job/status"
+        site.cluster.api("PATCH", path, {"status": former}, content_type=MERGE)
+        site.start_operator()
+        assert "condition met" in wait("Ready")
+        job = site.job(namespace, "job")
+        assert [one for one in job["status"]["conditions"] if "lastUpdateTime" in one] == former["conditions"]
+        ours = [one for one in job["status"]["conditions"] if "lastUpdateTime" not in one]
+        assert [one["type"] for one in ours] == ["Ready", "Admitted", "Finished"]
+        assert {one["observedGeneration"] for one in ours} == {job["metadata"]["generation"]}
+        assert not waits[2].done()
+        site.end_pod(namespace, "job-worker-0", 0)
+        assert "condition met" in waits[2].result()
+
+
+def test_with_one_controller_down_and_one_full_the_message_says_what_it_waits_for(
+    cluster: KubernetesCluster, namespace: str
+) -> None:
+    with ipu_site(cluster, sizes=(16, 16)) as site:
+        down, full = site.pods
+        site.submit(namespace, "first", ipusPerJobInstance="16")
+        site.submit(namespace, "second", ipusPerJobInstance="16")
+        site.await_pods(namespace, "first", "first-worker-0")
+        site.await_pods(namespace, "second", "second-worker-0")
+        down.kill()
+        site.cluster.wait(lambda: f'reachable{{controller="127.0.0.1:{down.port}"}} 0.0' in metrics(site))
+        site.submit(namespace, "third", ipusPerJobInstance="16")
+        reserved = "waiting for a partition of 16 IPUs: a block of 16 IPUs is kept for it"
+        site.cluster.wait(lambda: site.status(namespace, "third").get("lastMessage") == reserved, 3)
+        full.kill()
+        silent = f"waiting for a partition of 16 IPUs: 127.0.0.1:{down.port}, 127.0.0.1:{full.port} does not answer"
+        site.cluster.wait(lambda: site.status(namespace, "third").get("lastMessage") == silent)
+
+
+def metrics(site: Site) -> str:
+    """The proxy's."""
+    with urllib.request.urlopen(f"{site.proxy_url}/metrics", timeout=patient(5)) as answer:
+        return str(answer.read().decode())
+
+
+def events(site: Site, namespace: str, job: str) -> dict[str, str]:
+    """The last message of each reason of a job's Events."""
+    found = site.cluster.list("events", namespace)
+    return {one["reason"]: one["message"] for one in found if one["involvedObject"]["name"] == job}
 
 
 def test_an_idle_operator_writes_nothing(site: Site, namespace: str) -> None:

@@ -147,7 +147,7 @@ def _ready(live: Mapping[int, Instance], pods: Sequence[Pod], admitted: _Verdict
         return _Verdict(False, "NotAdmitted", admitted.message)
     waiting = [one for one in live.values() if not one.running]
     if waiting:
-        return _Verdict(False, reason_of(waiting[0].code), waiting[0].waits or message)
+        return _Verdict(False, reason_of(waiting[0].code), message)
     late = [pod for pod in pods if pod.instance in live and pod.phase == RUNNING and not pod.ready]
     if late:
         return _Verdict(False, "PodsNotReady", f"waiting for {late[0].name} to be ready")

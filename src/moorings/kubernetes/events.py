@@ -95,18 +95,19 @@ class Similar:
 
     def __init__(self, most: int = SIMILAR_MAX, within_s: float = SIMILAR_S, known_max: int = KNOWN_MAX) -> None:
         self._most, self._within_s, self._known_max = most, within_s, known_max
-        self._seen: OrderedDict[About, tuple[set[str], Instant]] = OrderedDict()
+        self._seen: OrderedDict[About, tuple[set[int], Instant]] = OrderedDict()
 
     def combine(self, about: About, now: Instant) -> About:
         """The event that this one is counted with: itself, or that which stands for all of its reason."""
         key = replace(about, message="")
-        messages, last = self._seen.pop(key, (set[str](), now))
+        known, last = self._seen.pop(key, (set[int](), now))  # hashes: the words themselves may be long
         if seconds_between(last, now) > self._within_s:
-            messages = set()
-        full = len(messages) >= self._most and about.message not in messages
+            known = set()
+        words = hash(about.message)
+        full = len(known) >= self._most and words not in known
         if not full:
-            messages.add(about.message)
-        self._seen[key] = (messages, now)
+            known.add(words)
+        self._seen[key] = (known, now)
         if len(self._seen) > self._known_max:
             self._seen.popitem(last=False)
         return replace(about, message=COMBINED) if full else about

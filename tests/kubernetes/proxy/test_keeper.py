@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,8 +19,9 @@ from moorings.kubernetes.proxy import keeper as keeping
 from moorings.kubernetes.proxy import links
 from moorings.kubernetes.proxy.asking import Place
 from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.links import Reach
+from moorings.kubernetes.proxy.links import Link, Reach
 from moorings.kubernetes.proxy.metrics import Metrics
+from moorings.kubernetes.proxy.records import Record
 from moorings.kubernetes.proxy.settings import Entry
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.wire.codec import time_text
@@ -231,13 +233,17 @@ def message(keeper: Keeper, number: int = 1) -> str | None:
     return found.message if found is not None else None
 
 
+async def is_ready(keeper: Keeper, number: int) -> None:
+    await until(lambda: message(keeper, number) == "the partition is ready")
+
+
 async def test_a_place_in_a_queue_is_told_though_another_controller_is_silent(pair: list[ControllerProcess]) -> None:
     silent, full = pair
     silent.kill()
     async with kept(reach(silent), reach(full)) as keeper:
         await until(lambda: keeper.links[f"127.0.0.1:{full.port}"].answers)
         await keeper.create(young(2, 8))
-        await until(lambda: message(keeper, 2) == "the partition is ready")
+        await is_ready(keeper, 2)
         await keeper.create(young(1, 8))
         await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it", 1)
         full.kill()
@@ -247,3 +253,27 @@ async def test_a_place_in_a_queue_is_told_though_another_controller_is_silent(pa
         full.start()
         await hears(keeper, f"127.0.0.1:{full.port}")
         await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it")
+
+
+async def test_what_one_controller_says_is_told_while_another_is_still_asked(
+    pair: list[ControllerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    async with kept(reach(one), reach(two)) as keeper:
+        await until(lambda: keeper.complete)
+        for number in (2, 3):
+            await keeper.create(wish(number, 8))
+            await is_ready(keeper, number)
+        make, answered = keeper._make, asyncio.Event()
+
+        async def make_late(record: Record, link: Link, *, waits: bool) -> None:
+            if waits and link.name == f"127.0.0.1:{one.port}":
+                await answered.wait()
+            await make(record, link, waits=waits)
+
+        monkeypatch.setattr(keeper, "_make", make_late)
+        asked = asyncio.create_task(keeper.create(wish(1, 8)))
+        await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it", 1)
+        assert not asked.done()
+        answered.set()
+        await asked
