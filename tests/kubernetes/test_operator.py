@@ -18,7 +18,6 @@ from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.site import JOBS, Site, ipu_site, template
 from tests.waiting import patient
 
-STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 FINALIZER = "ipu.finalizers.graphcore.ai"
 LAUNCHER = {"command": ["mpirun", "hostname"]}
@@ -246,6 +245,8 @@ def test_a_size_that_was_changed_past_the_webhooks_is_told_of_and_the_program_go
 def test_events_tell_the_story(site: Site, namespace: str) -> None:
     site.submit(namespace, "job")
     site.await_pods(namespace, "job", "job-worker-0")
+    refused = "job-worker-0: Unschedulable: no nodes available"
+    site.cluster.wait(lambda: events(site, namespace, "job").get("FailedScheduling", "").startswith(refused))
     site.run_pod(namespace, "job-worker-0")
     site.await_state(namespace, "job", "Running")
     site.end_pod(namespace, "job-worker-0", 3)
@@ -256,17 +257,6 @@ def test_events_tell_the_story(site: Site, namespace: str) -> None:
         return "Running" in text and "InstanceFailed" in text and "exit code 3" in text
 
     site.cluster.wait(told)
-
-
-def test_a_pod_that_no_node_takes_is_told_of(site: Site, namespace: str) -> None:
-    """The scheduler's words, by hand."""
-    site.submit(namespace, "job")
-    site.await_pods(namespace, "job", "job-worker-0")
-    late = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
-    path = f"/api/v1/namespaces/{namespace}/pods/job-worker-0/status"
-    site.cluster.api("PATCH", path, {"status": {"conditions": [late]}}, content_type=STRATEGIC)
-    words = "job-worker-0: Unschedulable: 0/2 nodes are available"
-    site.cluster.wait(lambda: events(site, namespace, "job").get("FailedScheduling") == words)
 
 
 def test_kubectl_waits_for_the_conditions_also_of_a_job_of_the_release_before(site: Site, namespace: str) -> None:
