@@ -353,7 +353,7 @@ STATUS: tuple[Field, ...] = (
     Field("status.conditions[].reason", Type.STRING, "In a word, for programs."),
     Field("status.conditions[].message", Type.STRING, "In a sentence, for people."),
     Field("status.conditions[].lastTransitionTime", Type.TIME, "When its status changed last."),
-    Field("status.conditions[].lastUpdateTime", Type.TIME, "Of a state: when anything of it changed last."),
+    Field("status.conditions[].lastUpdateTime", Type.TIME, "When anything of it changed last; states alone have it."),
     Field(
         "status.conditions[].observedGeneration",
         Type.INTEGER,
