@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.guards.guard import FENCING, Guard
 
 PLAN = "tests/unit/kubernetes/test_plan.py::"
+NODES = "tests/unit/kubernetes/test_nodes.py::"
+STARTING = "tests/unit/kubernetes/test_starting.py::"
 PODS = "tests/unit/kubernetes/test_pods.py::"
 CHOICE = "tests/unit/kubernetes/proxy/test_choice.py::"
 LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
@@ -57,7 +59,7 @@ IPUJOBS = (
         what="a deleted IPUJob's Pods go before its partitions",
         file="kubernetes/plan.py",
         at="_going",
-        cut="if pods:",
+        cut="if by_instance:",
         put="False",
         tests=(DELETED,),
     ),
@@ -69,6 +71,51 @@ IPUJOBS = (
         cut="if pods:",
         put="False",
         tests=(f"{PLAN}test_scaling_down_takes_pods_before_partitions",),
+    ),
+    Guard(
+        law="3",
+        what="a partition is taken from Pods on a lost node when the instance's other programs have ended",
+        file="kubernetes/plan.py",
+        at="_take_away",
+        cut="any(not pod.ended for pod in others)",
+        put="False",
+        tests=(f"{NODES}test_other_pods_then_the_partition_then_the_lost_pods_then_it_starts_elsewhere",),
+    ),
+    Guard(
+        law="3",
+        what="a Pod on a lost node is deleted by force when its partition is known to be gone",
+        file="kubernetes/plan.py",
+        at="_take_away",
+        cut="partition is None and partitions.current",
+        put="True",
+        tests=(f"{NODES}test_other_pods_then_the_partition_then_the_lost_pods_then_it_starts_elsewhere",),
+    ),
+    Guard(
+        law="3",
+        what="a node is lost only where the job says after which time",
+        file="kubernetes/nodes.py",
+        at="choose_lost",
+        cut="not lost_s",
+        put="False",
+        tests=(f"{NODES}test_a_node_that_does_not_answer_is_named_with_the_time",),
+    ),
+    Guard(
+        law="3",
+        what="an instance that does not start loses its Pods before its partition",
+        file="kubernetes/plan.py",
+        at="_shrink",
+        cut="if pods:",
+        put="False",
+        tests=(f"{STARTING}test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time",),
+    ),
+    Guard(
+        law="3",
+        what="a program that runs is not stopped by a start deadline",
+        file="kubernetes/starting.py",
+        at="follow_start",
+        cut="seen.runs",
+        put="False",
+        tests=(f"{STARTING}test_a_program_that_runs_is_not_stopped_however_long_it_takes_to_be_ready",),
     ),
     Guard(
         law="3",
@@ -101,7 +148,7 @@ IPUJOBS = (
         law="4",
         what="Pods are made for a partition that is READY",
         file="kubernetes/plan.py",
-        at="_Judge.judge",
+        at="_Judge._judge",
         cut="self._partition.state != shapes.READY",
         put="False",
         tests=(f"{NOT_READY}[WAITING]", f"{NOT_READY}[PREPARING]", f"{NOT_READY}[NEW_WORD]"),
@@ -137,8 +184,8 @@ IPUJOBS = (
         law="2",
         what="an IPUJob whose Pods are long refused gives its partition back",
         file="kubernetes/plan.py",
-        at="_Judge.judge",
-        cut="self._give_back(record, paused.why)",
+        at="_Judge._judge",
+        cut='self._give_back(record, waits, "refused")',
         put="Instance(record=record)",
         tests=(f"{PLAN}test_what_is_refused_its_pods_for_long_gives_its_partition_back",),
     ),
@@ -146,7 +193,7 @@ IPUJOBS = (
         law="3",
         what="a program that runs is not stopped because a Pod beside it is refused",
         file="kubernetes/plan.py",
-        at="_Judge.judge",
+        at="_Judge._judge",
         cut="paused.starting or not self._uses()",
         put="True",
         tests=(f"{PLAN}test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused",),
@@ -155,7 +202,7 @@ IPUJOBS = (
         law="5",
         what="a failed Pod is counted once",
         file="kubernetes/plan.py",
-        at="_Judge.judge",
+        at="_Judge._judge",
         cut="[pod for pod in self._pods if pod.restart >= record.restarts]",
         put="list(self._pods)",
         tests=(f"{PLAN}test_failures_count_against_the_limit_and_are_counted_once",),

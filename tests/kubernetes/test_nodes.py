@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, Obj, new_folder
+from tests.kubernetes.laws import lawful
+from tests.kubernetes.node import Node
+from tests.kubernetes.site import ipu_site, template
 
 FETCH = """
 import sys, time, urllib.request
@@ -76,3 +80,42 @@ def test_a_power_cut_moves_a_pod_to_the_other_node(two_nodes: KubernetesCluster)
     assert old["status"]["phase"] == "Running"  # nobody is there to say otherwise
     lost.start()
     cluster.wait(lambda: cluster.find("pod", pod["metadata"]["name"], namespace) is None, 60)
+
+
+def lives(node: Node, word: str) -> bool:
+    """Whether a process runs on a node whose command has a word."""
+    return bool(node.run("sh", "-c", f"pgrep -f {word} || true").split())
+
+
+def test_a_node_that_only_seems_dead_loses_its_ipus_before_the_job_starts_elsewhere(
+    two_nodes: KubernetesCluster,
+) -> None:
+    """Its kubelet is gone, and its containers run on: the partition is what is taken from them."""
+    cluster = two_nodes
+    with ipu_site(cluster) as site, lawful(site) as watched:
+        home = watched.namespace
+        for node in cluster.nodes:
+            cluster.kubectl("label", "node", node.name, "ipunode=pod1", "--overwrite")
+        pods = template("sleep", "54321", image=images.busybox().name, terminationGracePeriodSeconds=1)
+        more: dict[str, Any] = {"restartPolicy": {"type": "OnFailure"}, "nodeLostSeconds": 12}
+        more["workers"] = {"template": pods}
+        site.submit(home, "job", ipusPerJobInstance="16", **more)
+        site.await_state(home, "job", "Running")
+        before = site.job_pods(home, "job")["job-worker-0"]
+        (partition,) = site.pod.partitions()
+        lost, other = sorted(cluster.nodes, key=lambda node: node.name != before["spec"]["nodeName"])
+        lost.kill_kubelet()
+        told = f"node {lost.name} with job-worker-0 has not answered since 20"
+        cluster.wait(lambda: told in site.status(home, "job")["lastMessage"], 60)
+        assert [one["id"] for one in site.pod.partitions()] == [partition["id"]], "its time is not over"
+
+        site.await_another(home, "job", "job-worker-0", before["metadata"]["uid"])
+        assert lives(lost, "54321"), "the old program runs on"
+        assert partition["id"] not in [one["id"] for one in site.pod.partitions()], "but not on these IPUs"
+        site.await_state(home, "job", "Running")
+        assert site.job_pods(home, "job")["job-worker-0"]["spec"]["nodeName"] == other.name
+        assert site.status(home, "job")["restartCount"] == 1
+
+        lost.start_kubelet()
+        cluster.wait(lambda: not lives(lost, "54321"), 60)
+        assert site.status(home, "job")["restartCount"] == 1

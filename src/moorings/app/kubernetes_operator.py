@@ -38,11 +38,13 @@ from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.election import Elector, Terms
 from moorings.kubernetes.events import Recorder
+from moorings.kubernetes.fields import WAIT_S_MAX
 from moorings.kubernetes.informer import Informer, Informers, Key, without_managed_fields
 from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import IPU_JOB, POD
+from moorings.kubernetes.kube import IPU_JOB, NODE, POD
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.mounted import MountedCertificate
+from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.operator import SWEEP_S, Operator
 from moorings.kubernetes.pods import trim_pod
@@ -112,6 +114,7 @@ def build_parser() -> ArgumentParser:
     add("--dns-policy", default=_USUAL.dns_policy)
     add("--privileged-namespaces", type=_words, default=(), metavar="NAME[,NAME]", help="default: all")
     add("--max-priority", type=_priority, default=_USUAL.max_priority, help="highest spec.priority of new jobs")
+    add("--start-deadline-s", type=_seconds, default=_USUAL.start_deadline_s, help="of jobs that say none (0: none)")
     add("--devel-logs", action="store_true", help="tell more, for people")
     add("--workers", type=int, default=64, help="jobs looked at at the same time")
     add("--sweep-s", type=float, default=SWEEP_S, help="seconds between looks for partitions whose job is gone")
@@ -169,6 +172,8 @@ class Replica:
         where: Sequence[str | None] = given.watch_namespaces or (None,)
         self._jobs = Informers([self._inform_of_jobs(namespace) for namespace in where])
         self._pods = Informers([self._inform_of_pods(namespace) for namespace in where])
+        self._nodes = Informer(self._kube, NODE, on_change=self._node_changed, trim=trim_node)
+        self._silent: dict[str, Silence] = {}
         identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
         terms = Terms(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
         self._elector = Elector(self._kube, given.namespace, given.lease_name, identity, terms)
@@ -193,6 +198,7 @@ class Replica:
             launcher_role=given.launcher_role,
             account=given.account,
             namespaces=frozenset(given.watch_namespaces),
+            start_deadline_s=given.start_deadline_s,
         )
         self._rules = make_rules(options.limits)
         self._operator = Operator(
@@ -202,6 +208,7 @@ class Replica:
             jobs=self._jobs,
             pods=self._pods,
             view=self._view,
+            silent=self._silent,
             may=self._elector.is_leading,
             story=self._tell,
             measures=self._measures,
@@ -233,6 +240,7 @@ class Replica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._jobs.serve())
             group.create_task(self._pods.serve())
+            group.create_task(self._nodes.serve())  # where that is not allowed jobs go on, and know of no lost node
             group.create_task(self._recorder.serve())
             if given.proxy_ca_configmap:
                 group.create_task(Trust(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve())
@@ -318,6 +326,20 @@ class Replica:
 
     def _job_changed(self, key: Key) -> None:
         self._queue.add(f"{key.namespace}/{key.name}")
+
+    def _node_changed(self, key: Key) -> None:
+        found = self._nodes.get("", key.name)
+        silence = parse_silence(found) if found is not None else None
+        if silence == self._silent.get(key.name):
+            return
+        if silence is None:
+            del self._silent[key.name]
+        else:
+            self._silent[key.name] = silence
+        for pod in self._pods:
+            if (pod.get("spec") or {}).get("nodeName") == key.name:
+                for job in job_of(pod):
+                    self._queue.add(job)
 
     def _look_at_all(self) -> None:
         for found in self._jobs:
@@ -410,8 +432,16 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _priority(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) > PRIORITY_MAX:
-        raise ArgumentTypeError(f"{text!r} is not a number from 0 to {PRIORITY_MAX}")
+    return _number(text, PRIORITY_MAX)
+
+
+def _seconds(text: str) -> int:
+    return _number(text, WAIT_S_MAX)
+
+
+def _number(text: str, most: int) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > most:
+        raise ArgumentTypeError(f"{text!r} is not a number from 0 to {most}")
     return int(text)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -19,6 +19,7 @@ from moorings.kubernetes.kube import (
     CLUSTER_ROLE,
     CONFIG_MAP,
     IPU_JOB,
+    NODE,
     POD,
     ROLE,
     ROLE_BINDING,
@@ -28,6 +29,7 @@ from moorings.kubernetes.kube import (
     Kube,
     KubeError,
 )
+from moorings.kubernetes.nodes import parse_silence
 from moorings.kubernetes.objects import (
     PodOptions,
     build_access,
@@ -47,6 +49,7 @@ from moorings.kubernetes.plan import (
     DeletePod,
     DropFinalizer,
     EnsureBeside,
+    Fence,
     Release,
     Reset,
     Yield,
@@ -200,6 +203,10 @@ class Doer:
             case Claim(instance):
                 self.noted(await self.proxy.create(request_for(job, instance, self.options.max_priority)))
             case Release(instance):
+                await self._check_unused(job, instance)
+                await self._release(job, instance, partitions.get(instance))
+            case Fence(instance, nodes):
+                await self._check_unused(job, instance, lost=nodes)
                 await self._release(job, instance, partitions.get(instance))
             case Reset(instance):
                 await self._check_unused(job, instance)
@@ -214,12 +221,8 @@ class Doer:
             case CreateWorker(number, restart):
                 partition = partitions[number // job.workers]
                 await self._create_pod(job, build_worker(job, number, restart, partition, self.options), made)
-            case CreateLauncher(instance, restart, reset):
-                partition = partitions[instance]
-                if instance:  # the first one's stands beside the job
-                    await self._have(job, CONFIG_MAP, build_config(job, instance))
-                pod = build_launcher(job, instance, restart, partition, self.options, reset=reset)
-                await self._create_pod(job, pod, made)
+            case CreateLauncher():
+                await self._create_launcher(job, act, partitions[act.instance], made)
             case DeletePod(name, uid, grace_s):
                 await self.kube.delete(POD, name, job.namespace, uid=uid, grace_s=grace_s)
                 made.deleted[uid] = self.now()
@@ -229,7 +232,6 @@ class Doer:
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
 
     async def _release(self, job: IPUJob, instance: int, partition: PartitionBody | None) -> None:
-        await self._check_unused(job, instance)
         self._check_may()
         left = await self.proxy.release(job.namespace, job.name, job.uid, instance)
         if left is not None:
@@ -237,13 +239,16 @@ class Doer:
         elif partition is not None:
             self.gone(partition)
 
-    async def _check_unused(self, job: IPUJob, instance: int, *, workers_too: bool = False) -> None:
+    async def _check_unused(
+        self, job: IPUJob, instance: int, *, workers_too: bool = False, lost: Collection[str] = ()
+    ) -> None:
         """Nothing, if no program of an instance runs: the API server's word, for what was watched may be old.
 
         Args:
             job: which.
             instance: of it.
             workers_too: whether workers count that a launcher led: what it started may outlive it.
+            lost: nodes on which programs may run, as long as these nodes are not Ready.
 
         Raises:
             MooringsError: ``ipujob.in_use`` (retryable).
@@ -259,8 +264,18 @@ class Doer:
                     continue
                 raise
             pod = parse_pod(found)
-            if is_owned(found, job.uid) and pod is not None and not pod.ended:
+            if not is_owned(found, job.uid) or pod is None or pod.ended:
+                continue
+            if pod.node not in lost or not await self._is_silent(pod.node):
                 raise MooringsError("ipujob.in_use", f"{name} still uses its partition", retryable=True)
+
+    async def _is_silent(self, node: str) -> bool:
+        try:
+            return parse_silence(await self.kube.get(NODE, node)) is not None
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return True  # nobody speaks for it any more
 
     async def _drop_finalizer(self, job: IPUJob) -> None:
         try:
@@ -272,6 +287,12 @@ class Doer:
     async def _set_finalizers(self, job: IPUJob, finalizers: tuple[str, ...]) -> None:
         meta = {"finalizers": list(finalizers), "resourceVersion": job.resource_version}
         await self.kube.patch(IPU_JOB, job.name, {"metadata": meta}, job.namespace)
+
+    async def _create_launcher(self, job: IPUJob, act: CreateLauncher, partition: PartitionBody, made: Made) -> None:
+        if act.instance:  # the first one's ConfigMap stands beside the job
+            await self._have(job, CONFIG_MAP, build_config(job, act.instance))
+        pod = build_launcher(job, act.instance, act.restart, partition, self.options, reset=act.reset)
+        await self._create_pod(job, pod, made)
 
     async def _create_pod(self, job: IPUJob, pod: Obj, made: Made) -> None:
         try:
@@ -393,7 +414,9 @@ def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:
 def _instance(job: IPUJob, act: Act) -> int | None:
     """The instance that an act is about; None: the whole job."""
     match act:
-        case Claim(instance) | Release(instance) | Reset(instance) | Yield(instance) | CreateLauncher(instance, _, _):
+        case Claim(instance) | Release(instance) | Fence(instance, _) | Reset(instance) | Yield(instance):
+            return instance
+        case CreateLauncher(instance, _, _):
             return instance
         case CreateWorker(number, _):
             return number // job.workers

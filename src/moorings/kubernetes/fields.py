@@ -18,6 +18,7 @@ from moorings.kubernetes.plan import COMPLETED, FAILED
 
 PODS_MAX = 4096  # worker Pods of one job; keeps a slip of the finger from filling a cluster's database
 BACK_OFF_LIMIT = 3
+WAIT_S_MAX = TIME_LIMIT_S_MAX  # of a deadline
 BACK_OFF_LIMIT_MAX = 1_000_000
 TTL_S = 3600
 TTL_S_MAX = TIME_LIMIT_S_MAX
@@ -147,8 +148,8 @@ SPEC: tuple[Field, ...] = (
     Field(
         "spec",
         Type.OBJECT,
-        "What is asked for. While the job exists only jobInstances, restartPolicy, cleanPodPolicy and releaseOnFinish "
-        "may be changed.",
+        "What is asked for. While the job exists only jobInstances, restartPolicy, cleanPodPolicy, releaseOnFinish, "
+        "startDeadlineSeconds and nodeLostSeconds may be changed.",
         required=True,
         rules=SPEC_RULES,
     ),
@@ -317,6 +318,22 @@ SPEC: tuple[Field, ...] = (
         schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "format": "int32"},
         rules=(_SAME,),
     ),
+    Field(
+        "spec.startDeadlineSeconds",
+        Type.INTEGER,
+        "How long an instance may have its partition without its program having started. Then it gives the partition "
+        "back, and asks again later: after as long, twice as long each time, up to an hour. 0: without limit. Left "
+        "out: the site's `jobs.startDeadlineSeconds` (600).",
+        schema={"minimum": 0, "maximum": WAIT_S_MAX},
+    ),
+    Field(
+        "spec.nodeLostSeconds",
+        Type.INTEGER,
+        "How long a node with Pods of an instance may not be Ready. Then the partition is removed, so that what may "
+        "still run there has no IPUs; the Pods are deleted by force, and the instance has failed: restartPolicy says "
+        "whether it starts elsewhere. 0 or left out: it waits for the node.",
+        schema={"minimum": 0, "maximum": WAIT_S_MAX},
+    ),
 )
 
 STATUS: tuple[Field, ...] = (
@@ -380,4 +397,9 @@ STATUS: tuple[Field, ...] = (
         schema={"enum": [each.value for each in Outcome]},
     ),
     Field("status.instances{}.detail", Type.STRING, "Why it failed."),
+    Field("status.instances{}.start", Type.OBJECT, "How its start goes; empty once it has started."),
+    Field("status.instances{}.start.since", Type.TIME, "It has had its partition since then, and has not started."),
+    Field("status.instances{}.start.missed", Type.INTEGER, "Start deadlines that it missed in a row.", schema=_COUNT),
+    Field("status.instances{}.start.until", Type.TIME, "It asks for no partition before."),
+    Field("status.instances{}.start.why", Type.STRING, "What kept it from starting."),
 )

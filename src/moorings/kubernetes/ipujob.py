@@ -73,6 +73,23 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartRecord:
+    """How the start of one instance goes.
+
+    Attributes:
+        since: it has had its partition since then, and has not started.
+        missed: start deadlines that it missed in a row.
+        until: it asks for no partition before; None: it may ask.
+        why: what kept it from starting when it missed the last deadline, as a sentence.
+    """
+
+    since: Instant | None = None
+    missed: int = 0
+    until: Instant | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRecord:
     """What has to be remembered of one instance.
 
@@ -81,12 +98,14 @@ class InstanceRecord:
         failures: how many of them followed a failure; counts against the back-off limit.
         outcome: how it ended for good; empty while it has not.
         detail: why it failed.
+        start: how its start goes.
     """
 
     restarts: int = 0
     failures: int = 0
     outcome: Outcome | None = None
     detail: str = ""
+    start: StartRecord = StartRecord()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +147,9 @@ class IPUJob:
         deleted: whether it is being deleted.
         preemptible: may be asked to give its partitions back; it goes on later.
         resumable: goes on from a checkpoint.
+        start_deadline_s: how long an instance may hold a partition without starting; 0: without limit; None: the
+            site's default.
+        node_lost_s: how long a node may be silent before its programs are taken for lost; 0: for ever.
     """
 
     namespace: str
@@ -156,6 +178,8 @@ class IPUJob:
     status: Status
     preemptible: bool = False
     resumable: bool = False
+    start_deadline_s: int | None = None
+    node_lost_s: int = 0
 
     @property
     def key(self) -> str:

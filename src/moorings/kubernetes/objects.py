@@ -15,6 +15,7 @@ from moorings.kubernetes.ipujob import API_VERSION, KIND, IPUJob, JobKind, Obj
 from moorings.kubernetes.privileges import Limits
 from moorings.kubernetes.proxy.shapes import AUDIENCE, PartitionBody
 from moorings.kubernetes.remote import hostfile, kubexec_script
+from moorings.kubernetes.starting import DEADLINE_S
 from moorings.wire.shapes import GcdBody
 
 CONFIG_DIR = "/etc/moorings"
@@ -56,6 +57,7 @@ class PodOptions:
             right everywhere it looks.
         account: the operator's own, ``namespace:name``; with ``launcher_role``.
         namespaces: those whose jobs are looked after; empty: all.
+        start_deadline_s: of jobs that do not say one; 0: none.
     """
 
     launcher_image: str = "launcher:latest"
@@ -69,6 +71,7 @@ class PodOptions:
     privileged_namespaces: frozenset[str] = frozenset()
     dns_policy: str = "ClusterFirstWithHostNet"
     max_priority: int = 0
+    start_deadline_s: int = DEADLINE_S
     launcher_role: str = ""
     account: str = ""
     namespaces: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moorings.core.claims import PRIORITY_MAX
@@ -22,6 +22,7 @@ from moorings.kubernetes.informer import Informers
 from moorings.kubernetes.ipujob import IPUJob, Obj, Status
 from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
 from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.plan import (
     FAILED,
@@ -85,6 +86,7 @@ class Operator:
         jobs: what is seen of IPUJobs.
         pods: what is seen of their Pods.
         view: what is seen of their partitions.
+        silent: nodes that are not Ready, by name; it may change.
         may: whether this operator leads.
         story: tells a job's Events.
         measures: what is counted.
@@ -100,6 +102,7 @@ class Operator:
         jobs: Informers,
         pods: Informers,
         view: PartitionView,
+        silent: Mapping[str, Silence],
         may: Callable[[], bool],
         story: Callable[[Obj, Story], None],
         measures: Measures,
@@ -112,6 +115,7 @@ class Operator:
         self._jobs = jobs
         self._pods = pods
         self._view = view
+        self._silent = silent
         self._may = may
         self._story = story
         self._measures = measures
@@ -133,7 +137,7 @@ class Operator:
             self._forget(key)
             await self.sweep(*key.split("/"))
             return None
-        job = parse_ipujob(found)
+        job = self._read(found)
         now = self._monotonic()
         raw = [pod for pod in memory.made.beside(self._pods.indexed(key), now) if is_owned(pod, job.uid)]
         pods = sorted(filter(None, map(self._parse_pod, raw)), key=lambda pod: pod.name)
@@ -150,7 +154,7 @@ class Operator:
             job = replace(job, instances=job.status.desired)
             if _differs(job, partitions) or self._is_wrong(_scaled(found, job.instances)):
                 refused = dict.fromkeys(range(job.instances), wrong)  # what runs runs on; nothing more is made of it
-        planned = plan(job, pods, partitions, self._now(), refused, paused)
+        planned = plan(job, pods, partitions, self._now(), refused, paused, self._silent)
         if planned.save_first:
             status = build_status(job, planned, pods, partitions, self._now())
             job = await self._write(job, found, status, memory)
@@ -243,6 +247,13 @@ class Operator:
 
     def _parse_pod(self, found: Obj) -> Pod | None:
         return parse_pod(found, self._options.proxy_mark)
+
+    def _read(self, found: Obj) -> IPUJob:
+        """The job, with the site's defaults."""
+        job = parse_ipujob(found)
+        if job.start_deadline_s is None:
+            return replace(job, start_deadline_s=self._options.start_deadline_s)
+        return job
 
     def _job(self, key: str, memory: Memory) -> Obj | None:
         """The job as last seen, or as we wrote it since."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from moorings.core.instants import Instant, after, seconds_between
 from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, InstanceRecord, IPUJob, Outcome, RestartType
+from moorings.kubernetes.nodes import Silence, choose_lost, clock, lost_at, on_silent_nodes, tell_silence
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.starting import due_at, follow_start, see_start
 from moorings.wire.codec import parse_time, time_text
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
@@ -85,6 +87,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Give the partition of an instance back though programs of it may run on these nodes, which are not Ready."""
+
+    instance: int
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
     """Have the partition of an instance cleaned; what follows of the instance waits for it."""
 
@@ -134,6 +144,7 @@ Act = (
     | DropFinalizer
     | Claim
     | Release
+    | Fence
     | Reset
     | Yield
     | EnsureBeside
@@ -196,6 +207,7 @@ def plan(
     now: Instant,
     refused: Mapping[int, str] | None = None,
     paused: Mapping[int, Pause] | None = None,
+    silent: Mapping[str, Silence] | None = None,
 ) -> Plan:
     """What to do about a job.
 
@@ -206,32 +218,42 @@ def plan(
         now: the time.
         refused: instances whose Pods can never be made, and the API server's reason.
         paused: instances whose Pods are refused for now.
+        silent: nodes that are not Ready, by name.
     """
-    if job.deleted:
-        return _going(job, pods, partitions)
+    silent = silent or {}
     by_instance: dict[int, list[Pod]] = {}
     for pod in pods:
         by_instance.setdefault(pod.instance, []).append(pod)
+    if job.deleted:
+        return _going(job, by_instance, partitions, silent, now)
     acts: list[Act] = [] if FINALIZER in job.finalizers else [AddFinalizer()]
     found: dict[int, Instance] = {}
     for number in _wanted(job):
         mine = by_instance.get(number, [])
-        judge = _Judge(job, number, mine, partitions, now)
+        judge = _Judge(job, number, mine, partitions, now, silent)
         judged = found[number] = judge.judge((refused or {}).get(number, ""), (paused or {}).get(number))
         acts += judged.acts
+    times = [one.again_at for one in found.values() if one.again_at is not None]
     for number in sorted({*by_instance, *partitions.known} - found.keys()):
-        acts += _shrink(by_instance.get(number, ()), partitions.known.get(number))
+        mine = by_instance.get(number, [])
+        lost = choose_lost(mine, silent, job.node_lost_s, now)
+        acts += _take_away(number, lost, mine, partitions) if lost else _shrink(mine, partitions.known.get(number))
+        if (lost_then := lost_at(mine, silent, job.node_lost_s, now)) is not None:
+            times.append(lost_then)
     if any(isinstance(act, CreateWorker | CreateLauncher) for act in acts):
         acts.insert(0, EnsureBeside())
     records = {number: one.record for number, one in found.items() if one.record != InstanceRecord()}
-    times = [one.again_at for one in found.values() if one.again_at is not None]
     return Plan(
         acts=tuple(acts),
         records=records,
         instances=found,
         save_first=any(_counts(records.get(i)) != _counts(job.status.instances.get(i)) for i in found),
-        again_s=max(seconds_between(now, min(times)), 0.05) if times else None,
+        again_s=_again_s(times, now),
     )
+
+
+def _again_s(times: Sequence[Instant], now: Instant) -> float | None:
+    return max(seconds_between(now, min(times)), 0.05) if times else None
 
 
 def _wanted(job: IPUJob) -> range | list[int]:
@@ -246,18 +268,35 @@ def delay_s(failures: int) -> float:
     return 0.0 if failures <= 1 else min(DELAY_S * 2.0 ** min(failures - 2, 20), DELAY_S_MAX)
 
 
-def _counts(record: InstanceRecord | None) -> tuple[int, int, Outcome | None]:
-    return (record.restarts, record.failures, record.outcome) if record is not None else (0, 0, None)
+def _counts(record: InstanceRecord | None) -> tuple[object, ...]:
+    record = record or InstanceRecord()
+    return (record.restarts, record.failures, record.outcome, record.start.missed, record.start.until)
 
 
-def _going(job: IPUJob, pods: Sequence[Pod], partitions: Partitions) -> Plan:
+def _going(
+    job: IPUJob,
+    by_instance: Mapping[int, Sequence[Pod]],
+    partitions: Partitions,
+    silent: Mapping[str, Silence],
+    now: Instant,
+) -> Plan:
     """A job that is being deleted: its Pods first, then its partitions, then itself."""
     if FINALIZER not in job.finalizers:
         return Plan(deleting="")
-    if pods:
-        left = [pod for pod in pods if not pod.deleting]
+    if by_instance:
+        pods = sorted((pod for mine in by_instance.values() for pod in mine), key=lambda pod: pod.name)
         message = f"deleted; waiting for {pods[0].name}" + (f" and {len(pods) - 1} more Pods" if len(pods) > 1 else "")
-        return Plan(acts=tuple(DeletePod(pod.name, pod.uid) for pod in left), deleting=f"{message} to end")
+        quiet = on_silent_nodes(pods, silent)
+        acts: list[Act] = []
+        for number, mine in by_instance.items():
+            lost = choose_lost(mine, silent, job.node_lost_s, now)
+            acts += _take_away(number, lost, mine, partitions) if lost else _delete(mine)
+        then = lost_at(quiet, silent, job.node_lost_s, now)
+        return Plan(
+            acts=tuple(acts),
+            deleting=f"{message} to end" + (f": {tell_silence(quiet, silent)}" if quiet else ""),
+            again_s=_again_s([then] if then is not None else [], now),
+        )
     held = [one.instance for one in partitions.known.values() if not shapes.is_given_back(one)]
     if held:
         return Plan(
@@ -271,9 +310,33 @@ def _going(job: IPUJob, pods: Sequence[Pod], partitions: Partitions) -> Plan:
 def _shrink(pods: Sequence[Pod], partition: PartitionBody | None) -> list[Act]:
     """An instance that is not wanted any more."""
     if pods:
-        return [DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting]
+        return _delete(pods)
     if partition is not None and not shapes.is_given_back(partition):
         return [Release(partition.instance)]
+    return []
+
+
+def _delete(pods: Sequence[Pod]) -> list[Act]:
+    return [DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting]
+
+
+def _take_away(number: int, lost: Sequence[Pod], pods: Sequence[Pod], partitions: Partitions) -> list[Act]:
+    """What ends Pods on lost nodes: the others end first, then their partition goes, then their objects.
+
+    Args:
+        number: the instance.
+        lost: its Pods on lost nodes.
+        pods: all of its Pods that have to go.
+        partitions: of the job.
+    """
+    partition = partitions.known.get(number)
+    others = [pod for pod in pods if pod not in lost]
+    if any(not pod.ended for pod in others):
+        return _delete(others)
+    if partition is not None and not shapes.is_given_back(partition):
+        return [Fence(number, frozenset(pod.node for pod in lost))]
+    if partition is None and partitions.current:
+        return [DeletePod(pod.name, pod.uid, 0) for pod in lost]
     return []
 
 
@@ -290,38 +353,84 @@ class _Ending:
 class _Judge:
     """Judges one instance; ``judge`` is called once."""
 
-    def __init__(self, job: IPUJob, number: int, pods: Sequence[Pod], partitions: Partitions, now: Instant) -> None:
+    def __init__(
+        self,
+        job: IPUJob,
+        number: int,
+        pods: Sequence[Pod],
+        partitions: Partitions,
+        now: Instant,
+        silent: Mapping[str, Silence],
+    ) -> None:
         self._job = job
         self._number = number
         self._record = job.status.instances.get(number, InstanceRecord())
         self._pods = list(pods)
+        self._partitions = partitions
         self._partition = partitions.known.get(number)
+        self._silent = silent
+        self._lost_pods = choose_lost(pods, silent, job.node_lost_s, now)
         self._current = partitions.current
         self._fresh = number in partitions.fresh
         self._now = now
 
     def judge(self, refused: str, paused: Pause | None) -> Instance:
+        found = self._judge(refused, paused)
+        if found.record.outcome is not None:
+            return found
+        quiet = on_silent_nodes(self._pods, self._silent)
+        lost_s, start = self._job.node_lost_s, found.record.start
+        times = [found.again_at, due_at(start, self._deadline_s, self._now)]
+        if quiet:
+            words = tell_silence(quiet, self._silent)
+            times.append(then := lost_at(quiet, self._silent, lost_s, self._now))
+            if then is not None:
+                words += f"; it is given up at {clock(then)}"
+            waits = f"{found.waits}; {words}" if found.waits else words
+            found = replace(found, waits=waits, code=found.code or "node")
+        return replace(found, again_at=min((at for at in times if at is not None), default=None))
+
+    def _judge(self, refused: str, paused: Pause | None) -> Instance:
         record = self._record
+        fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
+        if record.outcome is None and (ending := self._ending(fresh)) is not None:
+            record = self._count(record, ending)
+        if left := self._left_behind(record):
+            return self._give_up(record, left)
         if record.outcome is not None:
             return self._finish(record)
-        fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
-        ending = self._ending(fresh)
-        if ending is not None:
-            record = self._count(record, ending)
-            if record.outcome is not None:
-                return self._finish(record)
         if self._partition is not None and self._partition.state == shapes.RECLAIMING:
             return self._make_room(record, self._partition)
         stale = [pod for pod in self._pods if pod.restart < record.restarts]
         if refused:
             return self._end_with(record, refused, [pod for pod in self._pods if pod not in stale])
+        record = self._follow_start(record)
+        if record.start.until is not None:
+            waits = f"without a partition until {clock(record.start.until)}: {record.start.why}"
+            return self._give_back(record, waits, "start")
         if stale:
             return self._sweep(record, stale)
         if paused is not None and (paused.starting or not self._uses()):
-            return self._give_back(record, paused.why)
+            waits = f"without a partition for now, because its Pods are refused: {paused.why}"
+            return self._give_back(record, waits, "refused")
         if self._partition is None or self._partition.state != shapes.READY:
             return self._await_partition(record)
         return self._fill(record, fresh, self._partition)
+
+    @property
+    def _deadline_s(self) -> int:
+        return self._job.start_deadline_s or 0
+
+    def _follow_start(self, record: InstanceRecord) -> InstanceRecord:
+        """The record, with how its start goes; while a node is silent that is not known."""
+        has_partition: bool | None = self._partition is not None and self._partition.state == shapes.READY
+        if (self._partition is None and not self._current) or on_silent_nodes(self._pods, self._silent):
+            has_partition = None
+        programs = [pod for pod in self._pods if self._decides(pod)]
+        seen = see_start(has_partition, programs, record.restarts, self._programs)
+        fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
+        start = follow_start(record.start, seen, self._deadline_s, self._now, fresh, record.detail)
+        return replace(record, start=start)
 
     # -- how it ended ------------------------------------------------------------------------------------------------
 
@@ -334,14 +443,15 @@ class _Judge:
         launchers = [pod for pod in fresh if pod.is_launcher]
         workers = [pod for pod in fresh if not pod.is_launcher]
         deciding = launchers if job.has_launcher else workers
-        wanted = 1 if job.has_launcher else job.workers
         # A program that leaves well when its Pod is deleted (to make room, by a drain) has saved, and is not done.
         done = [pod for pod in deciding if pod.phase == SUCCEEDED and not pod.deleting]
-        if len(done) == wanted:
+        if len(done) == self._programs:
             return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         # One that has ended and goes is what is left of an instance that was given up, and is wanted again.
         if (lost := self._lost([pod for pod in fresh if not (pod.ended and pod.deleting)])) is not None:
             return lost
+        if any(pod in self._lost_pods for pod in fresh):
+            return _Ending(True, tell_silence(self._lost_pods, self._silent))
         # Some were told to make room: that the others fail without them is no failure of the job.
         asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
         failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
@@ -408,10 +518,32 @@ class _Judge:
             if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
                 acts.append(DeletePod(pod.name, pod.uid))
         held = self._partition is not None and not shapes.is_given_back(self._partition)
-        releases = self._job.release_on_finish or clean is CleanPodPolicy.ALL
-        if held and releases and not self._uses():
+        if held and self._releases and not self._uses():
             acts.append(Release(self._number))
         return Instance(record=record, acts=tuple(acts))
+
+    @property
+    def _releases(self) -> bool:
+        """Whether its partition goes when it has ended for good."""
+        return self._job.release_on_finish or self._job.clean is CleanPodPolicy.ALL
+
+    @property
+    def _programs(self) -> int:
+        """How many Pods run the job's program."""
+        return 1 if self._job.has_launcher else self._job.workers
+
+    def _left_behind(self, record: InstanceRecord) -> list[Pod]:
+        """The Pods on lost nodes that have to go: of an attempt that has failed, or of an instance that has ended."""
+        if record.outcome is None:
+            return [pod for pod in self._lost_pods if pod.restart < record.restarts]
+        return [pod for pod in self._lost_pods if self._decides(pod)] if self._releases else []
+
+    def _give_up(self, record: InstanceRecord, lost: Sequence[Pod]) -> Instance:
+        """What is left of it on lost nodes loses its partition, and then makes place for what comes after it."""
+        goes = [pod for pod in self._pods if pod in lost or record.outcome is None or self._decides(pod)]
+        acts = tuple(_take_away(self._number, lost, goes, self._partitions))
+        waits = f"its partition is removed before anything starts anew: {record.detail}"
+        return Instance(record=record, acts=acts, waits=waits, code="node", restarting=record.outcome is None)
 
     def _uses(self) -> bool:
         """Whether a program may still use the partition: idle workers do not, once their launcher has ended."""
@@ -420,9 +552,8 @@ class _Judge:
     def _runs(self) -> bool:
         """Whether its program runs. A worker that has done its part and waits for the others' is part of that."""
         deciding = [pod for pod in self._pods if self._decides(pod)]
-        wanted = 1 if self._job.has_launcher else self._job.workers
         goes_on = all(pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting for pod in deciding)
-        return len(deciding) == wanted and goes_on
+        return len(deciding) == self._programs and goes_on
 
     def _decides(self, pod: Pod) -> bool:
         """Whether it runs the job's program: a launcher, or the workers of a job that has none."""
@@ -447,13 +578,11 @@ class _Judge:
         why = f"{record.detail}; it cannot be started anew: {refused}" if record.detail else refused
         return self._finish(replace(record, outcome=Outcome.FAILED, detail=why))
 
-    def _give_back(self, record: InstanceRecord, why: str) -> Instance:
+    def _give_back(self, record: InstanceRecord, waits: str, code: str) -> Instance:
         """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
-        waits = f"without a partition for now, because its Pods are refused: {why}"
-        acts: tuple[Act, ...] = tuple(DeletePod(pod.name, pod.uid) for pod in self._pods if not pod.deleting)
-        if not self._pods and self._partition is not None and not shapes.is_given_back(self._partition):
-            acts = (Release(self._number),)
-        return Instance(record=record, acts=acts, waits=waits, code="refused")
+        record = replace(record, start=replace(record.start, since=None))
+        acts = tuple(_shrink(self._pods, self._partition))
+        return Instance(record=record, acts=acts, waits=waits, code=code)
 
     def _make_room(self, record: InstanceRecord, partition: PartitionBody) -> Instance:
         """Its partition is needed for others: its Pods end, the launcher first, then it is given back."""

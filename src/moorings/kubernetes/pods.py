@@ -38,6 +38,8 @@ class Pod:
         grace_s: how long it may take to end when it is deleted.
         gone_by: of one that is deleted: when its processes are killed, if that is known.
         outdated: a launcher whose init container is not done, and would ask the proxy in a way that holds no more.
+        node: where it runs; empty before it is scheduled.
+        waits_for: of one that has not started: the scheduler's or kubelet's reason, one word; may be empty.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Pod:
     grace_s: int = GRACE_S
     gone_by: Instant | None = None
     outdated: bool = False
+    node: str = ""
+    waits_for: str = ""
 
     @property
     def is_launcher(self) -> bool:
@@ -64,7 +68,7 @@ class Pod:
     @property
     def unschedulable(self) -> bool:
         """Whether the scheduler has found no node for it; ``why`` has its words."""
-        return self.phase == PENDING and self.why.startswith(f"{UNSCHEDULABLE}: ")
+        return self.phase == PENDING and self.waits_for == UNSCHEDULABLE
 
     @property
     def ended(self) -> bool:
@@ -89,7 +93,11 @@ def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
     phase = status.get("phase") or PENDING
     if phase in ENDED and not has_ended(status):
         phase = RUNNING
-    code, why, ended_at = _ending(status) if phase in ENDED else (None, _waiting(status), None)
+    if phase in ENDED:
+        reason, (code, why, ended_at) = "", _ending(status)
+    else:
+        reason, why = _waiting(status)
+        code = ended_at = None
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -106,6 +114,8 @@ def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
         grace_s=_grace_s(found.get("spec") or {}),
         gone_by=_time(meta.get("deletionTimestamp") or None),
         outdated=bool(proxy) and worker < 0 and _asks_yet(status) and annotations.get(names.PROXY) != proxy,
+        node=(found.get("spec") or {}).get("nodeName") or "",
+        waits_for=reason,
     )
 
 
@@ -146,7 +156,8 @@ def trim_pod(found: Obj) -> Obj:
     annotations = meta.get("annotations") or {}
     if read := {name: annotations[name] for name in (names.PARTITION, names.PROXY) if name in annotations}:
         kept["annotations"] = read
-    spec = {_GRACE: (found.get("spec") or {}).get(_GRACE, GRACE_S)}
+    given = found.get("spec") or {}
+    spec = {_GRACE: given.get(_GRACE, GRACE_S), "nodeName": given.get("nodeName", "")}
     return {"metadata": kept, "spec": spec, "status": {key: status[key] for key in _STATUS if key in status}}
 
 
@@ -179,14 +190,17 @@ def _grace_s(spec: Obj) -> int:
     return given if isinstance(given, int) and given >= 0 else GRACE_S
 
 
-def _waiting(status: Obj) -> str:
+def _waiting(status: Obj) -> tuple[str, str]:
+    """What it waits for: the reason, and the whole sentence."""
     scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _line(f"{scheduled.get('reason') or UNSCHEDULABLE}: {scheduled.get('message') or ''}")
+        reason = scheduled.get("reason") or UNSCHEDULABLE
+        return reason, _line(f"{reason}: {scheduled.get('message') or ''}")
     for _, waiting in containers_in(status, "waiting"):
-        if waiting.get("reason") not in _WAITS:
-            return _line(": ".join(filter(None, (waiting.get("reason"), waiting.get("message")))))
-    return ""
+        reason = waiting.get("reason") or ""
+        if reason not in _WAITS:
+            return reason, _line(": ".join(filter(None, (reason, waiting.get("message")))))
+    return "", ""
 
 
 def _code(one: Obj) -> int:

@@ -23,6 +23,7 @@ from moorings.kubernetes.fields import (
     PODS_MAX,
     TTL_S,
     TTL_S_MAX,
+    WAIT_S_MAX,
 )
 from moorings.kubernetes.ipujob import (
     CleanPodPolicy,
@@ -33,6 +34,7 @@ from moorings.kubernetes.ipujob import (
     Obj,
     Outcome,
     RestartType,
+    StartRecord,
     Status,
 )
 from moorings.wire.codec import parse_time, time_text
@@ -95,6 +97,8 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         status=parse_status(obj.get("status")),
         preemptible=_says_yes(top, meta, names.PREEMPTIBLE),
         resumable=_says_yes(top, meta, names.RESUMABLE),
+        start_deadline_s=spec.optional("startDeadlineSeconds", 0, WAIT_S_MAX),
+        node_lost_s=spec.number("nodeLostSeconds", 0, 0, WAIT_S_MAX),
     )
     return job, tuple(top.faults)
 
@@ -168,6 +172,10 @@ class _Reader:
         """A whole number between bounds."""
         found = self._whole(name, least, most)
         return default if found is None else found
+
+    def optional(self, name: str, least: int, most: int) -> int | None:
+        """A whole number between bounds; None if it is left out."""
+        return self._whole(name, least, most)
 
     def size(self, name: str, most: int = SIZE_MAX) -> int | None:
         """A positive whole number, in quotes or not; None if it is left out."""
@@ -286,8 +294,18 @@ def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceRecord]]:
                     failures=_count(record.get("failures")),
                     outcome=next((known for known in Outcome if known.value == outcome), None),
                     detail=_text(record.get("detail")),
+                    start=_start(_mapping(record.get("start"))),
                 ),
             )
+
+
+def _start(found: Mapping[str, Any]) -> StartRecord:
+    return StartRecord(
+        since=_time(found.get("since")),
+        missed=_count(found.get("missed")),
+        until=_time(found.get("until")),
+        why=_text(found.get("why")),
+    )
 
 
 def status_object(status: Status) -> Obj:
@@ -339,8 +357,15 @@ def _record_object(record: InstanceRecord) -> Obj:
     more = {
         "outcome": record.outcome.value if record.outcome is not None else "",
         "detail": record.detail,
+        "start": _start_object(record.start),
     }
     return {"restarts": record.restarts, "failures": record.failures, **_present(more)}
+
+
+def _start_object(start: StartRecord) -> Obj:
+    times = {"since": start.since, "until": start.until}
+    told = {name: _second(at) for name, at in times.items() if at is not None}
+    return told | _present({"missed": start.missed, "why": start.why})
 
 
 def _present(found: Mapping[str, Any]) -> Obj:

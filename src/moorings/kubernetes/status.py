@@ -93,6 +93,9 @@ def tell(before: Status, after: Status) -> list[Story]:
             )
         elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
             told.append(Story("Warning", "InstanceFailed", f"instance {number} failed: {record.detail}"))
+        if record.start.missed > (was.start.missed if was is not None else 0):
+            message = f"instance {number} gives its partition back: {record.start.why}"
+            told.append(Story("Warning", "StartDeadlineExceeded", message))
     admitted, admitted_before = find(after.conditions, ADMITTED), find(before.conditions, ADMITTED)
     reason_before = admitted_before.reason if admitted_before is not None else ""
     if admitted is not None and admitted.reason == PROJECT_LIMIT != reason_before:

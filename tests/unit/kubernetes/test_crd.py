@@ -10,7 +10,7 @@ import pytest
 from moorings.core.instants import Instant
 from moorings.kubernetes.crd import build_crd, build_schema
 from moorings.kubernetes.fields import SPEC, STATUS
-from moorings.kubernetes.ipujob import Condition, InstanceRecord, Obj, Outcome, Status
+from moorings.kubernetes.ipujob import Condition, InstanceRecord, Obj, Outcome, StartRecord, Status
 from moorings.kubernetes.reading import parse_ipujob, read_ipujob, status_object
 from moorings.wire.codec import camel
 from tests.unit.kubernetes.ipujobs import EXAMPLES, an_object, example
@@ -68,6 +68,7 @@ def test_nothing_of_an_example_is_pruned(name):
 
 def test_nothing_of_a_status_is_pruned():
     at = Instant(0)
+    start = StartRecord(since=at, missed=1, until=at, why="x")
     full = Status(
         state="x",
         message="x",
@@ -88,15 +89,17 @@ def test_nothing_of_a_status_is_pruned():
         workers_active=1,
         workers_succeeded=1,
         workers_failed=1,
-        instances={1: InstanceRecord(restarts=1, failures=1, outcome=Outcome.FAILED, detail="x")},
+        instances={1: InstanceRecord(restarts=1, failures=1, outcome=Outcome.FAILED, detail="x", start=start)},
     )
     assert status_object(full).keys() | {"selector"} == SCHEMA["properties"]["status"]["properties"].keys()
     assert list(unknown(SCHEMA, {"status": status_object(full)})) == []
 
 
 def test_every_field_of_a_record_is_kept():
-    kept = {field.name for field in STATUS if field.path.startswith("status.instances{}.")}
-    assert kept == {camel(field.name) for field in fields(InstanceRecord)}
+    within = "status.instances{}."
+    kept = {field.path.removeprefix(within) for field in STATUS if field.path.startswith(within)}
+    start = {f"start.{camel(field.name)}" for field in fields(StartRecord)}
+    assert kept == {camel(field.name) for field in fields(InstanceRecord)} | start
 
 
 def test_a_number_may_be_quoted():

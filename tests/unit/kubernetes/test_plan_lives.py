@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from moorings.core.instants import after
 from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
+from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.plan import (
     Act,
     AddFinalizer,
@@ -23,6 +24,7 @@ from moorings.kubernetes.plan import (
     DeletePod,
     DropFinalizer,
     EnsureBeside,
+    Fence,
     Partitions,
     Pause,
     Release,
@@ -40,6 +42,7 @@ from tests.unit.kubernetes.jobs import START, build_job, build_partition
 FINALIZER_GONE = DropFinalizer()
 STEPS = 120
 SETTLE = 400
+NODES = ("node1", "node2")
 
 
 class World:
@@ -58,6 +61,7 @@ class World:
         self.fresh: set[int] = set()  # what the operator knows for sure, until it is killed
         self.gone = False
         self.failures = 0  # that really happened
+        self.silent: dict[str, Silence] = {}
 
     # -- the operator ------------------------------------------------------------------------------------------------
 
@@ -67,7 +71,8 @@ class World:
         current = not breaks or self.chance.random() < 0.8
         partitions = Partitions(dict(self.partitions), current, True, frozenset(self.fresh))
         pods = sorted(self.pods.values(), key=lambda pod: pod.name)
-        found = plan(self.job, pods, partitions, self.now, paused=self._paused() if breaks else None)
+        paused = self._paused() if breaks else None
+        found = plan(self.job, pods, partitions, self.now, paused=paused, silent=dict(self.silent))
         status = build_status(self.job, found, pods, partitions, self.now)
         if found.save_first:
             self._save(status)
@@ -102,6 +107,8 @@ class World:
                 Claim(instance) | Release(instance) | Reset(instance) | Yield(instance) | CreateLauncher(instance, _, _)
             ):
                 return instance
+            case Fence(instance, _):
+                return instance
             case CreateWorker(number, _):
                 return number // self.job.workers
             case _:
@@ -123,6 +130,9 @@ class World:
                     self.fresh.add(instance)
             case Release(instance):
                 self._release(instance)
+            case Fence(instance, nodes):
+                assert all(self._is_lost(node) for node in nodes), "nothing is fenced off that answers"
+                self._release(instance, nodes)
             case Reset(instance):
                 assert not [pod for pod in self._of(instance) if not pod.ended], "nothing is reset under a program"
                 self.cleaned.add(self.partitions[instance].name)
@@ -137,6 +147,12 @@ class World:
                 assert self.partitions[instance].state == shapes.RECLAIMING
                 self.partitions[instance] = self._partition(instance, shapes.WAITING)
                 self.fresh.discard(instance)
+            case DeletePod(name, uid, 0):
+                pod = self.pods[name]
+                assert self._is_lost(pod.node), "by force goes only what nobody can end otherwise"
+                assert all(one.name != pod.partition for one in self.partitions.values()), "it has no partition then"
+                if pod.uid == uid:
+                    del self.pods[name]
             case DeletePod(name, uid, _):
                 if name in self.pods and self.pods[name].uid == uid:
                     self.pods[name] = replace(self.pods[name], deleting=True)
@@ -160,12 +176,18 @@ class World:
     def _decides(self, pod: Pod) -> bool:
         return pod.is_launcher or not self.job.has_launcher
 
-    def _release(self, instance: int) -> None:
+    def _is_lost(self, node: str) -> bool:
+        lost_s = self.job.node_lost_s
+        return lost_s > 0 and node in self.silent and after(self.silent[node].since, lost_s) <= self.now
+
+    def _release(self, instance: int, lost: frozenset[str] = frozenset()) -> None:
         body = self.partitions.get(instance)
         if body is None:
             return
         live = [
-            pod for pod in self._of(instance) if self._decides(pod) and not pod.ended and pod.partition == body.name
+            pod
+            for pod in self._of(instance)
+            if self._decides(pod) and not pod.ended and pod.partition == body.name and pod.node not in lost
         ]
         assert not live, "law 3: a live job never loses its partition because of us"
         self.partitions[instance] = replace(body, state=shapes.RELEASING, binding=None)
@@ -181,7 +203,9 @@ class World:
             assert others or body.name in self.cleaned, "what starts anew starts on a clean partition"
         self.made += 1
         self.fresh.discard(instance)
-        self.pods[name] = Pod(name, f"uid-{self.made}", instance, worker, restart, body.name, PENDING, False, False)
+        pod = Pod(name, f"uid-{self.made}", instance, worker, restart, body.name, PENDING, False, False)
+        ready = [node for node in NODES if node not in self.silent]
+        self.pods[name] = replace(pod, node=self.chance.choice(ready) if ready else "")
 
     # -- everybody else ----------------------------------------------------------------------------------------------
 
@@ -192,19 +216,34 @@ class World:
     def live(self, *, trouble: bool) -> None:
         """Something happens that nobody of us does."""
         self.now = after(self.now, self.chance.choice([0.0, 1.0, 30.0]))
+        self._nodes_live(trouble)
         for name, pod in list(self.pods.items()):
             if self.chance.random() < 0.4:
                 self._pod_lives(name, pod, trouble)
         for instance, body in list(self.partitions.items()):
             self._partition_lives(instance, body, trouble)
 
+    def _nodes_live(self, trouble: bool) -> None:
+        for node in NODES:
+            if node in self.silent:
+                if not trouble or self.chance.random() < 0.1:
+                    del self.silent[node]
+            elif trouble and self.chance.random() < 0.03:
+                self.silent[node] = Silence(self.now)
+                self.failures += sum(pod.node == node for pod in self.pods.values())
+
     def _pod_lives(self, name: str, pod: Pod, trouble: bool) -> None:
-        if pod.deleting:
+        if pod.node in self.silent:
+            if trouble and self.chance.random() < 0.1:
+                self.pods[name] = replace(pod, deleting=True)  # by Kubernetes
+        elif pod.deleting:
             del self.pods[name]
+        elif pod.phase == PENDING and trouble and self.chance.random() < 0.5:
+            pass  # its image is slow
         elif pod.phase == PENDING:
             workers = [one for one in self._of(pod.instance) if not one.is_launcher]
             if not pod.is_launcher or (workers and all(one.phase == RUNNING for one in workers)):
-                self.pods[name] = replace(pod, phase=RUNNING)
+                self.pods[name] = replace(pod, phase=RUNNING, ready=True)
                 if self._decides(pod):
                     self.used.add(pod.partition)
                     self.cleaned.discard(pod.partition)
@@ -248,6 +287,8 @@ class World:
     workers=st.integers(1, 2),
     limit=st.integers(0, 3),
     deleted_at=st.one_of(st.none(), st.integers(0, STEPS)),
+    deadline_s=st.sampled_from([0, 20, 200]),
+    lost_s=st.sampled_from([0, 20, 200]),
 )
 def test_whatever_happens_the_laws_hold_and_it_ends(
     seed: int,
@@ -258,6 +299,8 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
     workers: int,
     limit: int,
     deleted_at: int | None,
+    deadline_s: int,
+    lost_s: int,
 ) -> None:
     job = build_job(
         kind,
@@ -267,6 +310,8 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
         workers=workers,
         ipus=workers,
         backoff_limit=limit,
+        start_deadline_s=deadline_s,
+        node_lost_s=lost_s,
         finalizers=(),
     )
     world = World(job, seed)

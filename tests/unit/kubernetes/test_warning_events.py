@@ -9,7 +9,7 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.ipujob import JobKind, Status
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.pods import PENDING
+from moorings.kubernetes.pods import PENDING, UNSCHEDULABLE
 from moorings.kubernetes.refusals import Failure
 from moorings.kubernetes.status import Story
 from moorings.kubernetes.warning_events import Warned, failed_create
@@ -60,7 +60,8 @@ def test_what_was_not_a_pod_is_not_told() -> None:
 
 def test_a_pod_without_a_node_is_told_once() -> None:
     job, warned = build_job(JobKind.INFERENCE, workers=2), Warned()
-    late = [pod(job, number, PENDING, why="Unschedulable: 0/2 nodes are available") for number in range(2)]
+    words = {"why": "Unschedulable: 0/2 nodes are available", "waits_for": UNSCHEDULABLE}
+    late = [pod(job, number, PENDING, **words) for number in range(2)]
     story = Story(
         "Warning", "FailedScheduling", "sample-worker-0: Unschedulable: 0/2 nodes are available (and 1 more Pods)"
     )

@@ -35,8 +35,9 @@ _KINDS = (
 _CHANGES = """\
 ## What may be changed
 
-While the job exists: `jobInstances` (not of a job that has ended), `restartPolicy`, `cleanPodPolicy`, `releaseOnFinish`
-and metadata. Everything else is refused with `ipujob.invalid`: delete the job and create it anew.
+While the job exists: `jobInstances` (not of a job that has ended), `restartPolicy`, `cleanPodPolicy`,
+`releaseOnFinish`, `startDeadlineSeconds`, `nodeLostSeconds` and metadata. Everything else is refused with
+`ipujob.invalid`: delete the job and create it anew.
 """
 _ANNOTATIONS = (
     (PREEMPTIBLE, "It may be asked to give its partitions back for those who are guaranteed them, and goes on later."),

@@ -1,0 +1,85 @@
+"""Nodes that are not Ready, and what to do about Pods on them.
+
+Kubernetes deletes such Pods after some minutes, but their objects stay until their node says that the programs have
+ended, which a lost node never does. Whether they still run nobody knows. What can be known is that they have no IPUs:
+when the partition is removed. So a Pod is taken for lost in this order: partition, then object, then another Pod of its
+name. What the old program can still reach, its volumes and the network, no order of ours protects; so a job must ask
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, after
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.pods import Pod, condition_of
+from moorings.wire.codec import parse_time, time_text
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A node that is not Ready.
+
+    Attributes:
+        since: when.
+        answers: its kubelet says so itself.
+    """
+
+    since: Instant
+    answers: bool = False
+
+
+def parse_silence(node: Obj) -> Silence | None:
+    """Whether a node is not Ready, and since when; None: it is, or nothing is known of it."""
+    ready = condition_of(node.get("status") or {}, "Ready")
+    if ready.get("status") not in ("False", "Unknown"):
+        return None
+    try:
+        since = parse_time(ready.get("lastTransitionTime") or "")
+    except MooringsError:
+        return None
+    return Silence(since, answers=ready["status"] == "False")
+
+
+def trim_node(found: Obj) -> Obj:
+    """A node with nothing that ``parse_silence`` does not read."""
+    meta = {key: found["metadata"][key] for key in ("name", "uid", "resourceVersion") if key in found["metadata"]}
+    ready = condition_of(found.get("status") or {}, "Ready")
+    return {"metadata": meta, "status": {"conditions": [ready] if ready else []}}
+
+
+def on_silent_nodes(pods: Iterable[Pod], silent: Mapping[str, Silence]) -> list[Pod]:
+    """The Pods that may run on nodes that are not Ready."""
+    return [pod for pod in pods if not pod.ended and pod.node in silent]
+
+
+def choose_lost(pods: Iterable[Pod], silent: Mapping[str, Silence], lost_s: int, now: Instant) -> list[Pod]:
+    """The Pods whose nodes have not been Ready for ``lost_s`` seconds; 0: none is ever lost."""
+    if not lost_s:
+        return []
+    return [pod for pod in on_silent_nodes(pods, silent) if after(silent[pod.node].since, lost_s) <= now]
+
+
+def lost_at(pods: Sequence[Pod], silent: Mapping[str, Silence], lost_s: int, now: Instant) -> Instant | None:
+    """When the next of these Pods is lost, unless its node is back."""
+    times = [after(silent[pod.node].since, lost_s) for pod in pods if pod.node in silent] if lost_s else []
+    return min((at for at in times if at > now), default=None)
+
+
+def tell_silence(pods: Sequence[Pod], silent: Mapping[str, Silence]) -> str:
+    """A sentence about the node that has been silent for longest, of these Pods' nodes."""
+    pod = min(pods, key=lambda one: (silent[one.node].since, one.name))
+    silence = silent[pod.node]
+    how = "has not been Ready" if silence.answers else "has not answered"
+    others = len({one.node for one in pods}) - 1
+    more = f", and {others} more" if others else ""
+    return f"node {pod.node} with {pod.name} {how} since {clock(silence.since)}{more}"
+
+
+def clock(at: Instant) -> str:
+    """A time as messages have it."""
+    text = time_text(at)
+    return f"{text[:10]} {text[11:19]} UTC"

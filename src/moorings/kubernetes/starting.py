@@ -1,0 +1,136 @@
+"""The start deadline: an instance that does not start gives its partition back, and asks again later.
+
+The time counts from when the instance has its partition and none of its programs runs, until all of them are Ready;
+restarts of a program that ends before it was Ready do not begin it anew. A program that runs is never stopped by it: a
+server may load its model for as long as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from moorings.core.instants import Instant, after
+from moorings.kubernetes.ipujob import StartRecord
+from moorings.kubernetes.pods import RUNNING, SUCCEEDED, UNSCHEDULABLE, Pod
+
+# Kubernetes' own for the progress of a Deployment. 20 GB arrive in that time at 40 MB/s, with what it takes to unpack.
+DEADLINE_S = 600
+PAUSE_S_MAX = 3600  # before it asks again: what was wrong may have been mended
+
+_PULLS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+_CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "PostStartHookError"})
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is seen of an instance's start.
+
+    Attributes:
+        has_partition: None: not known now.
+        begun: a program of it runs, or has not ended yet.
+        runs: all of its programs do.
+        done: they all run and are Ready, or have ended well.
+    """
+
+    has_partition: bool | None
+    begun: bool
+    runs: bool
+    done: bool
+
+
+def see_start(has_partition: bool | None, programs: Sequence[Pod], restart: int, wanted: int) -> Start:
+    """What is seen of a start.
+
+    Args:
+        has_partition: whether the partition is READY; None: not known now.
+        programs: the Pods that run the job's program.
+        restart: the number of this attempt.
+        wanted: how many of them there are to be.
+    """
+    fresh = [pod for pod in programs if pod.restart >= restart]
+    live = [pod for pod in fresh if pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting]
+    return Start(
+        has_partition,
+        begun=any(pod.phase == RUNNING for pod in programs),
+        runs=len(live) == wanted,
+        done=len(live) == wanted and all(pod.ready or pod.phase == SUCCEEDED for pod in live),
+    )
+
+
+def follow_start(
+    start: StartRecord, seen: Start, deadline_s: int, now: Instant, pods: Sequence[Pod], failure: str
+) -> StartRecord:
+    """The record of a start as it is now; with ``until`` the instance is to be without a partition.
+
+    Args:
+        start: as it was.
+        seen: what is seen of it.
+        deadline_s: 0: there is no deadline.
+        now: the time.
+        pods: those of this attempt.
+        failure: why the attempt before failed; may be empty.
+    """
+    if not deadline_s or (seen.done and start.until is None):
+        return StartRecord()
+    if start.until is not None:
+        if now < start.until:
+            return start
+        start = replace(start, until=None)
+    if seen.has_partition is None:
+        return start
+    if not seen.has_partition:
+        return replace(start, since=None)
+    if start.since is None:  # what ran before, and lacks a Pod now, is not at its start
+        return start if seen.begun else replace(start, since=now)
+    if seen.runs or now < after(start.since, deadline_s):
+        return start
+    missed = start.missed + 1
+    why = f"it did not start in {deadline_s} s: {explain(pods, failure)}"
+    return StartRecord(missed=missed, until=after(now, pause_s(deadline_s, missed)), why=why)
+
+
+def pause_s(deadline_s: int, missed: int) -> int:
+    """How long it waits after so many deadlines missed in a row, in seconds: never less than it has held its IPUs."""
+    doubled: int = deadline_s << min(missed - 1, 12)
+    return max(deadline_s, min(doubled, PAUSE_S_MAX))
+
+
+def due_at(start: StartRecord, deadline_s: int, now: Instant) -> Instant | None:
+    """When to look again, though nothing changes."""
+    times = (start.until, after(start.since, deadline_s) if start.since is not None and deadline_s else None)
+    return min((at for at in times if at is not None and at > now), default=None)
+
+
+def explain(pods: Sequence[Pod], failure: str) -> str:
+    """What keeps these Pods from starting, the cause before what follows from it."""
+    late = [pod for pod in pods if not pod.ended and (pod.phase != RUNNING or pod.waits_for)]
+    if not late:
+        return f"it crashes at start: {failure}" if failure else "its Pods are not there"
+    worst = min(late, key=lambda pod: (_rank(pod), pod.is_launcher, pod.worker))
+    if not worst.why:
+        return f"{worst.name} waits, and its node names no reason: an image is being pulled, or a volume is missing"
+    if worst.waits_for == UNSCHEDULABLE:
+        return f"{worst.name} cannot be scheduled: {worst.why.removeprefix(f'{UNSCHEDULABLE}: ')}"
+    if worst.waits_for in _PULLS:
+        return f"{worst.name} cannot pull its image: {worst.why}"
+    if worst.waits_for in _CRASHES:
+        return f"{worst.name} crashes at start: {worst.why}"
+    return f"{worst.name} cannot start: {worst.why}"
+
+
+def _rank(pod: Pod) -> int:
+    for rank, reasons in enumerate((frozenset({UNSCHEDULABLE}), _PULLS, _CRASHES)):
+        if pod.waits_for in reasons:
+            return rank
+    return 3 if pod.why else 4

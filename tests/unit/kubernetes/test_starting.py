@@ -1,0 +1,180 @@
+"""An instance that has its IPUs and does not start gives them back for a while."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.core.instants import Instant, after
+from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, JobKind, RestartType, StartRecord, Status
+from moorings.kubernetes.plan import Claim, CreateWorker, DeletePod, Partitions, Plan, Release, plan
+from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
+from moorings.kubernetes.proxy import shapes
+from moorings.kubernetes.starting import PAUSE_S_MAX, explain, pause_s
+from moorings.kubernetes.status import build_status, tell
+from tests.unit.kubernetes.jobs import START, build_job, build_partition
+
+INFERENCE = JobKind.INFERENCE
+DEADLINE_S = 60
+
+
+def server(**changes: Any) -> IPUJob:
+    return build_job(INFERENCE, **{"start_deadline_s": DEADLINE_S, **changes})
+
+
+def worker(job: IPUJob, number: int = 0, phase: str = PENDING, **changes: Any) -> Pod:
+    name = f"{job.name}-worker-{number}"
+    found = Pod(name, f"uid-{name}", 0, number, 0, f"{job.name}-0", phase, phase == RUNNING, False, node="node1")
+    return replace(found, **changes)
+
+
+def held(job: IPUJob, state: str = shapes.READY) -> Partitions:
+    return Partitions({0: build_partition(job, state=state)}, current=True, standing=True, fresh=frozenset({0}))
+
+
+def follow(
+    job: IPUJob, pods: list[Pod], now: Instant, partitions: Partitions | None = None
+) -> tuple[IPUJob, Plan, Status]:
+    """One look; the job with the status that is saved then, as JSON has it: nothing else is remembered."""
+    partitions = held(job) if partitions is None else partitions
+    found = plan(job, pods, partitions, now)
+    status = build_status(job, found, pods, partitions, now)
+    return replace(job, status=status), found, status
+
+
+FULL = "0/2 nodes are available: 2 Insufficient cpu."
+STUCK: dict[str, Any] = {"waits_for": "Unschedulable", "why": f"Unschedulable: {FULL}"}
+
+
+def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -> None:
+    job, now, pauses, status = server(), START, [], Status()
+    for _ in range(8):
+        job, found, _ = follow(job, [], now)
+        assert CreateWorker(0, 0) in found.acts
+        assert found.again_s == DEADLINE_S
+        stuck = worker(job, **STUCK)
+        now = after(now, DEADLINE_S)
+        job, found, status = follow(job, [stuck], now)
+        assert found.acts == (DeletePod(stuck.name, stuck.uid),)
+        assert found.save_first, "an operator that dies now does not ask again at once"
+        assert (status.state, status.current) == ("Pending", 0)
+        job, found, _ = follow(job, [replace(stuck, deleting=True)], now)
+        assert found.acts == (), "the partition stays until the Pods are gone"
+        job, found, _ = follow(job, [], now)
+        assert found.acts == (Release(0),)
+        none = Partitions(current=True, standing=True)
+        job, found, status = follow(job, [], now, none)
+        assert found.acts == (), "others have the IPUs meanwhile"
+        assert found.again_s is not None
+        pauses.append(found.again_s)
+        now = after(now, found.again_s)
+        job, found, _ = follow(job, [], now, none)
+        assert found.acts == (Claim(0),)
+    assert pauses == [60, 120, 240, 480, 960, 1920, PAUSE_S_MAX, PAUSE_S_MAX]
+    assert status.message == (
+        "without a partition until 2026-09-21 17:24:20 UTC: it did not start in 60 s: "
+        "sample-worker-0 cannot be scheduled: 0/2 nodes are available: 2 Insufficient cpu."
+    )
+
+
+def test_a_start_that_succeeds_forgets_the_deadlines_that_were_missed() -> None:
+    missed = {0: InstanceRecord(start=StartRecord(since=START, missed=3))}
+    _, found, status = follow(server(status=Status(instances=missed)), [worker(server(), phase=RUNNING)], START)
+    assert status.state == "Running"
+    assert found.records == {}
+
+
+def test_a_program_that_runs_is_not_stopped_however_long_it_takes_to_be_ready() -> None:
+    job, _, _ = follow(server(), [], START)
+    loading = worker(job, phase=RUNNING, ready=False)
+    job, found, status = follow(job, [loading], after(START, 10 * DEADLINE_S))
+    assert found.acts == ()
+    assert status.state == "Running"
+
+
+def test_a_program_that_ends_before_it_is_ready_again_and_again_misses_the_deadline() -> None:
+    job, _, _ = follow(server(restart=RestartType.ON_FAILURE, backoff_limit=1000), [], START)
+    now, status = START, Status()
+    for attempt in range(3):
+        now = after(now, 25)
+        crashed = worker(job, phase=FAILED, exit_code=1, why="exit code 1", ended_at=now, restart=attempt)
+        job, _, status = follow(job, [crashed], now)
+        if status.instances[0].start.until is not None:
+            break
+        job, _, _ = follow(job, [], now)
+    assert now == after(START, 75), "the restarts do not begin the time anew"
+    assert "it crashes at start: sample-worker-0 failed: exit code 1" in status.message
+
+
+def test_what_has_started_once_and_lacks_a_pod_now_is_not_at_its_start() -> None:
+    job = server(workers=2, ipus=2)
+    pods = [worker(job, number, RUNNING) for number in range(2)]
+    job, _, _ = follow(job, pods, START)
+    job, found, _ = follow(job, pods[:1], after(START, 10))
+    assert CreateWorker(1, 0) in found.acts
+    job, found, _ = follow(job, [pods[0], worker(job, 1, **STUCK)], after(START, 10 * DEADLINE_S))
+    assert found.acts == ()
+
+
+@pytest.mark.parametrize("deadline", [0, None])
+def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: int | None) -> None:
+    record = InstanceRecord(start=StartRecord(missed=1, until=after(START, 500), why="x"))
+    job = server(start_deadline_s=deadline, status=Status(instances={0: record}))
+    job, found, _ = follow(job, [], START, Partitions(current=True, standing=True))
+    assert found.acts == (Claim(0),)
+    job, found, _ = follow(job, [worker(job, **STUCK)], after(START, 1e6))
+    assert found.acts == ()
+
+
+@pytest.mark.parametrize("state", [shapes.WAITING, shapes.PREPARING, shapes.RECLAIMING])
+def test_the_time_counts_from_when_it_has_its_partition(state: str) -> None:
+    job, _, _ = follow(server(), [], START)
+    job, _, _ = follow(job, [], after(START, 50), held(job, state))
+    job, _, _ = follow(job, [], after(START, 100), held(job, shapes.WAITING))
+    job, found, _ = follow(job, [], after(START, 110))
+    assert CreateWorker(0, 0) in found.acts
+    assert found.again_s == DEADLINE_S
+
+
+def test_it_goes_on_counting_while_the_proxy_is_away() -> None:
+    job, _, _ = follow(server(), [], START)
+    job, _, _ = follow(job, [worker(job)], after(START, 50), Partitions())
+    job, found, _ = follow(job, [worker(job)], after(START, DEADLINE_S))
+    assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
+
+
+def test_an_event_tells_of_it() -> None:
+    job, _, before = follow(server(), [], START)
+    _, _, after_ = follow(job, [worker(job, **STUCK)], after(START, DEADLINE_S))
+    (story,) = tell(before, after_)
+    assert (story.type, story.reason) == ("Warning", "StartDeadlineExceeded")
+    assert story.message.startswith("instance 0 gives its partition back: it did not start in 60 s: sample-worker-0")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "told"),
+    [
+        ("Unschedulable", "0/1 nodes are available", "w cannot be scheduled: 0/1 nodes are available"),
+        ("ImagePullBackOff", 'Back-off "x"', 'w cannot pull its image: ImagePullBackOff: Back-off "x"'),
+        ("InvalidImageName", "no reference", "w cannot pull its image: InvalidImageName: no reference"),
+        ("CrashLoopBackOff", "back-off 10s", "w crashes at start: CrashLoopBackOff: back-off 10s"),
+        ("CreateContainerConfigError", "no secret", "w cannot start: CreateContainerConfigError: no secret"),
+        ("", "", "w waits, and its node names no reason: an image is being pulled, or a volume is missing"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_told_apart(reason: str, words: str, told: str) -> None:
+    job = build_job()
+    why = f"{reason}: {words}" if reason else ""
+    launcher = (
+        worker(job, name="l", number=-1, waits_for="PodInitializing") if reason else worker(job, name="z", number=1)
+    )
+    assert explain([launcher, worker(job, name="w", waits_for=reason, why=why)], "it failed") == told
+    assert explain([], "it failed") == "it crashes at start: it failed"
+
+
+@pytest.mark.parametrize(("deadline", "pause"), [(600, 3600), (7200, 7200), (1, 3600)])
+def test_a_pause_is_bounded_and_never_shorter_than_the_time_its_ipus_were_idle(deadline: int, pause: int) -> None:
+    assert pause_s(deadline, 1) == deadline
+    assert pause_s(deadline, 1000) == pause
