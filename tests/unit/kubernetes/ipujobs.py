@@ -75,7 +75,7 @@ _pod = shaped(
 )
 _numbers = st.integers(-2, 9) | st.integers(-2, 9).map(str)
 _spec = shaped(
-    *("cleanPodPolicy", "releaseOnFinish", "priority"),
+    *("cleanPodPolicy", "releaseOnFinish", "priority", "startDeadlineSeconds", "nodeLostSeconds"),
     jobInstances=_numbers,
     ipusPerJobInstance=_numbers,
     workerPerJobInstance=_numbers,

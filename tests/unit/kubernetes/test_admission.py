@@ -396,6 +396,7 @@ def refused_change(old: Obj, new: Obj) -> MooringsError:
         {"restartPolicy": {"type": "OnFailure", "backOffLimit": 7}},
         {"cleanPodPolicy": "All"},
         {"releaseOnFinish": False},
+        {"startDeadlineSeconds": 0, "nodeLostSeconds": 300},
         {"ipusPerJobInstance": 4, "workerPerJobInstance": 2},  # the same, without quotes
         {"workerPerJobInstance": None, "workers": {"replicas": 2, **OLD["workers"]}},  # the same, spelled otherwise
         {"modelReplicasPerWorker": "1"},  # the default, spelled out

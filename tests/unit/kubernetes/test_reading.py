@@ -18,6 +18,7 @@ from moorings.kubernetes.ipujob import (
     JobKind,
     Outcome,
     RestartType,
+    StartRecord,
     Status,
 )
 from moorings.kubernetes.reading import Fault, parse_ipujob, parse_status, read_ipujob, status_object
@@ -54,6 +55,7 @@ def test_defaults_are_those_that_describe_shows():
     job = parse_ipujob(example("single-gcd-sample.yaml"))
     assert (job.restart, job.backoff_limit, job.clean) == (RestartType.NEVER, 3, CleanPodPolicy.NONE)
     assert (job.release_on_finish, job.priority) == (True, 0)
+    assert (job.start_deadline_s, job.node_lost_s) == (None, 0)
     assert job.status == Status()
 
 
@@ -209,6 +211,12 @@ def test_a_size_is_a_positive_whole_number(wrong):
         ({"launcher": {"command": "mpirun"}}, "spec.launcher.command", "must be a list of strings, not 'mpirun'"),
         ({"priority": 1_000_001}, "spec.priority", "must be a whole number from -1000000 to 1000000, not 1000001"),
         ({"workers": []}, "spec.workers", "must be an object, not []"),
+        (
+            {"startDeadlineSeconds": -1},
+            "spec.startDeadlineSeconds",
+            "must be a whole number from 0 to 31622400, not -1",
+        ),
+        ({"nodeLostSeconds": "5m"}, "spec.nodeLostSeconds", "must be a whole number from 0 to 31622400, not '5m'"),
     ],
 )
 def test_what_is_of_the_wrong_kind_is_noted(spec, path, problem):
@@ -225,6 +233,8 @@ def test_values_at_the_bounds_are_read():
                 restartPolicy={"type": "ExitCode", "backOffLimit": 0},
                 cleanPodPolicy="All",
                 releaseOnFinish=False,
+                startDeadlineSeconds=0,
+                nodeLostSeconds=31_622_400,
             )
         )
     )
@@ -232,6 +242,7 @@ def test_values_at_the_bounds_are_read():
     assert (job.instances, job.priority, job.ttl_s) == (4096, -1_000_000, 31_622_400)
     assert (job.restart, job.backoff_limit, job.clean) == (RestartType.EXIT_CODE, 0, CleanPodPolicy.ALL)
     assert job.release_on_finish is False
+    assert (job.start_deadline_s, job.node_lost_s) == (0, 31_622_400)
 
 
 def test_a_job_scaled_to_zero_has_no_instances():
@@ -381,6 +392,9 @@ statuses = st.builds(
             failures=counts,
             outcome=st.none() | st.sampled_from(Outcome),
             detail=texts,
+            start=st.builds(
+                StartRecord, since=st.none() | moments, missed=counts, until=st.none() | moments, why=texts
+            ),
         ),
         max_size=3,
     ),

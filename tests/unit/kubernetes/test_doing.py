@@ -1,0 +1,91 @@
+"""What the API server is asked before a partition goes, for what was watched may be old."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorings.kubernetes.doing import Doer, Made
+from moorings.kubernetes.ipujob import JobKind
+from moorings.kubernetes.kube import NODE, POD
+from moorings.kubernetes.objects import PodOptions, build_worker
+from moorings.kubernetes.plan import Fence, Release
+from moorings.kubernetes.proxy.shapes import RELEASING, PartitionBody, PartitionRequest
+from tests.unit.kubernetes.jobs import build_job, build_partition
+from tests.unit.kubernetes.objects_kept import KeptObjects
+
+JOB = build_job(workers=2, ipus=2)
+PARTITION = build_partition(JOB)
+AWAY = frozenset({"node1"})
+
+
+class Partitions:
+    """A proxy that gives back what it is told to."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+
+    async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
+        self.released.append(instance)
+        return replace(PARTITION, state=RELEASING, binding=None)
+
+    async def create(self, request: PartitionRequest) -> PartitionBody:
+        raise NotImplementedError
+
+    async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        raise NotImplementedError
+
+    async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+        raise NotImplementedError
+
+
+def build_node(name: str, ready: str) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-09-21T14:13:20Z"}
+    return {"metadata": {"name": name}, "status": {"conditions": [condition]}}
+
+
+async def failures(act: Fence | Release, nodes: dict[str, str], workers: dict[int, str]) -> list[str]:
+    """The errors' codes; empty: the partition was given back.
+
+    Args:
+        act: what is done.
+        nodes: by name, what they say of being Ready; none: there is no such node.
+        workers: by number, their nodes.
+    """
+    job = replace(JOB, kind=JobKind.INFERENCE)
+    kube, proxy = KeptObjects(), Partitions()
+    for name, ready in nodes.items():
+        kube.put(NODE, build_node(name, ready))
+    for number, node in workers.items():
+        pod = build_worker(job, number, 0, PARTITION, PodOptions())
+        pod["metadata"]["uid"] = f"uid-{number}"
+        kube.put(POD, {**pod, "spec": {"nodeName": node}, "status": {"phase": "Running"}}, job.namespace)
+    doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    failed = await doer.do(job, [act], {0: PARTITION}, Made())
+    assert proxy.released == ([] if failed else [0])
+    return [one.error.code for one in failed]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "refused"),
+    [
+        ({"node1": "Unknown"}, {0: "node1", 1: "node1"}, False),
+        ({"node1": "False"}, {0: "node1"}, False),
+        ({}, {0: "node1"}, False),
+        ({}, {}, False),
+        ({"node1": "True"}, {0: "node1"}, True),
+        ({"node1": "Unknown", "node2": "True"}, {0: "node1", 1: "node2"}, True),
+        ({"node1": "Unknown", "node2": "Unknown"}, {0: "node1", 1: "node2"}, True),
+    ],
+    ids=["silent", "not-ready", "node-removed", "no-pods", "answers-again", "another-program-runs", "another-node"],
+)
+async def test_a_lost_node_is_asked_for_again_before_its_programs_lose_their_partition(
+    nodes: dict[str, str], workers: dict[int, str], refused: bool
+) -> None:
+    assert await failures(Fence(0, AWAY), nodes, workers) == (["ipujob.in_use"] if refused else [])
+
+
+async def test_without_that_no_partition_goes_under_a_program_whatever_its_node_says() -> None:
+    assert await failures(Release(0), {"node1": "Unknown"}, {0: "node1"}) == ["ipujob.in_use"]
