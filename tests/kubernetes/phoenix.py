@@ -79,7 +79,12 @@ def _tell_patched(kind: Any, name: str, body: Any, namespace: str | None = None,
         )
     value = body[-1]["value"]
     told = [str(value.get(key, "")) for key in ("status", "currentInstances", "desiredInstances", "restartCount")]
-    return f"status {name} {' '.join(told)} {value.get('instances', '')}".rstrip()
+    # Without the times of its start: they differ in each life, and the place would be a new one for ever.
+    records = {
+        number: {key: told for key, told in record.items() if key != "start"}
+        for number, record in value.get("instances", {}).items()
+    }
+    return f"status {name} {' '.join(told)} {records or ''}".rstrip()
 
 
 def _less(body: Any) -> Any:
