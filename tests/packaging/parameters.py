@@ -391,6 +391,7 @@ MORE = [
     Row("jobs.dnsPolicy", "ClusterFirstWithHostNet", "Default", option("--dns-policy"), "Default"),
     Row("jobs.privilegedNamespaces", [], ["a", "b"], option("--privileged-namespaces"), "a,b"),
     Row("jobs.maxPriority", 0, 1_000_000, option("--max-priority"), "1000000"),
+    Row("jobs.suspendQueued", False, True, option("--suspend-queued"), ""),
     Row("jobs.startDeadlineSeconds", 600, 0, option("--start-deadline-s"), "0"),
     Row(
         "jobs.aggregateRoles",

@@ -115,6 +115,7 @@ def build_parser() -> ArgumentParser:
     add("--privileged-namespaces", type=_words, default=(), metavar="NAME[,NAME]", help="default: all")
     add("--max-priority", type=_priority, default=_USUAL.max_priority, help="highest spec.priority of new jobs")
     add("--start-deadline-s", type=_seconds, default=_USUAL.start_deadline_s, help="of jobs that say none (0: none)")
+    add("--suspend-queued", action=BooleanOptionalAction, default=False, help="suspend new jobs that Kueue is to start")
     add("--devel-logs", action="store_true", help="tell more, for people")
     add("--workers", type=int, default=64, help="jobs looked at at the same time")
     add("--sweep-s", type=float, default=SWEEP_S, help="seconds between looks for partitions whose job is gone")
@@ -199,6 +200,7 @@ class Replica:
             account=given.account,
             namespaces=frozenset(given.watch_namespaces),
             start_deadline_s=given.start_deadline_s,
+            suspends_queued=given.suspend_queued,
         )
         self._rules = make_rules(options.limits)
         self._operator = Operator(

@@ -16,6 +16,7 @@ from moorings.kubernetes.ipujob import FINALIZER, GROUP, IPUJob, JobKind, Obj
 from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, needs_service
 from moorings.kubernetes.privileges import EVERYWHERE, Limits, find_privileges, find_rights
 from moorings.kubernetes.reading import Fault, parse_ipujob, read_ipujob, shown
+from moorings.kubernetes.suspension import fixed_part, waits_for_a_queue
 
 FAULTS_TOLD_MAX = 8  # in one message
 GENERATED_CHARS = 5  # that the API server puts behind a `generateName`
@@ -55,15 +56,19 @@ _OF_SPEC = {
 _OF_CONTAINER = {**dict.fromkeys(("env", "ports", "volumeMounts"), _LIST), "securityContext": _OBJECT}
 
 
-def default_ipujob(obj: Obj) -> list[Obj]:
+def default_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> list[Obj]:
     """A JSON patch that adds what a new job leaves out; nothing that was given is changed.
 
     The finalizer is among it, so that there is no moment without it. For a CREATE only: on an UPDATE it would put the
     finalizer back that an uninstall takes away.
     """
     patch: list[Obj] = []
+    if limits.suspends_queued and waits_for_a_queue(obj) and isinstance(obj.get("spec"), Mapping):
+        patch.append(_add("/spec/suspend", True))
     finalizers = obj["metadata"].get("finalizers")
-    if finalizers is None:
+    if parse_ipujob(obj).managed_elsewhere:  # it has no partitions of ours
+        pass
+    elif finalizers is None:
         patch.append(_add("/metadata/finalizers", [FINALIZER]))
     elif FINALIZER not in finalizers:
         patch.append(_add("/metadata/finalizers/-", FINALIZER))
@@ -132,7 +137,12 @@ def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
     yield "spec.interactive", before.ttl_s != after.ttl_s
     one, other = ((job.has_launcher, job.command, job.args, job.launcher) for job in (before, after))
     yield "spec.launcher", one != other and before.ttl_s == after.ttl_s
-    yield _TEMPLATE, before.template != after.template
+    templates = before.template, after.template
+    if before.suspended or after.suspended:  # as it is resumed, or as it is suspended
+        templates = fixed_part(before.template), fixed_part(after.template)
+    yield _TEMPLATE, templates[0] != templates[1]
+    yield "spec.managedBy", before.managed_by != after.managed_by
+    yield "spec.activeDeadlineSeconds", before.active_deadline_s != after.active_deadline_s
     yield "spec.priority", before.priority != after.priority
 
 

@@ -29,6 +29,8 @@ _REASONS = {
     "pods": STARTING,
     "restart": "Restarting",
     "refused": "PodsRefused",
+    "start": "StartDeadlineExceeded",
+    "node": "NodeNotReady",
     "proxy": "ProxyUnreachable",
     "claim": "Requested",
     "partition": "Requested",

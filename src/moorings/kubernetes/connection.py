@@ -188,11 +188,12 @@ class Connection:
         namespace: str | None = None,
         *,
         uid: str = "",
+        version: str = "",
         grace_s: int | None = None,
     ) -> None:
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid:
-            options["preconditions"] = {"uid": uid}
+            options["preconditions"] = {"uid": uid} | ({"resourceVersion": version} if version else {})
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:

@@ -29,6 +29,7 @@ from moorings.kubernetes.kube import (
     Kube,
     KubeError,
 )
+from moorings.kubernetes.lifetimes import time_left_s
 from moorings.kubernetes.nodes import parse_silence
 from moorings.kubernetes.objects import (
     PodOptions,
@@ -46,6 +47,7 @@ from moorings.kubernetes.plan import (
     Claim,
     CreateLauncher,
     CreateWorker,
+    DeleteJob,
     DeletePod,
     DropFinalizer,
     EnsureBeside,
@@ -200,14 +202,12 @@ class Doer:
                 await self._set_finalizers(job, (*job.finalizers, FINALIZER))
             case DropFinalizer():
                 await self._drop_finalizer(job)
+            case DeleteJob():  # as it was looked at: somebody may have given it more time
+                await self.kube.delete(IPU_JOB, job.name, job.namespace, uid=job.uid, version=job.resource_version)
             case Claim(instance):
                 self.noted(await self.proxy.create(request_for(job, instance, self.options.max_priority)))
-            case Release(instance):
-                await self._check_unused(job, instance)
-                await self._release(job, instance, partitions.get(instance))
-            case Fence(instance, nodes):
-                await self._check_unused(job, instance, lost=nodes)
-                await self._release(job, instance, partitions.get(instance))
+            case Release() | Fence():
+                await self._release(job, act, partitions.get(act.instance))
             case Reset(instance):
                 await self._check_unused(job, instance)
                 self._check_may()  # it took time to ask
@@ -231,9 +231,10 @@ class Doer:
         if not self.may():
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
 
-    async def _release(self, job: IPUJob, instance: int, partition: PartitionBody | None) -> None:
+    async def _release(self, job: IPUJob, act: Release | Fence, partition: PartitionBody | None) -> None:
+        await self._check_unused(job, act.instance, lost=act.nodes if isinstance(act, Fence) else ())
         self._check_may()
-        left = await self.proxy.release(job.namespace, job.name, job.uid, instance)
+        left = await self.proxy.release(job.namespace, job.name, job.uid, act.instance)
         if left is not None:
             self.noted(left)
         elif partition is not None:
@@ -388,6 +389,7 @@ def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionReque
         job_created_at=time_text(job.created_at),
         preemptible=job.preemptible,
         resumable=job.resumable,
+        time_limit_s=time_left_s(job, instance),
     )
 
 
@@ -422,5 +424,5 @@ def _instance(job: IPUJob, act: Act) -> int | None:
             return number // job.workers
         case DeletePod():
             return -1
-        case AddFinalizer() | DropFinalizer() | EnsureBeside():
+        case AddFinalizer() | DropFinalizer() | DeleteJob() | EnsureBeside():
             return None

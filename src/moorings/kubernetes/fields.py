@@ -13,8 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from moorings.core.claims import NAME_CHARS_MAX, PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX
-from moorings.kubernetes.ipujob import CleanPodPolicy, Outcome, RestartType
+from moorings.kubernetes.ipujob import MANAGER, CleanPodPolicy, Outcome, RestartType
 from moorings.kubernetes.plan import COMPLETED, FAILED
+from moorings.kubernetes.suspension import MANAGED_BY
 
 PODS_MAX = 4096  # worker Pods of one job; keeps a slip of the finger from filling a cluster's database
 BACK_OFF_LIMIT = 3
@@ -22,6 +23,9 @@ WAIT_S_MAX = TIME_LIMIT_S_MAX  # of a deadline
 BACK_OFF_LIMIT_MAX = 1_000_000
 TTL_S = 3600
 TTL_S_MAX = TIME_LIMIT_S_MAX
+DEADLINE_S_MAX = TIME_LIMIT_S_MAX  # a claim's own limit
+MANAGED_BY_CHARS_MAX = 63
+KEPT_S_MAX = (1 << 31) - 1  # as a Job's field has it
 WORDS_MAX, WORD_CHARS_MAX = 1024, 32_768  # of a command; together they bound what CEL rules about it may cost
 ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started anew any more
 
@@ -149,7 +153,8 @@ SPEC: tuple[Field, ...] = (
         "spec",
         Type.OBJECT,
         "What is asked for. While the job exists only jobInstances, restartPolicy, cleanPodPolicy, releaseOnFinish, "
-        "startDeadlineSeconds and nodeLostSeconds may be changed.",
+        "startDeadlineSeconds, nodeLostSeconds, ttlSecondsAfterFinished and suspend may be changed; of a suspended job "
+        "also where its Pods run, and how they are marked.",
         required=True,
         rules=SPEC_RULES,
     ),
@@ -311,6 +316,36 @@ SPEC: tuple[Field, ...] = (
         default=True,
     ),
     Field(
+        "spec.activeDeadlineSeconds",
+        Type.INTEGER,
+        "How long an instance may be active, in seconds: from when it has its partition, over all its restarts; the "
+        "time in which it waits for one does not count. Then its Pods are stopped, and it has Failed with reason "
+        "DeadlineExceeded. It is the time limit of its claim: with it others know when IPUs become free, and the job "
+        "may start before others where it ends in time.",
+        schema={"minimum": 1, "maximum": DEADLINE_S_MAX, "format": "int64"},
+        rules=(_SAME,),
+    ),
+    Field(
+        "spec.ttlSecondsAfterFinished",
+        Type.INTEGER,
+        "After so many seconds a job that has ended is deleted, and its Pods with it. Left out: never.",
+        schema={"minimum": 0, "maximum": KEPT_S_MAX, "format": "int32"},
+    ),
+    Field(
+        "spec.suspend",
+        Type.BOOLEAN,
+        "True: the job has no Pods and no partition, and asks for none. Those that it has are stopped and given back; "
+        "set to false it starts anew, with its whole activeDeadlineSeconds.",
+    ),
+    Field(
+        "spec.managedBy",
+        Type.STRING,
+        f"Which controller has the job: a domain, a slash and a name. Left out, or {MANAGER}: this operator. One with "
+        "another name is left alone.",
+        schema={"maxLength": MANAGED_BY_CHARS_MAX, "pattern": f"^{MANAGED_BY.pattern}$"},
+        rules=(_SAME,),
+    ),
+    Field(
         "spec.priority",
         Type.INTEGER,
         "Higher is first in the queue for partitions; at most what the site allows (`jobs.maxPriority`, 0 by default).",
@@ -341,7 +376,7 @@ STATUS: tuple[Field, ...] = (
     Field(
         "status.status",
         Type.STRING,
-        "In a word: Pending, Running, Restarting, Completed or Failed.",
+        "In a word: Pending, Running, Restarting, Suspended, Completed or Failed.",
         schema={"maxLength": 64},
     ),
     Field(
@@ -357,7 +392,7 @@ STATUS: tuple[Field, ...] = (
     Field(
         "status.conditions[].type",
         Type.STRING,
-        "Ready, Admitted or Finished; or a state: Pending, Running, Restarting, Completed or Failed.",
+        "Ready, Admitted or Finished; or a state: Pending, Running, Restarting, Suspended, Completed or Failed.",
         required=True,
     ),
     Field(
@@ -380,6 +415,15 @@ STATUS: tuple[Field, ...] = (
     Field("status.iPUPartitionCreated", Type.BOOLEAN, "Whether an instance has its partition."),
     Field("status.launcherStatus", Type.STRING, "Phase of the launcher Pod."),
     Field("status.restartCount", Type.INTEGER, "How often an instance was started anew.", schema=_COUNT),
+    Field(
+        "status.active",
+        Type.INTEGER,
+        "Pods that have not ended, launchers and those that are being deleted among them.",
+        schema=_COUNT,
+    ),
+    Field(
+        "status.ready", Type.INTEGER, "Pods, launchers among them, that are Ready or have ended well.", schema=_COUNT
+    ),
     Field("status.startTime", Type.TIME, "When the operator took the job up."),
     Field("status.completionTime", Type.TIME, "When it ended for good."),
     Field("status.workersStatus", Type.OBJECT, "Worker Pods by what became of them; what is left out is 0."),
@@ -402,4 +446,16 @@ STATUS: tuple[Field, ...] = (
     Field("status.instances{}.start.missed", Type.INTEGER, "Start deadlines that it missed in a row.", schema=_COUNT),
     Field("status.instances{}.start.until", Type.TIME, "It asks for no partition before."),
     Field("status.instances{}.start.why", Type.STRING, "What kept it from starting."),
+    Field("status.instances{}.reason", Type.STRING, "Why it failed, in a word, where Kubernetes has one for it."),
+    Field(
+        "status.instances{}.startedAt",
+        Type.TIME,
+        "With activeDeadlineSeconds: since when it has its partition.",
+    ),
+    Field(
+        "status.instances{}.activeSeconds",
+        Type.INTEGER,
+        "With activeDeadlineSeconds: how long it had earlier partitions.",
+        schema=_COUNT,
+    ),
 )

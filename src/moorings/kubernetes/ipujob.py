@@ -15,6 +15,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "IPUJob"
 PLURAL = "ipujobs"
 FINALIZER = "ipu.finalizers.graphcore.ai"
+MANAGER = f"{GROUP}/ipu-operator"  # in `spec.managedBy`: we
 
 Obj = dict[str, Any]  # a Kubernetes object, as its JSON has it
 
@@ -99,6 +100,9 @@ class InstanceRecord:
         outcome: how it ended for good; empty while it has not.
         detail: why it failed.
         start: how its start goes.
+        reason: that in one CamelCase word, where there is one that Kubernetes has (``DeadlineExceeded``).
+        started_at: with a limit of active time: since when it has its partition; None while it has none.
+        active_seconds: how long it had others before that one.
     """
 
     restarts: int = 0
@@ -106,6 +110,9 @@ class InstanceRecord:
     outcome: Outcome | None = None
     detail: str = ""
     start: StartRecord = StartRecord()
+    reason: str = ""
+    started_at: Instant | None = None
+    active_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,8 @@ class Status:
     restart_count: int = 0
     started_at: Instant | None = None
     completed_at: Instant | None = None
+    active: int = 0
+    ready: int = 0
     workers_active: int = 0
     workers_succeeded: int = 0
     workers_failed: int = 0
@@ -145,6 +154,10 @@ class IPUJob:
         template: Pod template of the workers, as JSON; never changed.
         backoff_limit: restarts after failures, at most.
         deleted: whether it is being deleted.
+        active_deadline_s: how long an instance may be active before it fails; None: no limit.
+        ttl_s_after_finished: how long the job is kept when it has ended; None: until somebody deletes it.
+        suspended: no Pods and no partition, until it is resumed.
+        managed_by: which controller has it; empty: this one.
         preemptible: may be asked to give its partitions back; it goes on later.
         resumable: goes on from a checkpoint.
         start_deadline_s: how long an instance may hold a partition without starting; 0: without limit; None: the
@@ -176,6 +189,10 @@ class IPUJob:
     release_on_finish: bool
     priority: int
     status: Status
+    active_deadline_s: int | None = None
+    ttl_s_after_finished: int | None = None
+    suspended: bool = False
+    managed_by: str = ""
     preemptible: bool = False
     resumable: bool = False
     start_deadline_s: int | None = None
@@ -185,6 +202,11 @@ class IPUJob:
     def key(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def managed_elsewhere(self) -> bool:
+        """Whether it is another controller's."""
+        return self.managed_by not in ("", MANAGER)
 
     @property
     def has_launcher(self) -> bool:

@@ -138,9 +138,13 @@ class Kube(Protocol):
         namespace: str | None = None,
         *,
         uid: str = "",
+        version: str = "",
         grace_s: int | None = None,
     ) -> None:
-        """Delete an object, in the background; with ``uid`` only that very one. One that is gone is no error."""
+        """Delete an object, in the background; one that is gone is no error.
+
+        With ``uid`` only that very one, with ``version`` (a resourceVersion) only as it was then.
+        """
         ...
 
     async def close(self) -> None:

@@ -75,6 +75,7 @@ class PodOptions:
     launcher_role: str = ""
     account: str = ""
     namespaces: frozenset[str] = frozenset()
+    suspends_queued: bool = False
 
     @property
     def proxy_mark(self) -> str:
@@ -84,7 +85,9 @@ class PodOptions:
     @property
     def limits(self) -> Limits:
         """Where Pods may have power over their node, and what else is limited."""
-        return Limits(self.privileged, self.privileged_namespaces, self.max_priority, self.namespaces)
+        return Limits(
+            self.privileged, self.privileged_namespaces, self.max_priority, self.namespaces, self.suspends_queued
+        )
 
 
 def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBody, options: PodOptions) -> Obj:

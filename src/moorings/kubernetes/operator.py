@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moorings.core.claims import PRIORITY_MAX
@@ -138,13 +138,14 @@ class Operator:
             await self.sweep(*key.split("/"))
             return None
         job = self._read(found)
+        if job.managed_elsewhere and not job.deleted:
+            return None
         now = self._monotonic()
         raw = [pod for pod in memory.made.beside(self._pods.indexed(key), now) if is_owned(pod, job.uid)]
         pods = sorted(filter(None, map(self._parse_pod, raw)), key=lambda pod: pod.name)
         partitions, absent_s = self._partitions(job, pods, memory, now)
         wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
-        for story in memory.warned.of(job, pods, wrong):
-            self._story(found, story)
+        self._tell(found, memory.warned.of(job, pods, wrong))
         if wrong and not job.status.observed_generation:
             await self._write(job, found, _refused(job, wrong, self._now()), memory)
             return None
@@ -158,8 +159,7 @@ class Operator:
         if planned.save_first:
             status = build_status(job, planned, pods, partitions, self._now())
             job = await self._write(job, found, status, memory)
-        for story in _making_room(planned):  # a status is written later, when it may be over
-            self._story(found, story)
+        self._tell(found, _making_room(planned))  # a status is written later, when it may be over
         failed = await self._do(job, found, planned, partitions, memory)
         problem = wrong or _problem(failed)
         status = build_status(job, planned, pods, partitions, self._now(), problem)
@@ -332,6 +332,10 @@ class Operator:
 
     # -- what is told ------------------------------------------------------------------------------------------------
 
+    def _tell(self, found: Obj, stories: Iterable[Story]) -> None:
+        for story in stories:
+            self._story(found, story)
+
     async def _write(self, job: IPUJob, found: Obj, status: Status, memory: Memory) -> IPUJob:
         """Save a status; the job with it."""
         memory.differs_since = None
@@ -351,8 +355,7 @@ class Operator:
             raise
         memory.written_at = self._monotonic()
         self._measures.status_written(job, status, self._now())
-        for story in tell(job.status, status):
-            self._story(found, story)
+        self._tell(found, tell(job.status, status))
         return replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
 
     def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:

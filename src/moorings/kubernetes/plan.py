@@ -12,8 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moorings.core.instants import Instant, after, seconds_between
-from moorings.kubernetes import names
-from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, InstanceRecord, IPUJob, Outcome, RestartType
+from moorings.kubernetes import lifetimes, names
+from moorings.kubernetes.ipujob import (
+    FINALIZER,
+    CleanPodPolicy,
+    InstanceRecord,
+    IPUJob,
+    Outcome,
+    RestartType,
+    StartRecord,
+)
 from moorings.kubernetes.nodes import Silence, choose_lost, clock, lost_at, on_silent_nodes, tell_silence
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
@@ -26,6 +34,7 @@ DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, th
 WORKERS_S = 5  # of the time to make room, for workers to end behind their launcher
 MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be given back
 AGAIN_S = 2.0  # between two looks at what tells nobody when it has changed
+HOLDS_NOTHING = "it has no Pods and no IPUs until spec.suspend is false"
 MAKING_ROOM = "making room"  # what a message begins with while its Pods end for the sake of others
 COMPLETED, FAILED = "Completed", "Failed"  # STATUS of a job to which nothing happens any more
 ENDED = frozenset({COMPLETED, FAILED})
@@ -70,6 +79,11 @@ class AddFinalizer:
 @dataclass(frozen=True, slots=True)
 class DropFinalizer:
     """The job may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """The job has ended and was kept for as long as it is to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +156,7 @@ class DeletePod:
 Act = (
     AddFinalizer
     | DropFinalizer
+    | DeleteJob
     | Claim
     | Release
     | Fence
@@ -226,6 +241,9 @@ def plan(
         by_instance.setdefault(pod.instance, []).append(pod)
     if job.deleted:
         return _going(job, by_instance, partitions, silent, now)
+    kept_until = lifetimes.kept_until(job)
+    if kept_until is not None and now >= kept_until:
+        return Plan(acts=(DeleteJob(),), deleting="")
     acts: list[Act] = [] if FINALIZER in job.finalizers else [AddFinalizer()]
     found: dict[int, Instance] = {}
     for number in _wanted(job):
@@ -233,7 +251,9 @@ def plan(
         judge = _Judge(job, number, mine, partitions, now, silent)
         judged = found[number] = judge.judge((refused or {}).get(number, ""), (paused or {}).get(number))
         acts += judged.acts
-    times = [one.again_at for one in found.values() if one.again_at is not None]
+    ends = [lifetimes.active_until(job, one.record) for one in found.values()]
+    times = [at for at in (kept_until, *ends) if at is not None and at > now]
+    times += [one.again_at for one in found.values() if one.again_at is not None]
     for number in sorted({*by_instance, *partitions.known} - found.keys()):
         mine = by_instance.get(number, [])
         lost = choose_lost(mine, silent, job.node_lost_s, now)
@@ -285,7 +305,6 @@ def _going(
         return Plan(deleting="")
     if by_instance:
         pods = sorted((pod for mine in by_instance.values() for pod in mine), key=lambda pod: pod.name)
-        message = f"deleted; waiting for {pods[0].name}" + (f" and {len(pods) - 1} more Pods" if len(pods) > 1 else "")
         quiet = on_silent_nodes(pods, silent)
         acts: list[Act] = []
         for number, mine in by_instance.items():
@@ -294,7 +313,7 @@ def _going(
         then = lost_at(quiet, silent, job.node_lost_s, now)
         return Plan(
             acts=tuple(acts),
-            deleting=f"{message} to end" + (f": {tell_silence(quiet, silent)}" if quiet else ""),
+            deleting=f"deleted; waiting for {_named(pods)} to end{f': {tell_silence(quiet, silent)}' if quiet else ''}",
             again_s=_again_s([then] if then is not None else [], now),
         )
     held = [one.instance for one in partitions.known.values() if not shapes.is_given_back(one)]
@@ -393,12 +412,16 @@ class _Judge:
     def _judge(self, refused: str, paused: Pause | None) -> Instance:
         record = self._record
         fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
-        if record.outcome is None and (ending := self._ending(fresh)) is not None:
-            record = self._count(record, ending)
+        if record.outcome is None:
+            record = self._note_activity(record)
+            if (ending := self._ending(fresh)) is not None:
+                record = self._count(record, ending)
         if left := self._left_behind(record):
             return self._give_up(record, left)
         if record.outcome is not None:
             return self._finish(record)
+        if (stopped := self._stop(record)) is not None:
+            return stopped
         if self._partition is not None and self._partition.state == shapes.RECLAIMING:
             return self._make_room(record, self._partition)
         stale = [pod for pod in self._pods if pod.restart < record.restarts]
@@ -416,6 +439,21 @@ class _Judge:
         if self._partition is None or self._partition.state != shapes.READY:
             return self._await_partition(record)
         return self._fill(record, fresh, self._partition)
+
+    def _stop(self, record: InstanceRecord) -> Instance | None:
+        """What becomes of it where it may not go on, whatever is there of it."""
+        if self._job.suspended:
+            return self._suspend(record)
+        until = lifetimes.active_until(self._job, record)
+        if until is not None and self._now >= until:
+            return self._finish(lifetimes.end_at_deadline(self._job, record))
+        return None
+
+    def _note_activity(self, record: InstanceRecord) -> InstanceRecord:
+        if self._partition is None and not self._current:
+            return record
+        runs = any(not pod.ended for pod in self._pods)
+        return lifetimes.note_activity(self._job, record, self._partition, self._now, runs=runs)
 
     @property
     def _deadline_s(self) -> int:
@@ -578,6 +616,19 @@ class _Judge:
         why = f"{record.detail}; it cannot be started anew: {refused}" if record.detail else refused
         return self._finish(replace(record, outcome=Outcome.FAILED, detail=why))
 
+    def _suspend(self, record: InstanceRecord) -> Instance:
+        """It has nothing until it is resumed. What it ran is over, whatever comes of its Pods: it starts anew then."""
+        if any(pod.restart >= record.restarts for pod in self._pods):
+            record = replace(record, restarts=self._next(), detail="")
+        record = replace(lifetimes.without_activity(record), start=StartRecord())
+        acts = tuple(_shrink(self._pods, self._partition))
+        waits = HOLDS_NOTHING
+        if self._pods:
+            waits = f"waiting for {_named(self._pods)} to end"
+        elif acts:
+            waits = "giving its partition back"
+        return Instance(record=record, acts=acts, waits=waits, code="suspended")
+
     def _give_back(self, record: InstanceRecord, waits: str, code: str) -> Instance:
         """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
         record = replace(record, start=replace(record.start, since=None))
@@ -654,6 +705,10 @@ class _Judge:
         running = self._runs()
         waits, known = ("", False) if running else _slowest(pods)
         return Instance(record=record, standing=True, running=running, waits=waits, code="pods" if known else "")
+
+
+def _named(pods: Sequence[Pod]) -> str:
+    return pods[0].name + (f" and {len(pods) - 1} more Pods" if len(pods) > 1 else "")
 
 
 def _times(count: int) -> str:

@@ -57,12 +57,14 @@ class Limits:
         privileged_namespaces: Pods are given privileges and the node's network here only; empty: everywhere.
         max_priority: the highest that a job may have: it goes before all others that wait for the same controllers.
         namespaces: where jobs are looked after at all; empty: everywhere.
+        suspends_queued: a new job with Kueue's label of a queue is suspended, until Kueue admits it.
     """
 
     privileged: bool = True
     privileged_namespaces: frozenset[str] = frozenset()
     max_priority: int = PRIORITY_MAX
     namespaces: frozenset[str] = frozenset()
+    suspends_queued: bool = False
 
     def covers(self, namespace: str) -> bool:
         """Whether Pods in a namespace are given what Pods are given here at all."""

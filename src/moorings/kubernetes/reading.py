@@ -19,13 +19,17 @@ from moorings.kubernetes import names
 from moorings.kubernetes.fields import (
     BACK_OFF_LIMIT,
     BACK_OFF_LIMIT_MAX,
+    DEADLINE_S_MAX,
     DIGITS,
+    KEPT_S_MAX,
+    MANAGED_BY_CHARS_MAX,
     PODS_MAX,
     TTL_S,
     TTL_S_MAX,
     WAIT_S_MAX,
 )
 from moorings.kubernetes.ipujob import (
+    MANAGER,
     CleanPodPolicy,
     Condition,
     InstanceRecord,
@@ -37,6 +41,7 @@ from moorings.kubernetes.ipujob import (
     StartRecord,
     Status,
 )
+from moorings.kubernetes.suspension import MANAGED_BY
 from moorings.wire.codec import parse_time, time_text
 
 E = TypeVar("E", bound=StrEnum)
@@ -95,6 +100,10 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         release_on_finish=spec.flag("releaseOnFinish", True),
         priority=spec.number("priority", 0, -PRIORITY_MAX, PRIORITY_MAX),
         status=parse_status(obj.get("status")),
+        active_deadline_s=spec.optional("activeDeadlineSeconds", 1, DEADLINE_S_MAX),
+        ttl_s_after_finished=spec.optional("ttlSecondsAfterFinished", 0, KEPT_S_MAX),
+        suspended=spec.flag("suspend", False),
+        managed_by=_managed_by(spec),
         preemptible=_says_yes(top, meta, names.PREEMPTIBLE),
         resumable=_says_yes(top, meta, names.RESUMABLE),
         start_deadline_s=spec.optional("startDeadlineSeconds", 0, WAIT_S_MAX),
@@ -109,6 +118,16 @@ def _says_yes(top: _Reader, meta: Mapping[str, Any], name: str) -> bool:
     if given not in (None, "true", "false"):
         top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {shown(given)}')
     return given == "true"
+
+
+def _managed_by(spec: _Reader) -> str:
+    given = spec.data.get("managedBy")
+    if given is None:
+        return ""
+    if not isinstance(given, str) or len(given) > MANAGED_BY_CHARS_MAX or not MANAGED_BY.fullmatch(given):
+        spec.note("managedBy", f"must be a domain, a slash and a name, such as {MANAGER}, not {shown(given)}")
+        return ""
+    return given
 
 
 def _kind(launcher: _Reader, interactive: _Reader) -> JobKind:
@@ -262,6 +281,8 @@ def parse_status(found: object) -> Status:
         restart_count=_count(status.get("restartCount")),
         started_at=_time(status.get("startTime")),
         completed_at=_time(status.get("completionTime")),
+        active=_count(status.get("active")),
+        ready=_count(status.get("ready")),
         workers_active=_count(workers.get("active")),
         workers_succeeded=_count(workers.get("succeeded")),
         workers_failed=_count(workers.get("failed")),
@@ -295,6 +316,9 @@ def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceRecord]]:
                     outcome=next((known for known in Outcome if known.value == outcome), None),
                     detail=_text(record.get("detail")),
                     start=_start(_mapping(record.get("start"))),
+                    reason=_text(record.get("reason")),
+                    started_at=_time(record.get("startedAt")),
+                    active_seconds=_count(record.get("activeSeconds")),
                 ),
             )
 
@@ -333,6 +357,7 @@ def status_object(status: Status) -> Obj:
         "observedGeneration": status.observed_generation,
         "instances": {str(number): _record_object(each) for number, each in sorted(status.instances.items())},
     }
+    written |= _present({"active": status.active, "ready": status.ready})
     times = {"startTime": status.started_at, "completionTime": status.completed_at}
     written |= {name: _second(at) for name, at in times.items() if at is not None}
     return {name: value for name, value in written.items() if value not in ("", [], {})}
@@ -358,6 +383,9 @@ def _record_object(record: InstanceRecord) -> Obj:
         "outcome": record.outcome.value if record.outcome is not None else "",
         "detail": record.detail,
         "start": _start_object(record.start),
+        "reason": record.reason,
+        "startedAt": _second(record.started_at) if record.started_at is not None else "",
+        "activeSeconds": record.active_seconds,
     }
     return {"restarts": record.restarts, "failures": record.failures, **_present(more)}
 

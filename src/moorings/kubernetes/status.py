@@ -9,13 +9,14 @@ from typing import Literal
 from moorings.core.instants import Instant
 from moorings.kubernetes.conditions import ADMITTED, PROJECT_LIMIT, TYPES, build_conditions, find, unready
 from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
-from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, Instance, Partitions, Plan
+from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, HOLDS_NOTHING, Instance, Partitions, Plan
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING as POD_RUNNING
 from moorings.kubernetes.pods import SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 
 PENDING, RUNNING, RESTARTING = "Pending", "Running", "Restarting"
+SUSPENDED = "Suspended"
 
 ALL_WELL = "Successfully reconciled IPUJob"
 ALL_DONE = "All instances done"
@@ -50,7 +51,7 @@ def build_status(
         return replace(before, message=message, conditions=conditions)
     workers = [pod for pod in pods if not pod.is_launcher]
     launchers = {pod.instance: pod for pod in pods if pod.is_launcher}
-    state = before.state if before.state in ENDED else _state(plan.instances)
+    state = before.state if before.state in ENDED else _state(job, plan.instances)
     message = problem or _message(job, state, plan.instances)
     standing = [one for one in plan.instances.values() if one.standing and one.record.outcome is None]
     held = [one for one in partitions.known.values() if one.state == shapes.READY]
@@ -60,7 +61,7 @@ def build_status(
         desired=before.desired if before.state in ENDED else job.instances,  # it is not started anew, however scaled
         message=message,
         conditions=(
-            *_states(job, state, message, now),
+            *_states(job, state, _reason(state, plan.instances), message, now),
             *build_conditions(job, state, message, plan.instances, pods, partitions, now),
         ),
         partition_created=bool(held or standing),
@@ -68,6 +69,8 @@ def build_status(
         restart_count=sum(one.record.restarts for one in plan.instances.values()),
         started_at=before.started_at or now,
         completed_at=(before.completed_at or now) if state in ENDED else None,
+        active=sum(not pod.ended for pod in pods),
+        ready=sum(pod.phase == SUCCEEDED or (pod.ready and not pod.deleting) for pod in pods),
         workers_active=sum(pod.phase == POD_RUNNING and not pod.deleting for pod in workers),
         workers_succeeded=sum(pod.phase == SUCCEEDED for pod in workers),
         workers_failed=sum(pod.phase == POD_FAILED for pod in workers),
@@ -86,13 +89,17 @@ def tell(before: Status, after: Status) -> list[Story]:
     told = []
     for number, record in after.instances.items():
         was = before.instances.get(number)
+        if after.state == SUSPENDED and record.outcome is None:
+            continue  # that it starts anew comes later
         if record.restarts > (was.restarts if was is not None else 0):
             why = f" ({record.detail})" if record.detail else ""
             told.append(
                 Story("Warning" if record.detail else "Normal", "Restarting", f"instance {number} starts anew{why}")
             )
         elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
-            told.append(Story("Warning", "InstanceFailed", f"instance {number} failed: {record.detail}"))
+            told.append(
+                Story("Warning", record.reason or "InstanceFailed", f"instance {number} failed: {record.detail}")
+            )
         if record.start.missed > (was.start.missed if was is not None else 0):
             message = f"instance {number} gives its partition back: {record.start.why}"
             told.append(Story("Warning", "StartDeadlineExceeded", message))
@@ -100,15 +107,20 @@ def tell(before: Status, after: Status) -> list[Story]:
     reason_before = admitted_before.reason if admitted_before is not None else ""
     if admitted is not None and admitted.reason == PROJECT_LIMIT != reason_before:
         told.append(Story("Warning", PROJECT_LIMIT, admitted.message))
+    if SUSPENDED in (before.state, after.state) and before.state != after.state and after.state not in ENDED:
+        reason = SUSPENDED if after.state == SUSPENDED else "Resumed"
+        told.append(Story("Normal", reason, after.message))
     if after.state != before.state and after.state in (RUNNING, COMPLETED):
         told.append(Story("Normal", after.state, after.message))
     return told
 
 
-def _state(instances: Mapping[int, Instance]) -> str:
+def _state(job: IPUJob, instances: Mapping[int, Instance]) -> str:
     live = [one for one in instances.values() if one.record.outcome is None]
     if instances and not live:
         return FAILED if any(one.record.outcome is Outcome.FAILED for one in instances.values()) else COMPLETED
+    if job.suspended:
+        return SUSPENDED
     if live and all(one.standing for one in live) and any(one.running for one in live):
         return RUNNING
     return RESTARTING if any(one.restarting for one in live) else PENDING
@@ -118,6 +130,8 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
     failed = {number: one for number, one in instances.items() if one.record.outcome is Outcome.FAILED}
     if state == COMPLETED:
         return ALL_DONE
+    if state == SUSPENDED:
+        return next((one.waits for one in instances.values() if one.waits not in ("", HOLDS_NOTHING)), HOLDS_NOTHING)
     if not instances:
         return "no instance is wanted: it is scaled to 0"
     if failed:
@@ -134,12 +148,13 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
     return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
 
 
-def _states(job: IPUJob, state: str, message: str, now: Instant) -> tuple[Condition, ...]:
+def _states(job: IPUJob, state: str, reason: str, message: str, now: Instant) -> tuple[Condition, ...]:
     """One a state that the job has been in; the present one is true."""
     words = {
         PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",
         RUNNING: "is running.",
         RESTARTING: f"is restarting: {message}.",
+        SUSPENDED: f"is suspended: {message}.",
         COMPLETED: "has completed.",
         FAILED: f"has failed: {message}.",
     }
@@ -157,10 +172,13 @@ def _states(job: IPUJob, state: str, message: str, now: Instant) -> tuple[Condit
         found.append(one)
     if all(one.type != state for one in found):
         text = f"IPUJob {job.key} {words[state]}"
-        found.append(
-            Condition(type=state, status=True, reason=f"IPUJob{state}", message=text, changed_at=now, updated_at=now)
-        )
+        found.append(Condition(type=state, status=True, reason=reason, message=text, changed_at=now, updated_at=now))
     return tuple(found)
+
+
+def _reason(state: str, instances: Mapping[int, Instance]) -> str:
+    reasons = [one.record.reason for one in instances.values() if one.record.reason] if state == FAILED else []
+    return reasons[0] if reasons else f"IPUJob{state}"
 
 
 def _wordless(status: Status) -> Status:

@@ -70,7 +70,11 @@ class Rules:
 
 def make_rules(limits: Limits) -> Rules:
     """The rules where Pods have such limits."""
-    return Rules(default_ipujob, partial(check_ipujob, limits=limits), partial(check_update, limits=limits))
+    return Rules(
+        partial(default_ipujob, limits=limits),
+        partial(check_ipujob, limits=limits),
+        partial(check_update, limits=limits),
+    )
 
 
 RULES = make_rules(EVERYWHERE)

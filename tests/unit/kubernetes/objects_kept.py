@@ -82,7 +82,14 @@ class KeptObjects:
         return self.put(kind, {**kept, "data": {**(kept.get("data") or {}), **body["data"]}}, namespace)
 
     async def delete(
-        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace_s: int | None = None,
     ) -> None:
         raise NotImplementedError
 

@@ -84,6 +84,8 @@ def test_nothing_of_a_status_is_pruned():
             ),
         ),
         launcher="x",
+        active=1,
+        ready=1,
         started_at=at,
         completed_at=at,
         workers_active=1,

@@ -16,11 +16,13 @@ from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
 from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.plan import (
+    ENDED,
     Act,
     AddFinalizer,
     Claim,
     CreateLauncher,
     CreateWorker,
+    DeleteJob,
     DeletePod,
     DropFinalizer,
     EnsureBeside,
@@ -158,6 +160,9 @@ class World:
                     self.pods[name] = replace(self.pods[name], deleting=True)
             case EnsureBeside():
                 pass
+            case DeleteJob():
+                assert job.status.state in ENDED, "only what has ended is deleted"
+                self.job = replace(job, deleted=True)
 
     def _paused(self) -> dict[int, Pause]:
         """Instances of which the API server has long refused a Pod: any that lack one."""
@@ -274,6 +279,8 @@ class World:
             self.partitions[instance] = replace(body, state=shapes.RECLAIMING, binding=None, until=until)
 
     def people(self) -> None:
+        if self.chance.random() < 0.05:
+            self.job = replace(self.job, suspended=not self.job.suspended, generation=self.job.generation + 1)
         if self.chance.random() < 0.05 and not self.job.has_launcher:
             self.job = replace(self.job, instances=self.chance.randrange(4), generation=self.job.generation + 1)
 
@@ -289,6 +296,8 @@ class World:
     deleted_at=st.one_of(st.none(), st.integers(0, STEPS)),
     deadline_s=st.sampled_from([0, 20, 200]),
     lost_s=st.sampled_from([0, 20, 200]),
+    active_s=st.sampled_from([None, 30, 300]),
+    kept_s=st.sampled_from([None, 0, 100]),
 )
 def test_whatever_happens_the_laws_hold_and_it_ends(
     seed: int,
@@ -301,6 +310,8 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
     deleted_at: int | None,
     deadline_s: int,
     lost_s: int,
+    active_s: int | None,
+    kept_s: int | None,
 ) -> None:
     job = build_job(
         kind,
@@ -312,6 +323,8 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
         backoff_limit=limit,
         start_deadline_s=deadline_s,
         node_lost_s=lost_s,
+        active_deadline_s=active_s,
+        ttl_s_after_finished=kept_s,
         finalizers=(),
     )
     world = World(job, seed)
@@ -328,6 +341,15 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
         assert not world.pods
         assert not world.partitions
         return
+    world.job = replace(world.job, suspended=True)
+    for _ in range(SETTLE // 4):
+        world.live(trouble=False)
+        world.reconcile(breaks=False)
+    if not world.gone and world.job.status.state == "Suspended":
+        live = [number for number, one in world.job.status.instances.items() if one.outcome is None]
+        assert not [pod for pod in world.pods.values() if pod.instance in live], "what is suspended has no Pods"
+        assert not world.partitions, "what is suspended holds nothing"
+    world.job = replace(world.job, suspended=False)
     world.job = replace(world.job, start_deadline_s=0)  # else it may pause for an hour
     for _ in range(SETTLE):
         world.live(trouble=False)

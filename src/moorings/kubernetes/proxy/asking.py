@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorings.core.claims import NAME_CHARS_MAX, check_owner
+from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX, check_owner
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.names import OWNER_KIND, owner
 from moorings.kubernetes.proxy.shapes import PartitionRequest
@@ -110,6 +110,8 @@ def check_request(request: PartitionRequest, cluster: str) -> Place:
         raise MooringsError("body.invalid", "gcds and replicasPerGcd are from 1 to ipus")
     if abs(request.priority) > PRIORITY_MAX:
         raise MooringsError("body.invalid", f"priority {request.priority} is out of range")
+    if request.time_limit_s is not None and not 1 <= request.time_limit_s <= TIME_LIMIT_S_MAX:
+        raise MooringsError("body.invalid", f"timeLimitS {request.time_limit_s:g} is out of range")
     check_owner(place.owner(cluster))
     return place
 
@@ -164,6 +166,7 @@ def claim_request(
         owner=place.owner(cluster),
         project=projects.get(place.namespace, place.namespace),
         priority=request.priority,
+        time_limit_s=request.time_limit_s,
         preemptible=request.preemptible,
         checkpoint=CheckpointShape(resumable=request.resumable),
         queue="wait" if waits else "never",

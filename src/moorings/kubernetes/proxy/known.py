@@ -64,6 +64,7 @@ class Known:
         id: its id there.
         owner: whose it is.
         preemptible: it may be asked back; ``resumable``: its job goes on from a checkpoint.
+        time_limit_s: how long it holds its partition at most; None: no limit is known.
         phase: how far it is, in its ``attempt``.
         failed: whether it ended because it could not be served.
         partition: what the vendor calls its partition; ``partition_id`` what the controller does.
@@ -83,6 +84,7 @@ class Known:
     priority: int = 0
     preemptible: bool = False
     resumable: bool = False
+    time_limit_s: float | None = None
     attempt: int = 0
     phase: Phase = Phase.WAITING
     failed: bool = False
@@ -115,6 +117,7 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         priority=body.priority,
         preemptible=body.preemptible,
         resumable=body.checkpoint.resumable,
+        time_limit_s=body.time_limit_s,
         attempt=body.attempt,
         phase=phase,
         failed=body.state == "FAILED",
@@ -145,6 +148,7 @@ def begun(controller: str, event: EventBody) -> Known | None:
         priority=_number(data.get("priority"), 0),
         preemptible=data.get("preemptible") is True,
         resumable=_first(data.get("checkpoint")) is True,
+        time_limit_s=_limit(data.get("time_limit_s")),
         since=event.at,
         fresh=True,
     )
@@ -222,6 +226,10 @@ def _text(event: EventBody, name: str) -> str:
 
 def _first(found: object) -> object:
     return found[0] if isinstance(found, list | tuple) and found else None
+
+
+def _limit(found: object) -> float | None:
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _number(found: object, default: int) -> int:

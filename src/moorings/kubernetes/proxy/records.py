@@ -81,4 +81,5 @@ def request_of(record: Record) -> PartitionRequest | None:
         priority=known.priority,
         preemptible=known.preemptible,
         resumable=known.resumable,
+        time_limit_s=known.time_limit_s,
     )

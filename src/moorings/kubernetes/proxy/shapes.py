@@ -26,7 +26,7 @@ class PartitionRequest:
 
     ``job_created_at`` (RFC 3339) is when the job was made: of a younger job than the proxy itself, no earlier proxy can
     have asked a controller that does not answer. ``preemptible``: it may be asked back; ``resumable``: its job goes on
-    from a checkpoint, so that it may also be moved.
+    from a checkpoint, so that it may also be moved. ``time_limit_s`` is how long the partition is wanted at most.
     """
 
     namespace: str
@@ -40,6 +40,7 @@ class PartitionRequest:
     job_created_at: str | None = None
     preemptible: bool = False
     resumable: bool = False
+    time_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
