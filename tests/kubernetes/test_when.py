@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import pytest
 
@@ -46,6 +47,39 @@ def test_a_finished_job_goes_when_its_time_is_over_and_its_idle_workers_with_it(
     site.cluster.wait(lambda: site.is_gone(namespace, "done"))
     site.cluster.wait(lambda: not site.job_pods(namespace, "done"), SOON_S)
     site.await_empty()
+
+
+def test_those_who_wait_are_told_when_they_start(site: Site, namespace: str) -> None:
+    site.submit(namespace, "first", ipusPerJobInstance="16", activeDeadlineSeconds=600)
+    site.await_pods(namespace, "first", "first-worker-0")
+    (claim,) = site.pod.claims()
+    site.submit(namespace, "second", ipusPerJobInstance="16")
+
+    def told(name: str) -> Obj | None:
+        status = site.status(namespace, name)
+        return status if "estimatedStartCertainty" in status else None
+
+    found = site.cluster.wait(lambda: told("second"), what=lambda: str(site.status(namespace, "second")))
+    assert found["estimatedStartCertainty"] == "AtLatest"
+    late_s = _seconds(found["estimatedStartTime"]) - _seconds(claim["readyAt"])
+    assert 600 <= late_s < 620
+    assert "; it starts by " in found["lastMessage"]
+    site.submit(namespace, "third", ipusPerJobInstance="16")
+    found = site.cluster.wait(lambda: told("third"), what=lambda: str(site.status(namespace, "third")))
+    assert found["estimatedStartCertainty"] == "Unknown"
+    assert found["lastMessage"].endswith(
+        "when it starts is unknown: 1 claim that waits and comes first has no time limit"
+    )
+    site.delete(namespace, "first")
+    site.await_pods(namespace, "second", "second-worker-0")
+    site.cluster.wait(lambda: not told("second"))
+    for name in ("second", "third"):
+        site.delete(namespace, name)
+    site.await_empty()
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 @dataclass

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from moorings.core.claims import NAME_CHARS_MAX, PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX
+from moorings.kubernetes.estimates import Certainty
 from moorings.kubernetes.ipujob import MANAGER, CleanPodPolicy, Outcome, RestartType
 from moorings.kubernetes.plan import COMPLETED, FAILED
 from moorings.kubernetes.suspension import MANAGED_BY
@@ -423,6 +424,18 @@ STATUS: tuple[Field, ...] = (
     ),
     Field(
         "status.ready", Type.INTEGER, "Pods, launchers among them, that are Ready or have ended well.", schema=_COUNT
+    ),
+    Field(
+        "status.estimatedStartTime",
+        Type.TIME,
+        "While it waits: by when it has the partitions that it waits for, as the controllers estimate.",
+    ),
+    Field(
+        "status.estimatedStartCertainty",
+        Type.STRING,
+        "How sure that is. AtLatest: it starts then, or earlier, if those before it keep to their time limits and none "
+        "comes first. Unknown: lastMessage says why. Left out: the job does not wait, or nobody was asked yet.",
+        schema={"enum": [each.value for each in Certainty]},
     ),
     Field("status.startTime", Type.TIME, "When the operator took the job up."),
     Field("status.completionTime", Type.TIME, "When it ended for good."),

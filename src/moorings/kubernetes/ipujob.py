@@ -127,6 +127,8 @@ class Status:
     partition_created: bool = False
     launcher: str = ""
     restart_count: int = 0
+    starts_at: Instant | None = None  # by when it has its partitions, as is estimated while it waits
+    certainty: str = ""  # how sure that is
     started_at: Instant | None = None
     completed_at: Instant | None = None
     active: int = 0

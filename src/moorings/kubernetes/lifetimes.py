@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.instants import Instant, after, seconds_between
+from moorings.core.instants import SECOND, Instant, after, seconds_between
 from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, Outcome
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -37,7 +37,7 @@ def note_activity(
         if partition is None or partition.state != shapes.READY:
             return record
         since = parse_time(partition.since) if partition.since else now
-        return replace(record, started_at=min(since, now))
+        return replace(record, started_at=Instant(min(since, now) // SECOND * SECOND))
     if runs or (partition is not None and partition.state in _IN_USE):
         return record
     return replace(

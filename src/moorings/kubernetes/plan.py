@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moorings.core.instants import Instant, after, seconds_between
-from moorings.kubernetes import lifetimes, names
+from moorings.kubernetes import estimates, lifetimes, names
 from moorings.kubernetes.ipujob import (
     FINALIZER,
     CleanPodPolicy,
@@ -676,7 +676,8 @@ class _Judge:
         elif partition.state == shapes.PREPARING:
             message = f"waiting for partition {partition.name} of {ipus} to become ready"
         else:
-            message = f"waiting for a partition of {ipus}" + (f": {partition.message}" if partition.message else "")
+            told = "; ".join(filter(None, (partition.message, estimates.words(partition))))
+            message = f"waiting for a partition of {ipus}" + (f": {told}" if told else "")
         return Instance(record=record, waits=message, code=partition.code or "partition", standing=standing)
 
     def _fill(self, record: InstanceRecord, pods: Sequence[Pod], partition: PartitionBody) -> Instance:

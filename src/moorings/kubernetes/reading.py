@@ -279,6 +279,8 @@ def parse_status(found: object) -> Status:
         partition_created=status.get("iPUPartitionCreated") is True,
         launcher=_text(status.get("launcherStatus")),
         restart_count=_count(status.get("restartCount")),
+        starts_at=_time(status.get("estimatedStartTime")),
+        certainty=_text(status.get("estimatedStartCertainty")),
         started_at=_time(status.get("startTime")),
         completed_at=_time(status.get("completionTime")),
         active=_count(status.get("active")),
@@ -346,6 +348,7 @@ def status_object(status: Status) -> Obj:
         "conditions": [_condition_object(each) for each in status.conditions],
         "iPUPartitionCreated": status.partition_created,
         "launcherStatus": status.launcher,
+        "estimatedStartCertainty": status.certainty,
         "restartCount": status.restart_count,
         "workersStatus": _present(
             {
@@ -358,7 +361,11 @@ def status_object(status: Status) -> Obj:
         "instances": {str(number): _record_object(each) for number, each in sorted(status.instances.items())},
     }
     written |= _present({"active": status.active, "ready": status.ready})
-    times = {"startTime": status.started_at, "completionTime": status.completed_at}
+    times = {
+        "estimatedStartTime": status.starts_at,
+        "startTime": status.started_at,
+        "completionTime": status.completed_at,
+    }
     written |= {name: _second(at) for name, at in times.items() if at is not None}
     return {name: value for name, value in written.items() if value not in ("", [], {})}
 

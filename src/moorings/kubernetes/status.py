@@ -8,6 +8,7 @@ from typing import Literal
 
 from moorings.core.instants import Instant
 from moorings.kubernetes.conditions import ADMITTED, PROJECT_LIMIT, TYPES, build_conditions, find, unready
+from moorings.kubernetes.estimates import estimate
 from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
 from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, HOLDS_NOTHING, Instance, Partitions, Plan
 from moorings.kubernetes.pods import FAILED as POD_FAILED
@@ -54,6 +55,7 @@ def build_status(
     state = before.state if before.state in ENDED else _state(job, plan.instances)
     message = problem or _message(job, state, plan.instances)
     standing = [one for one in plan.instances.values() if one.standing and one.record.outcome is None]
+    starts_at, certainty = estimate(partitions.known[number] for number in plan.instances if number in partitions.known)
     held = [one for one in partitions.known.values() if one.state == shapes.READY]
     return Status(
         state=state,
@@ -67,6 +69,8 @@ def build_status(
         partition_created=bool(held or standing),
         launcher=launchers[min(launchers)].phase if launchers else before.launcher,
         restart_count=sum(one.record.restarts for one in plan.instances.values()),
+        starts_at=starts_at,
+        certainty=certainty or "",
         started_at=before.started_at or now,
         completed_at=(before.completed_at or now) if state in ENDED else None,
         active=sum(not pod.ended for pod in pods),

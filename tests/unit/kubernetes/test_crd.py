@@ -84,6 +84,8 @@ def test_nothing_of_a_status_is_pruned():
             ),
         ),
         launcher="x",
+        starts_at=at,
+        certainty="AtLatest",
         active=1,
         ready=1,
         started_at=at,

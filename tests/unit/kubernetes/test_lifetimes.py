@@ -8,7 +8,7 @@ import pytest
 
 from moorings.core.instants import Instant, after
 from moorings.kubernetes.doing import request_for
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, Outcome, RestartType, Status
+from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
 from moorings.kubernetes.plan import (
     HOLDS_NOTHING,
     Claim,
@@ -140,6 +140,36 @@ def test_a_job_that_has_not_ended_is_not_deleted(state: str) -> None:
     job = build_job(ttl_s_after_finished=0, status=Status(state=state, started_at=START))
     found, _ = look(job, [pod(job, 0, RUNNING), pod(job, -1, RUNNING)], held(ready(job)), after(START, 10 * KEPT_S))
     assert DeleteJob() not in found.acts
+
+
+# -- estimated ---------------------------------------------------------------------------------------------------------
+
+
+def test_by_when_it_starts_is_told_with_how_sure_that_is() -> None:
+    job = build_job(JobKind.INFERENCE, instances=2)
+    at = after(START, 600.4)
+    first, second = (
+        build_partition(job, number, shapes.WAITING, message="no block of 1 IPUs is free") for number in (0, 1)
+    )
+    _, job = look(job, [], held(replace(first, starts_at=time_text(at)), second), START)
+    assert (job.status.starts_at, job.status.certainty) == (None, ""), "not all were asked yet"
+    told = held(replace(first, starts_at=time_text(at)), replace(second, starts_at=time_text(after(START, 60))))
+    _, job = look(job, [], told, START)
+    assert (job.status.starts_at, job.status.certainty) == (after(START, 601), "AtLatest")
+    clock = time_text(at)[:16].replace("T", " ")
+    expected = f"no block of 1 IPUs is free; it starts by {clock} UTC, unless others come first"
+    assert job.status.message.startswith(f"waiting for a partition of 1 IPU: {expected}")
+    assert parse_status(status_object(job.status)) == job.status, "or it would be written at each look"
+    _, job = look(job, [], held(ready(job), build_partition(job, 1)), START)
+    assert (job.status.starts_at, job.status.certainty) == (None, ""), "it does not wait any more"
+
+
+def test_why_nobody_knows_when_it_starts_is_told() -> None:
+    job = build_job()
+    waiting = build_partition(job, state=shapes.WAITING, unsure="1 claim that holds devices has no time limit")
+    _, job = look(job, [], held(waiting), START)
+    assert (job.status.starts_at, job.status.certainty) == (None, "Unknown")
+    assert job.status.message.endswith("when it starts is unknown: 1 claim that holds devices has no time limit")
 
 
 # -- suspended ---------------------------------------------------------------------------------------------------------

@@ -464,6 +464,10 @@ class Keeper:
         items = tuple(sorted(shown, key=lambda one: (one.namespace, one.job, one.instance, one.uid)))
         return PartitionsBody(version=self.journal.version, complete=self.complete, items=items)
 
+    def waiting(self) -> list[Record]:
+        """The instances that wait in queues."""
+        return [record for record in self._records.values() if record.choice.winner is None and record.book.claims]
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def _record(self, place: Place) -> Record:

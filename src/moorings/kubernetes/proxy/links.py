@@ -105,6 +105,7 @@ class Link:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="controller")
         self._local = threading.local()
         self._clients: list[Client] = []
+        self._aside: Client | None = None
         self._streams = False
         self._told_gone = False
         self._closed = False
@@ -152,6 +153,18 @@ class Link:
             if error.code.startswith(_AWAY) and error.code != "controller.busy":
                 self._set_away(error.detail, denies=error.code.startswith(_DENIED))
             raise
+
+    async def ask_aside(self, ask: Callable[[Client], T]) -> T:
+        """What ``ask`` gives, asked one at a time; that it is late or refused says nothing of the controller.
+
+        Raises:
+            MooringsError: what the controller answered, or ``controller.unreachable``.
+        """
+        if self._aside is None:
+            self._aside = self._new_client()
+            self._clients.append(self._aside)
+        client = self._aside
+        return await asyncio.to_thread(lambda: ask(client))
 
     def list_soon(self) -> None:
         """List its claims now."""

@@ -51,7 +51,8 @@ def decide(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now
     body = replace(body, since=shown.since if body.state == shown.state else body.since)
     if body == shown:
         return Report()
-    only_words = body.state == WAITING and replace(body, message=shown.message, code=shown.code) == shown
+    same = replace(body, message=shown.message, code=shown.code, starts_at=shown.starts_at, unsure=shown.unsure)
+    only_words = body.state == WAITING and same == shown
     left_s = shown_s + WORDS_S - now_s
     if only_words and shown.message and left_s > 0:  # the first words are published at once
         return Report(again_s=left_s)

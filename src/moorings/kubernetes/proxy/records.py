@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.asking import Place
@@ -13,6 +13,25 @@ from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.wire.shapes import BindingBody
 
 PAUSE_S = 0.1  # after the first failure
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """When a claim would start, as its controller reckons.
+
+    Attributes:
+        starts_at: at the latest, as things stand (RFC 3339); empty: that is not known.
+        why: why the controller cannot say, in a sentence.
+        asked_at: when it was asked last (``time.monotonic``).
+    """
+
+    starts_at: str = ""
+    why: str = ""
+    asked_at: float = 0.0
+
+    def asked_again(self, at: float) -> Estimate:
+        """The same, asked later."""
+        return replace(self, asked_at=at)
 
 
 @dataclass(slots=True)
@@ -39,6 +58,7 @@ class Record:
     trouble: str = ""
     pause_s: float = PAUSE_S
     keys: set[tuple[str, str]] = field(default_factory=set)
+    estimates: dict[tuple[str, str], Estimate] = field(default_factory=dict)
 
     def has_ready(self, winner: Known) -> bool:
         """Whether a claim that was READY still is."""

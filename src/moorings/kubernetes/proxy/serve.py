@@ -15,6 +15,7 @@ from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
 from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.proxy.asking import check_cluster
 from moorings.kubernetes.proxy.door import Door
+from moorings.kubernetes.proxy.estimates import Estimating
 from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.links import Reach
 from moorings.kubernetes.proxy.plain import PlainRoutes
@@ -107,7 +108,9 @@ async def running(
         servers.append((ProxyServer(routes, times, routes.close, certificate.context), private))
         servers.append((ProxyServer(PlainRoutes(routes, is_open=settings.plain), times), listening))
     await keeper.set_controllers(reaches)
-    works = [server.serve([sock]) for server, sock in servers] + [_reload(settings, keeper, reaches)]
+    estimating = Estimating(keeper.waiting, lambda: keeper.links, keeper.wake, now)
+    works = [server.serve([sock]) for server, sock in servers]
+    works += [_reload(settings, keeper, reaches), estimating.serve()]
     if certificate is not None:
         works.append(certificate.run())
     if settings.namespace:

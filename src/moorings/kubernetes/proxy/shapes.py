@@ -54,6 +54,8 @@ class PartitionBody:
     whom an earlier proxy gave a binding can have used it.
     ``since`` is when the partition came to its present state (RFC 3339), ``version`` that of the change that told all
     this (no part of what is compared; empty: nobody was told yet).
+    ``starts_at`` (RFC 3339) is there while it waits and its controller can say by when it has its devices, as things
+    stand; ``unsure`` says why it cannot; both are empty before it was asked.
     """
 
     namespace: str
@@ -72,6 +74,8 @@ class PartitionBody:
     binding: BindingBody | None = None
     until: str | None = None
     fresh: bool = False
+    starts_at: str | None = None
+    unsure: str = ""
     version: str = field(default="", compare=False)
 
 

@@ -53,6 +53,7 @@ def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBod
     controller = winner.controller if winner is not None else ""
     link = links.get(controller)
     at = known.since if known is not None and state not in (WAITING, RELEASING) else ""
+    starts_at, unsure = _estimate(record) if state == WAITING else (None, "")
     return PartitionBody(
         namespace=record.place.namespace,
         job=record.place.job,
@@ -70,7 +71,16 @@ def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBod
         binding=record.binding if state == READY else None,
         until=winner.until or None if winner is not None and state == RECLAIMING else None,
         fresh=winner is not None and winner.fresh,
+        starts_at=starts_at,
+        unsure=unsure,
     )
+
+
+def _estimate(record: Record) -> tuple[str | None, str]:
+    """By when it starts, on whichever controller that is first; or why none can say."""
+    told = [found for key, found in record.estimates.items() if key in record.book.claims]
+    starts = min((found.starts_at for found in told if found.starts_at), default=None)  # as text they are in order
+    return starts, "" if starts else next((found.why for found in told if found.why), "")
 
 
 def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:

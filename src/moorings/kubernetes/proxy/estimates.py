@@ -1,0 +1,155 @@
+"""When what waits would start, as controllers reckon: asked beside everything else, rarely, and told when it is news.
+
+A forecast plays a controller's queue on, which takes it up to seconds, and everybody's forecasts take turns there. So
+one claim at a time is asked about on each controller, those longest unasked first, and the pauses between are so long
+that a tenth of that controller's time goes to it at most. What comes is kept until it is off by more than it tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from moorings.core.errors import MooringsError
+from moorings.core.instants import Instant, seconds_between
+from moorings.kubernetes.proxy.known import Known, Phase
+from moorings.kubernetes.proxy.links import Link
+from moorings.kubernetes.proxy.records import Estimate, Record
+from moorings.wire.codec import parse_time, time_text
+from moorings.wire.shapes import EstimateBody
+
+log = logging.getLogger("moorings.kubernetes.proxy")
+
+LOOK_S = 0.5  # between two looks for what is to be asked about
+FIRST_S = 2.0  # what is granted sooner is not asked about
+AGAIN_S = 60.0  # between two questions about one claim
+BUSY_S = 5.0  # after a refusal
+SHARE = 10  # so many times as long as an answer took nothing is asked
+NEWS_S, NEWS_PART = 60.0, 0.1  # an estimate that moved by less, of what is left of it, is no news
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which claim is asked about, for which instance."""
+
+    record: Record
+    known: Known
+
+
+class Estimating:
+    """Keeps the estimates of everything that waits.
+
+    Args:
+        waiting: the instances that wait.
+        links: the controllers, by name.
+        changed: is told the owner of which something new is known.
+        now: the wall clock, microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        waiting: Callable[[], Iterable[Record]],
+        links: Callable[[], Mapping[str, Link]],
+        changed: Callable[[str], None],
+        now: Callable[[], int],
+    ) -> None:
+        self._waiting = waiting
+        self._links = links
+        self._changed = changed
+        self._now = now
+        self._quiet_until: dict[str, float] = {}  # by controller
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                self._look(time.monotonic())
+        finally:
+            for task in self._asking.values():
+                task.cancel()
+
+    def _look(self, now: float) -> None:
+        links = self._links()
+        free = {
+            name: link
+            for name, link in links.items()
+            if link.answers and not link.alias_of and name not in self._asking and now >= self._quiet_until.get(name, 0)
+        }
+        if not free:
+            return
+        for name, question in choose(self._waiting(), free, now, time_text(Instant(self._now()))).items():
+            task = asyncio.create_task(self._ask(free[name], question))
+            self._asking[name] = task
+            task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))  # type: ignore[misc]
+
+    async def _ask(self, link: Link, question: Question) -> None:
+        begun, quiet_s = time.monotonic(), 0.0
+        key = (question.known.controller, question.known.id)
+        before = question.record.estimates.get(key)
+        try:
+            told = await link.ask_aside(lambda client: client.explain_claim(question.known.id, when=True))
+            found = read(told.estimate, begun)
+        except MooringsError as error:
+            log.debug("estimate.refused", extra={"controller": link.name, "code": error.code, "detail": error.detail})
+            found, quiet_s = None, BUSY_S
+        ended = time.monotonic()
+        self._quiet_until[link.name] = ended + max((ended - begun) * SHARE, quiet_s)
+        if found is None:  # what was known may be known for a while yet
+            found = Estimate(asked_at=begun) if before is None else before.asked_again(begun)
+        news = is_news(before, found, Instant(self._now()))
+        question.record.estimates[key] = found if news or before is None else before.asked_again(begun)
+        if news:
+            self._changed(question.record.owner)
+
+
+def choose(waiting: Iterable[Record], controllers: Container[str], now: float, time_now: str) -> dict[str, Question]:
+    """What to ask about next on each controller: of what waits there, that which was not asked about for longest.
+
+    Estimates of claims that do not wait any more are dropped.
+
+    Args:
+        waiting: the instances that wait.
+        controllers: those that may be asked.
+        now: ``time.monotonic``.
+        time_now: the time (RFC 3339): what should have started by then is asked about first.
+    """
+    found: dict[str, tuple[float, Question]] = {}
+    for record in waiting:
+        claims = {key: known for key, known in record.book.claims.items() if known.phase is Phase.WAITING}
+        for key in record.estimates.keys() - claims.keys():
+            del record.estimates[key]
+        for key, known in claims.items():
+            if known.controller not in controllers or now < record.book.learned.get(key, now) + FIRST_S:
+                continue
+            estimate = record.estimates.get(key)
+            asked_at = estimate.asked_at if estimate is not None else 0.0
+            if estimate is not None and now < asked_at + AGAIN_S:
+                continue
+            if estimate is not None and "" < estimate.starts_at < time_now:
+                asked_at = 0.0
+            if known.controller not in found or asked_at < found[known.controller][0]:
+                found[known.controller] = asked_at, Question(record, known)
+    return {name: question for name, (_, question) in found.items()}
+
+
+def read(body: EstimateBody | None, asked_at: float) -> Estimate | None:
+    """What a controller said; None: nothing."""
+    if body is None:
+        return None
+    return Estimate(body.starts_at or "", "" if body.starts_at else body.why, asked_at)
+
+
+def is_news(before: Estimate | None, found: Estimate, now: Instant) -> bool:
+    """Whether an estimate says what the one before does not."""
+    if before is None or bool(before.starts_at) is not bool(found.starts_at):
+        return bool(found.starts_at or found.why)
+    if not found.starts_at:
+        return before.why != found.why
+    was, becomes = parse_time(before.starts_at), parse_time(found.starts_at)
+    moved_s, left_s = abs(seconds_between(was, becomes)), seconds_between(now, becomes)
+    return moved_s > max(NEWS_S, NEWS_PART * left_s)
