@@ -7,6 +7,7 @@ from tests.guards.guard import FENCING, Guard
 PLAN = "tests/unit/kubernetes/test_plan.py::"
 NODES = "tests/unit/kubernetes/test_nodes.py::"
 STARTING = "tests/unit/kubernetes/test_starting.py::"
+LIFETIMES = "tests/unit/kubernetes/test_lifetimes.py::"
 PODS = "tests/unit/kubernetes/test_pods.py::"
 CHOICE = "tests/unit/kubernetes/proxy/test_choice.py::"
 LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
@@ -208,11 +209,29 @@ IPUJOBS = (
         tests=(f"{PLAN}test_failures_count_against_the_limit_and_are_counted_once",),
     ),
     Guard(
+        law="3",
+        what="a suspended job's partition is given back after its Pods have ended",
+        file="kubernetes/plan.py",
+        at="_shrink",
+        cut="if pods:",
+        put="False",
+        tests=(f"{LIFETIMES}test_what_runs_is_stopped_before_its_partition_is_given_back",),
+    ),
+    Guard(
+        law="8",
+        what="what a suspended job stopped is another attempt, and never taken for its end",
+        file="kubernetes/plan.py",
+        at="_Judge._suspend",
+        cut="any(pod.restart >= record.restarts for pod in self._pods)",
+        put="False",
+        tests=(f"{LIFETIMES}test_a_program_that_was_stopped_is_not_done_though_it_ends_well_and_after_it_was_resumed",),
+    ),
+    Guard(
         law="8",
         what="a job that waits for a partition says why",
         file="kubernetes/plan.py",
         at="_Judge._await_partition",
-        cut='f"waiting for a partition of {ipus}" + (f": {partition.message}" if partition.message else "")',
+        cut='f"waiting for a partition of {ipus}" + (f": {told}" if told else "")',
         put='f"waiting for a partition of {ipus}"',
         tests=(f"{PLAN}test_why_it_waits_is_a_sentence",),
     ),
