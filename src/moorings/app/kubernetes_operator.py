@@ -18,6 +18,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from moorings.kubernetes.events import Recorder
 from moorings.kubernetes.fields import WAIT_S_MAX
 from moorings.kubernetes.informer import Informer, Informers, Key, without_managed_fields
 from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import IPU_JOB, NODE, POD
+from moorings.kubernetes.kube import IPU_JOB, NODE, POD, PRIORITY_CLASS
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
@@ -175,6 +176,7 @@ class Replica:
         self._pods = Informers([self._inform_of_pods(namespace) for namespace in where])
         self._nodes = Informer(self._kube, NODE, on_change=self._node_changed, trim=trim_node)
         self._silent: dict[str, Silence] = {}
+        self._classes = Informer(self._kube, PRIORITY_CLASS)
         identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
         terms = Terms(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
         self._elector = Elector(self._kube, given.namespace, given.lease_name, identity, terms)
@@ -202,7 +204,7 @@ class Replica:
             start_deadline_s=given.start_deadline_s,
             suspends_queued=given.suspend_queued,
         )
-        self._rules = make_rules(options.limits)
+        self._rules = make_rules(replace(options.limits, value_of_class=self._value_of_class))
         self._operator = Operator(
             kube=self._kube,
             proxy=self._proxy,
@@ -213,6 +215,7 @@ class Replica:
             silent=self._silent,
             may=self._elector.is_leading,
             story=self._tell,
+            value_of_class=self._value_of_class,
             measures=self._measures,
             clock=clock,
             monotonic=time.monotonic,
@@ -243,6 +246,7 @@ class Replica:
             group.create_task(self._jobs.serve())
             group.create_task(self._pods.serve())
             group.create_task(self._nodes.serve())  # where that is not allowed jobs go on, and know of no lost node
+            group.create_task(self._classes.serve())
             group.create_task(self._recorder.serve())
             if given.proxy_ca_configmap:
                 group.create_task(Trust(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve())
@@ -349,6 +353,10 @@ class Replica:
 
     def _tell(self, found: Obj, story: Story) -> None:
         self._recorder.tell(found, story.type, story.reason, story.message)
+
+    def _value_of_class(self, name: str) -> int | None:
+        found = self._classes.get("", name)
+        return int(found["value"]) if found is not None else None
 
     def _count_jobs(self) -> Mapping[tuple[str, str], int]:
         states = ((one["metadata"]["namespace"], (one.get("status") or {}).get("status", "")) for one in self._jobs)

@@ -7,6 +7,7 @@ webhook and for the operator (a job may have come while no webhook listened).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from moorings.core.claims import NAME_CHARS_MAX, ClaimSpec, check_name, check_spec
@@ -14,6 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.fields import ENDED, PODS_MAX, SPEC, Field
 from moorings.kubernetes.ipujob import FINALIZER, GROUP, IPUJob, JobKind, Obj
 from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, needs_service
+from moorings.kubernetes.priorities import find_priority_faults, lacks_value, with_value
 from moorings.kubernetes.privileges import EVERYWHERE, Limits, find_privileges, find_rights
 from moorings.kubernetes.reading import Fault, parse_ipujob, read_ipujob, shown
 from moorings.kubernetes.suspension import fixed_part, waits_for_a_queue
@@ -72,6 +74,10 @@ def default_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> list[Obj]:
         patch.append(_add("/metadata/finalizers", [FINALIZER]))
     elif FINALIZER not in finalizers:
         patch.append(_add("/metadata/finalizers/-", FINALIZER))
+    if limits.value_of_class is not None:
+        priced = with_value(obj, limits.value_of_class)
+        if priced is not None and priced is not obj:
+            patch.append(_add("/spec/priority", priced["spec"]["priority"]))
     left_out = [field for field in SPEC if field.default is not None and _is_left_out(obj, field)]
     return [*patch, *(_add("/" + field.path.replace(".", "/"), field.default) for field in left_out)]
 
@@ -114,6 +120,8 @@ def check_update(old: Obj, new: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
         MooringsError: ``ipujob.invalid``, naming the fields.
     """
     before, after = parse_ipujob(old), parse_ipujob(new)
+    if lacks_value(new):  # as in the file that it was made of: what the webhook wrote beside it still holds
+        after = replace(after, priority=before.priority)
     if after.deleted or old.get("spec") == new.get("spec"):
         return after
     _refuse(
@@ -143,6 +151,7 @@ def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
     yield _TEMPLATE, templates[0] != templates[1]
     yield "spec.managedBy", before.managed_by != after.managed_by
     yield "spec.activeDeadlineSeconds", before.active_deadline_s != after.active_deadline_s
+    yield "spec.priorityClassName", before.priority_class != after.priority_class
     yield "spec.priority", before.priority != after.priority
 
 
@@ -150,6 +159,7 @@ def find_faults(obj: Obj, limits: Limits = EVERYWHERE) -> tuple[Fault, ...]:
     """Everything that can be known to be wrong with a job without asking anybody; one without faults can be built."""
     job, unread = read_ipujob(obj)
     found = [*_place(job, limits), *_name(job, obj), *unread, *_launcher(job), *_template(job)]
+    found += find_priority_faults(obj, limits.value_of_class)
     if not limits.trusts(job.namespace):
         found += find_privileges(_TEMPLATE, job.template, job.launcher if job.has_launcher else {})
     if not unread:  # else the numbers are defaults, and would be complained of in vain

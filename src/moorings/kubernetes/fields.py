@@ -26,6 +26,7 @@ TTL_S = 3600
 TTL_S_MAX = TIME_LIMIT_S_MAX
 DEADLINE_S_MAX = TIME_LIMIT_S_MAX  # a claim's own limit
 MANAGED_BY_CHARS_MAX = 63
+CLASS_CHARS_MAX = 253  # of a name in Kubernetes
 KEPT_S_MAX = (1 << 31) - 1  # as a Job's field has it
 WORDS_MAX, WORD_CHARS_MAX = 1024, 32_768  # of a command; together they bound what CEL rules about it may cost
 ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started anew any more
@@ -347,10 +348,18 @@ SPEC: tuple[Field, ...] = (
         rules=(_SAME,),
     ),
     Field(
+        "spec.priorityClassName",
+        Type.STRING,
+        "A PriorityClass of the cluster, whose value is the priority. With priority beside it they must agree.",
+        schema={"maxLength": CLASS_CHARS_MAX},
+        rules=(_SAME,),
+    ),
+    Field(
         "spec.priority",
         Type.INTEGER,
         "Higher is first in the queue for partitions; at most what the site allows (`jobs.maxPriority`, 0 by default).",
         default=0,
+        alias="spec.priorityClassName",
         schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "format": "int32"},
         rules=(_SAME,),
     ),

@@ -158,6 +158,7 @@ class IPUJob:
         deleted: whether it is being deleted.
         active_deadline_s: how long an instance may be active before it fails; None: no limit.
         ttl_s_after_finished: how long the job is kept when it has ended; None: until somebody deletes it.
+        priority_class: the PriorityClass that it names; empty: none.
         suspended: no Pods and no partition, until it is resumed.
         managed_by: which controller has it; empty: this one.
         preemptible: may be asked to give its partitions back; it goes on later.
@@ -193,6 +194,7 @@ class IPUJob:
     status: Status
     active_deadline_s: int | None = None
     ttl_s_after_finished: int | None = None
+    priority_class: str = ""
     suspended: bool = False
     managed_by: str = ""
     preemptible: bool = False

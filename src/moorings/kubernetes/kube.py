@@ -38,6 +38,7 @@ EVENT = Kind("", "v1", "Event", "events")
 ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+PRIORITY_CLASS = Kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 TOKEN_REVIEW = Kind("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
 SUBJECT_ACCESS_REVIEW = Kind(

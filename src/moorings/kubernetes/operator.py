@@ -25,6 +25,7 @@ from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.plan import (
+    ENDED,
     FAILED,
     MAKING_ROOM,
     Claim,
@@ -37,6 +38,7 @@ from moorings.kubernetes.plan import (
     plan,
 )
 from moorings.kubernetes.pods import Pod, has_ended, parse_pod
+from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -51,6 +53,7 @@ log = logging.getLogger("moorings.kubernetes.operator")
 
 ABSENT_S = 10.0  # a partition that the proxy no longer names under living Pods is gone when it stays so
 FAILED_S = 1.0  # between two looks at a job of which something failed, at the least
+CLASS_S = 5.0  # between two looks for a PriorityClass that is missing
 SWEEP_S = 30.0  # between two looks for partitions that no job owns
 
 _UNDO = "change it back, or delete the job and create it anew"
@@ -89,6 +92,7 @@ class Operator:
         silent: nodes that are not Ready, by name; it may change.
         may: whether this operator leads.
         story: tells a job's Events.
+        value_of_class: the value of a PriorityClass, if there is one of that name.
         measures: what is counted.
         clock: the time.
     """
@@ -105,6 +109,7 @@ class Operator:
         silent: Mapping[str, Silence],
         may: Callable[[], bool],
         story: Callable[[Obj, Story], None],
+        value_of_class: ValueOf,
         measures: Measures,
         clock: Clock,
         monotonic: Callable[[], float],
@@ -118,6 +123,7 @@ class Operator:
         self._silent = silent
         self._may = may
         self._story = story
+        self._value_of_class = value_of_class
         self._measures = measures
         self._clock = clock
         self._monotonic = monotonic
@@ -137,6 +143,7 @@ class Operator:
             self._forget(key)
             await self.sweep(*key.split("/"))
             return None
+        found = with_value(found, self._value_of_class) or found
         job = self._read(found)
         if job.managed_elsewhere and not job.deleted:
             return None
@@ -146,9 +153,9 @@ class Operator:
         partitions, absent_s = self._partitions(job, pods, memory, now)
         wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
         self._tell(found, memory.warned.of(job, pods, wrong))
-        if wrong and not job.status.observed_generation:
-            await self._write(job, found, _refused(job, wrong, self._now()), memory)
-            return None
+        held_s = await self._hold_back(job, found, wrong, memory, idle=not pods and not partitions.known)
+        if held_s is not None:
+            return held_s or None
         paused, paused_s = memory.refusals.paused(now, zlib.crc32(job.uid.encode()) / 2**32)
         refused = memory.refusals.invalid
         if wrong:  # as after a scaling that nobody checked: it goes on as it was
@@ -175,6 +182,18 @@ class Operator:
         if not memory.made.empty:
             waits.append(SEEN_S)
         return min(waits) if waits else None
+
+    async def _hold_back(self, job: IPUJob, found: Obj, wrong: str, memory: Memory, *, idle: bool) -> float | None:
+        """Write why nothing is made for a job, and when to look again, in seconds (0: when it changes); None: it is."""
+        if wrong and not job.status.observed_generation:
+            await self._write(job, found, _refused(job, wrong, self._now()), memory)
+            return 0.0
+        served = job.deleted or job.suspended or job.status.state in ENDED or not idle
+        if served or not lacks_value(found):
+            return None
+        told = f"there is no PriorityClass {job.priority_class} with a priority that a job may have; it waits for one"
+        await self._write(job, found, build_status(job, Plan(), (), Partitions(), self._now(), told), memory)
+        return CLASS_S
 
     def again_s(self, key: str) -> float | None:
         """When to look again at a job after ``reconcile`` raised, whatever the retries: not all of it had failed."""

@@ -10,7 +10,7 @@ https://kubernetes.io/docs/concepts/security/pod-security-standards/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class Limits:
         privileged_namespaces: Pods are given privileges and the node's network here only; empty: everywhere.
         max_priority: the highest that a job may have: it goes before all others that wait for the same controllers.
         namespaces: where jobs are looked after at all; empty: everywhere.
+        value_of_class: the value of a PriorityClass, None if there is none; None in place of it: nobody knows any.
         suspends_queued: a new job with Kueue's label of a queue is suspended, until Kueue admits it.
     """
 
@@ -65,6 +66,7 @@ class Limits:
     max_priority: int = PRIORITY_MAX
     namespaces: frozenset[str] = frozenset()
     suspends_queued: bool = False
+    value_of_class: Callable[[str], int | None] | None = None
 
     def covers(self, namespace: str) -> bool:
         """Whether Pods in a namespace are given what Pods are given here at all."""

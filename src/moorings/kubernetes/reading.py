@@ -19,6 +19,7 @@ from moorings.kubernetes import names
 from moorings.kubernetes.fields import (
     BACK_OFF_LIMIT,
     BACK_OFF_LIMIT_MAX,
+    CLASS_CHARS_MAX,
     DEADLINE_S_MAX,
     DIGITS,
     KEPT_S_MAX,
@@ -102,6 +103,7 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         status=parse_status(obj.get("status")),
         active_deadline_s=spec.optional("activeDeadlineSeconds", 1, DEADLINE_S_MAX),
         ttl_s_after_finished=spec.optional("ttlSecondsAfterFinished", 0, KEPT_S_MAX),
+        priority_class=_priority_class(spec),
         suspended=spec.flag("suspend", False),
         managed_by=_managed_by(spec),
         preemptible=_says_yes(top, meta, names.PREEMPTIBLE),
@@ -118,6 +120,14 @@ def _says_yes(top: _Reader, meta: Mapping[str, Any], name: str) -> bool:
     if given not in (None, "true", "false"):
         top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {shown(given)}')
     return given == "true"
+
+
+def _priority_class(spec: _Reader) -> str:
+    given = spec.data.get("priorityClassName", "")
+    if not isinstance(given, str) or len(given) > CLASS_CHARS_MAX:
+        spec.note("priorityClassName", f"must be the name of a PriorityClass, not {shown(given)}")
+        return ""
+    return given
 
 
 def _managed_by(spec: _Reader) -> str:

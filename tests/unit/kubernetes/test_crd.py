@@ -117,12 +117,12 @@ def test_the_schema_s_defaults_are_those_of_the_reader():
     bare, full = an_object({"ipusPerJobInstance": 1}), an_object({"ipusPerJobInstance": 1, **spec})
     assert parse_ipujob(bare) == parse_ipujob(full)
     assert read_ipujob(full)[1] == ()
-    assert {"jobInstances", "restartPolicy", "cleanPodPolicy", "releaseOnFinish", "priority"} == set(spec)
+    assert {"jobInstances", "restartPolicy", "cleanPodPolicy", "releaseOnFinish"} == set(spec)
 
 
 def test_what_has_another_spelling_has_no_default_in_the_schema():
     aliased = [field for field in SPEC if field.alias]
-    assert {field.name for field in aliased} == {"workerPerJobInstance", "modelReplicasPerWorker"}
+    assert {field.name for field in aliased} == {"workerPerJobInstance", "modelReplicasPerWorker", "priority"}
     assert not any("default" in dict(nodes(SCHEMA))[field.path] for field in aliased)
 
 

@@ -209,7 +209,7 @@ def test_a_program_that_was_stopped_is_not_done_though_it_ends_well_and_after_it
     left = [pod(job, 0, deleting=True), pod(job, -1, SUCCEEDED, deleting=True, ended_at=START)]
     for suspended in (True, False):
         _, job = look(replace(job, suspended=suspended), left, held(ready(job)), after(START, 1))
-        assert job.status.instances[0].outcome is None
+        assert job.status.instances.get(0, InstanceRecord()).outcome is None
     assert job.status.state == "Restarting"
     found, job = look(job, [], held(), after(START, 2))
     assert found.acts == (Claim(0),)

@@ -1,0 +1,66 @@
+"""What a PriorityClass that an IPUJob names means: its value, in the queue for partitions. Pure.
+
+The webhook writes the value into `spec.priority`, as Kubernetes does with Pods, so that a job keeps what it was made
+with. A job that came past the webhook has none there: then the operator looks it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from moorings.core.claims import PRIORITY_MAX
+from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.reading import Fault, shown
+
+ValueOf = Callable[[str], int | None]  # of a PriorityClass; None: there is none of that name
+
+
+def find_priority_faults(obj: Obj, value_of: ValueOf | None) -> Iterator[Fault]:
+    """What is wrong with the PriorityClass of a job; without ``value_of`` nobody knows any, and nothing is."""
+    name, given = class_of(obj), _spec(obj).get("priority")
+    if not name or value_of is None:
+        return
+    value = value_of(name)
+    if value is None:
+        yield Fault(
+            "spec.priorityClassName",
+            f"there is no PriorityClass {shown(name)}",
+            "kubectl get priorityclasses lists those that there are",
+        )
+    elif abs(value) > PRIORITY_MAX:
+        yield Fault(
+            "spec.priorityClassName",
+            f"the PriorityClass {shown(name)} has {value}, and priorities go from -{PRIORITY_MAX} to {PRIORITY_MAX}",
+            "name another one",
+        )
+    elif given is not None and given != value:
+        yield Fault(
+            "spec.priority",
+            f"is {shown(given)}, and the PriorityClass {shown(name)} has {value}",
+            "leave one of them out",
+        )
+
+
+def class_of(obj: Obj) -> str:
+    """The PriorityClass that a job names; empty: none."""
+    name = _spec(obj).get("priorityClassName")
+    return name if isinstance(name, str) else ""
+
+
+def lacks_value(obj: Obj) -> bool:
+    """Whether a job names a PriorityClass, and nobody has looked up its value."""
+    return bool(class_of(obj)) and _spec(obj).get("priority") is None
+
+
+def with_value(obj: Obj, value_of: ValueOf) -> Obj | None:
+    """The job with the value of its PriorityClass as its priority; None: there is none that a job may have."""
+    if not lacks_value(obj):
+        return obj
+    value = value_of(class_of(obj))
+    return None if value is None or abs(value) > PRIORITY_MAX else {**obj, "spec": {**obj["spec"], "priority": value}}
+
+
+def _spec(obj: Obj) -> Mapping[str, Any]:
+    spec = obj.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
