@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from moorings.app.kubernetes_operator import STOP_S
+from moorings.kubernetes.acts import AddFinalizer, Claim, Release, Reset
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.doing import Doer, Made
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.plan import AddFinalizer, Claim, Release, Reset
 from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.reading import parse_ipujob
 from tests.kubernetes.api import KubernetesError

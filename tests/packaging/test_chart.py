@@ -562,11 +562,17 @@ def test_the_operator_may_change_nothing_but_what_changes(values: Obj, resource:
 
 
 def test_in_namespaces_the_operator_has_no_right_elsewhere() -> None:
-    """But for what is in no namespace: nodes, which it only reads, and who somebody is."""
+    """But for what is in no namespace: nodes and PriorityClasses, which it only reads, and who somebody is."""
     rendered = render(IN_NAMESPACES)
     everywhere = held(rendered, "ClusterRole", "controller-manager")
-    assert {name for _, name, _ in everywhere} == {"nodes", "tokenreviews", "subjectaccessreviews"}
-    assert {verb for _, name, verb in everywhere if name == "nodes"} == {"get", "list", "watch"}
+    assert {name for _, name, _ in everywhere} == {
+        "nodes",
+        "priorityclasses",
+        "tokenreviews",
+        "subjectaccessreviews",
+    }
+    read = {verb for _, name, verb in everywhere if name in ("nodes", "priorityclasses")}
+    assert read == {"get", "list", "watch"}
     assert held(rendered, "ClusterRole", "uninstall") == set()
     places = [
         one["metadata"]["namespace"] for one in rendered.objects if one["metadata"]["name"].endswith("-manager-jobs")

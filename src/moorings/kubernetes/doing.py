@@ -14,6 +14,21 @@ from typing import Protocol
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
+from moorings.kubernetes.acts import (
+    Act,
+    AddFinalizer,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    DeleteJob,
+    DeletePod,
+    DropFinalizer,
+    EnsureBeside,
+    Fence,
+    Release,
+    Reset,
+    Yield,
+)
 from moorings.kubernetes.ipujob import FINALIZER, IPUJob, Obj
 from moorings.kubernetes.kube import (
     CLUSTER_ROLE,
@@ -40,21 +55,6 @@ from moorings.kubernetes.objects import (
     build_service,
     build_worker,
     needs_service,
-)
-from moorings.kubernetes.plan import (
-    Act,
-    AddFinalizer,
-    Claim,
-    CreateLauncher,
-    CreateWorker,
-    DeleteJob,
-    DeletePod,
-    DropFinalizer,
-    EnsureBeside,
-    Fence,
-    Release,
-    Reset,
-    Yield,
 )
 from moorings.kubernetes.pods import parse_pod
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest

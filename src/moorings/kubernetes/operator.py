@@ -16,6 +16,7 @@ from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
 from moorings.kubernetes import names
+from moorings.kubernetes.acts import Claim, CreateLauncher, CreateWorker, DeletePod, Reset
 from moorings.kubernetes.admission import check_ipujob
 from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned
 from moorings.kubernetes.informer import Informers
@@ -24,19 +25,7 @@ from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.plan import (
-    ENDED,
-    FAILED,
-    MAKING_ROOM,
-    Claim,
-    CreateLauncher,
-    CreateWorker,
-    DeletePod,
-    Partitions,
-    Plan,
-    Reset,
-    plan,
-)
+from moorings.kubernetes.plan import ENDED, FAILED, MAKING_ROOM, Partitions, Plan, plan
 from moorings.kubernetes.pods import Pod, has_ended, parse_pod
 from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
 from moorings.kubernetes.proxy import shapes

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from moorings.kubernetes.acts import Fence, Release
 from moorings.kubernetes.doing import Doer, Made
 from moorings.kubernetes.ipujob import JobKind
 from moorings.kubernetes.kube import NODE, POD
 from moorings.kubernetes.objects import PodOptions, build_worker
-from moorings.kubernetes.plan import Fence, Release
 from moorings.kubernetes.proxy.shapes import RELEASING, PartitionBody, PartitionRequest
 from tests.unit.kubernetes.jobs import build_job, build_partition
 from tests.unit.kubernetes.objects_kept import KeptObjects

@@ -7,19 +7,10 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.instants import Instant, after
+from moorings.kubernetes.acts import Claim, CreateLauncher, DeleteJob, DeletePod, Release
 from moorings.kubernetes.doing import request_for
 from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
-from moorings.kubernetes.plan import (
-    HOLDS_NOTHING,
-    Claim,
-    CreateLauncher,
-    DeleteJob,
-    DeletePod,
-    Partitions,
-    Plan,
-    Release,
-    plan,
-)
+from moorings.kubernetes.plan import HOLDS_NOTHING, Partitions, Plan, plan
 from moorings.kubernetes.pods import FAILED, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody

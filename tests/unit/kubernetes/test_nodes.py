@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Instant, after
+from moorings.kubernetes.acts import Claim, DeletePod, Fence, Release
 from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
 from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
-from moorings.kubernetes.plan import Claim, DeletePod, Fence, Partitions, Plan, Release, plan
+from moorings.kubernetes.plan import Partitions, Plan, plan
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.status import build_status

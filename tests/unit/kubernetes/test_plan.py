@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Instant, after
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
-from moorings.kubernetes.plan import (
+from moorings.kubernetes.acts import (
     AddFinalizer,
     Claim,
     CreateLauncher,
@@ -17,15 +16,12 @@ from moorings.kubernetes.plan import (
     DeletePod,
     DropFinalizer,
     EnsureBeside,
-    Partitions,
-    Pause,
-    Plan,
     Release,
     Reset,
     Yield,
-    delay_s,
-    plan,
 )
+from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
+from moorings.kubernetes.plan import Partitions, Pause, Plan, delay_s, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody

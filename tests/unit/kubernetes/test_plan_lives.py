@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from moorings.core.instants import after
 from moorings.kubernetes import names
-from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
-from moorings.kubernetes.nodes import Silence
-from moorings.kubernetes.plan import (
-    ENDED,
+from moorings.kubernetes.acts import (
     Act,
     AddFinalizer,
     Claim,
@@ -27,13 +24,13 @@ from moorings.kubernetes.plan import (
     DropFinalizer,
     EnsureBeside,
     Fence,
-    Partitions,
-    Pause,
     Release,
     Reset,
     Yield,
-    plan,
 )
+from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
+from moorings.kubernetes.nodes import Silence
+from moorings.kubernetes.plan import ENDED, Partitions, Pause, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Instant, after
+from moorings.kubernetes.acts import Claim, CreateWorker, DeletePod, Release
 from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, JobKind, RestartType, StartRecord, Status
-from moorings.kubernetes.plan import Claim, CreateWorker, DeletePod, Partitions, Plan, Release, plan
+from moorings.kubernetes.plan import Partitions, Plan, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.starting import PAUSE_S_MAX, explain, pause_s
