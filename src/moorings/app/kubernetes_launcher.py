@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes import names
 from moorings.kubernetes.launcher import (
     KUBECTL,
     Patience,
     Place,
     Workers,
     choose_kubectl,
-    choose_watches,
     install_kubectl,
     make_clean,
 )
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         api = make_api(environment, place.namespace, given.account)
         patience = Patience(given.timeout, _tell)
         install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
-        watched = Workers(api, choose_watches(place.job, place.instance, workers))
+        watched = Workers(api, names.worker_names(place.job, place.instance, workers))
         watched.wait(patience)
         _tell(f"{workers} of {workers} workers are Ready")
         make_clean(place, patience, reset=environment.get("MOORINGS_RESET") == "1")

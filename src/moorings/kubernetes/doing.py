@@ -254,8 +254,7 @@ class Doer:
         Raises:
             MooringsError: ``ipujob.in_use`` (retryable).
         """
-        first = instance * job.workers
-        workers = [names.worker_name(job.name, number) for number in range(first, first + job.workers)]
+        workers = names.worker_names(job.name, instance, job.workers)
         launchers = [names.launcher_name(job.name, instance)] if job.has_launcher else []
         for name in [*launchers, *(workers if workers_too or not launchers else ())]:
             try:

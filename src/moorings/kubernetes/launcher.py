@@ -19,16 +19,18 @@ from moorings.client.causes import cause_text
 from moorings.client.requests import AnswerError, Call, build_target, parse_body
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
-from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.launcher_api import PodApi, Selector
+from moorings.kubernetes.launcher_api import PodApi
 from moorings.kubernetes.pods import ENDED, condition_of, containers_in
 from moorings.kubernetes.proxy.shapes import FAILED, LOST, READY, RELEASING, PartitionBody, PartitionsBody
 
+TOLD = 5  # workers of those that are waited for
+WATCHED_MAX = 16  # workers, each with a thread and a watch of its own; more are looked at again and again
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
-LOOK_S = 1.0  # between two looks at a partition that is being made ready
+LOOK_S = 1.0  # between two looks at a partition that is being made ready, or at many workers
 TELL_S = 60.0
+WHOLE_S = 30.0  # between two looks at all of many workers
 DENIED_S = 60.0  # so long a refusal may only mean that a Role or a token has not come round yet
 ANSWER_S = 15.0  # of the proxy
 RESET_S = 120.0  # so long it may hold its answer to a reset: until the partition is clean
@@ -158,45 +160,29 @@ def waiting_text(sights: Mapping[str, Sight]) -> str:
     late = [name for name, sight in sights.items() if not sight.ready]
     if not late:
         return ""
-    more = f"; and {len(late) - 5} more" if len(late) > 5 else ""
-    told = "; ".join(f"{name} {sights[name].text}" for name in late[:5])
+    more = f"; and {len(late) - TOLD} more" if len(late) > TOLD else ""
+    told = "; ".join(f"{name} {sights[name].text}" for name in late[:TOLD])
     return f"waiting for {len(late)} of {len(sights)} workers: {told}{more}"
 
 
-def choose_watches(job: str, instance: int, workers: int) -> dict[Selector, tuple[str, ...]]:
-    """What is watched, with the names of the Pods that each watch tells of.
-
-    Few workers are watched by name, which their Role can be limited to; of many all are watched at once.
-
-    Args:
-        job: whose.
-        instance: of it.
-        workers: how many it has.
-    """
-    every = tuple(names.worker_name(job, number) for number in range(instance * workers, (instance + 1) * workers))
-    if workers <= names.NAMED_WORKERS_MAX:
-        return {Selector("fieldSelector", f"metadata.name={name}"): (name,) for name in every}
-    labels = {names.JOB: job, names.INSTANCE: instance, names.ROLE: names.WORKER_ROLE}
-    return {Selector("labelSelector", ",".join(f"{label}={value}" for label, value in labels.items())): every}
-
-
 class Workers:
-    """The workers' Pods, followed by a thread a watch, until the process ends or this is closed.
+    """The workers' Pods, followed until the process ends or this is closed.
 
     Args:
         api: the API server.
-        watches: what is watched, and the names of the Pods that each tells of.
+        every: their names.
     """
 
-    def __init__(self, api: PodApi, watches: Mapping[Selector, Sequence[str]]) -> None:
+    def __init__(self, api: PodApi, every: Sequence[str]) -> None:
         self._api = api
         self._changed = threading.Condition()
         self._over = threading.Event()
-        self._sights = {name: UNSEEN for those in watches.values() for name in those}
-        self._denied: dict[Selector, tuple[float, KubeError]] = {}
-        for selector, those in watches.items():
-            name = f"watch {selector.text}"
-            threading.Thread(target=self._follow, args=(selector, those), name=name, daemon=True).start()
+        self._sights = dict.fromkeys(every, UNSEEN)
+        self._denied: dict[str, tuple[float, KubeError]] = {}
+        self._whole_s = float("-inf")  # when all were read
+        works = [(self._watch, [name]) for name in every] if len(every) <= WATCHED_MAX else [(self._read, [*every])]
+        for work, those in works:
+            threading.Thread(target=self._follow, args=(work, those), name=f"see {those[0]}", daemon=True).start()
 
     def close(self) -> None:
         """Watch no more; threads end when their watch does."""
@@ -222,37 +208,58 @@ class Workers:
                 f"a worker will not come up: {'; '.join(ended[:5])}",
                 hint="'kubectl logs' of that Pod has its last words",
             )
-        for selector, (since_s, error) in self._denied.items():
+        for name, (since_s, error) in self._denied.items():
             if time.monotonic() - since_s >= DENIED_S:
-                hint = "the Role of the launcher's service account must let it list and watch its workers"
-                raise MooringsError(error.code, f"{selector.text} may not be looked at: {error.detail}", hint=hint)
+                hint = "the Role of the launcher's service account must let it get, list and watch its workers"
+                raise MooringsError(error.code, f"{name} may not be looked at: {error.detail}", hint=hint)
 
-    def _follow(self, selector: Selector, those: Sequence[str]) -> None:
+    def _follow(self, work: Callable[[list[str]], float], those: list[str]) -> None:
+        """Look at Pods again and again; ``work`` looks, and says for how long to wait then."""
         pause_s = PAUSE_S
         while not self._over.is_set():
             try:
-                found, since = self._api.list(selector)
-                self._put(selector, {name: see(found.get(name)) for name in those})
-                began_s = time.monotonic()
-                for name, changed in self._api.watch(selector, since):
-                    self._put(selector, {name: see(changed)})
+                wait_s = work(those)
                 pause_s = PAUSE_S
-                wait_s = began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
             except KubeError as error:
                 if error.status != 410:  # what we know is older than the server's memory: only look again
-                    unknown = Sight(False, False, f"is not known: {error.detail}")
-                    self._put(selector, dict.fromkeys(those, unknown), error)
+                    self._put(dict.fromkeys(those, Sight(False, False, f"is not known: {error.detail}")), error)
                 wait_s = max(pause_s, error.retry_after_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             self._over.wait(max(0.0, wait_s))
 
-    def _put(self, selector: Selector, seen: Mapping[str, Sight], error: KubeError | None = None) -> None:
+    def _watch(self, those: list[str]) -> float:
+        (name,) = those
+        pod, since = self._api.list(name)
+        self._put({name: see(pod)})
+        began_s = time.monotonic()
+        for changed in self._api.watch(name, since):
+            self._put({name: see(changed)})
+        return began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
+
+    def _read(self, those: list[str]) -> float:
+        """Read all of them now and then; else no more than show that it is not time yet."""
+        began_s = time.monotonic()
+        whole = began_s - self._whole_s >= WHOLE_S
+        seen: dict[str, Sight] = {}
+        late = 0
+        for name, pod in self._api.read(sorted(those, key=lambda one: self._sights[one].ready)):
+            seen[name] = see(pod)
+            late += not seen[name].ready
+            if late == TOLD and not whole:
+                break
+        else:
+            self._whole_s = began_s
+        self._put(seen)
+        return max(LOOK_S, time.monotonic() - began_s)  # half of the time at the most
+
+    def _put(self, seen: Mapping[str, Sight], error: KubeError | None = None) -> None:
         with self._changed:
-            if error is None or error.status not in (401, 403):
-                self._denied.pop(selector, None)
-            else:
-                self._denied.setdefault(selector, (time.monotonic(), error))
-            self._sights |= {name: sight for name, sight in seen.items() if name in self._sights}
+            for name in seen:
+                if error is None or error.status not in (401, 403):
+                    self._denied.pop(name, None)
+                else:
+                    self._denied.setdefault(name, (time.monotonic(), error))
+            self._sights |= seen
             self._changed.notify_all()
 
 

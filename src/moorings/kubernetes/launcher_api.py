@@ -1,9 +1,8 @@
-"""What a launcher asks of the API server: its workers' Pods, by name or by label. Standard library only.
+"""What a launcher asks of the API server: its workers' Pods, one by one. Standard library only.
 
-Where its Role names the Pods it may see, each is listed and watched for itself, by ``fieldSelector=metadata.name=...``:
-a list of all is forbidden. Of many workers that would be as many threads, connections and watches, so those are listed
-and watched together, by their labels, page by page. The operator's client was refused here: the launcher's image is
-Python and nothing else.
+Its Role names the Pods it may see, so a list of all is forbidden. A few are each listed and watched for themselves, by
+``fieldSelector=metadata.name=...``; of many that would be as many threads and connections, so they are read one after
+the other over one. The operator's client was refused here: the launcher's image is Python and nothing else.
 """
 
 from __future__ import annotations
@@ -13,30 +12,20 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from moorings.client.causes import cause_text
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.pods import trim_pod
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANSWER_S = 15.0
 WATCH_S = 240  # then the API server ends the watch, and a new one begins
 LINE_BYTES_MAX = 8 << 20  # several times the largest object there can be
-PAGE = 50  # Pods of an answer: 160 KB each, where 10 are usual
 _PROBES = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a silent peer: 30 s
-
-
-class Selector(NamedTuple):
-    """Which Pods: ``fieldSelector`` or ``labelSelector``, and what it says."""
-
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,61 +44,89 @@ class PodApi:
     namespace: str
     account: Path = ACCOUNT
 
-    def list(self, selector: Selector) -> tuple[dict[str, Obj], str]:
-        """The Pods that are there, by name, and where a watch goes on.
+    def read(self, every: Iterable[str]) -> Iterator[tuple[str, Obj | None]]:
+        """These Pods, by name, over one connection; None for one that is not there.
 
         Raises:
-            KubeError: they are not known.
+            KubeError: one is not known.
         """
-        pods: dict[str, Obj] = {}
-        query = {"limit": str(PAGE)}
-        while True:
-            with self._ask(selector, query) as answer:
-                try:
-                    found = json.loads(answer.read(LINE_BYTES_MAX))
-                    pods |= {one["metadata"]["name"]: trim_pod(one) for one in found.get("items") or ()}
-                    since, more = str(found["metadata"]["resourceVersion"]), found["metadata"].get("continue")
-                except (ValueError, LookupError, AttributeError, TypeError) as error:
-                    raise KubeError(0, "Unreadable", f"{self.host} does not answer as an API server does") from error
-            if not more:
-                return pods, since
-            query["continue"] = more
+        with self._talking() as (connection, headers):
+            for name in every:
+                connection.request("GET", f"{self._pods}/{quote(name)}", headers=headers)
+                with connection.getresponse() as answer:
+                    content = answer.read(LINE_BYTES_MAX)
+                    if answer.status not in (200, 404):
+                        raise _refusal(answer.status, _status(content), answer.getheader("Retry-After"))
+                yield name, self._parse(content) if answer.status == 200 else None
 
-    def watch(self, selector: Selector, since: str) -> Iterator[tuple[str, Obj | None]]:
-        """A Pod, by name, each time it has changed, None when it is gone; ends when the API server ends the watch.
+    def list(self, name: str) -> tuple[Obj | None, str]:
+        """A Pod, if it is there, and where a watch goes on.
+
+        Raises:
+            KubeError: it is not known.
+        """
+        with self._ask(name, {}) as answer:
+            found = self._parse(answer.read(LINE_BYTES_MAX))
+            try:
+                items = found.get("items") or ()
+                return (items[0] if items else None), str(found["metadata"]["resourceVersion"])
+            except (LookupError, TypeError) as error:
+                raise self._unreadable() from error
+
+    def watch(self, name: str, since: str) -> Iterator[Obj | None]:
+        """A Pod each time it has changed, None when it is gone; ends when the API server ends the watch.
 
         Raises:
             KubeError: the connection is lost; 410 when ``since`` is too old.
         """
         query = {"watch": "1", "resourceVersion": since, "timeoutSeconds": str(WATCH_S)}
-        with self._ask(selector, query) as answer:
+        with self._ask(name, query) as answer:
             while line := answer.readline(LINE_BYTES_MAX):
                 try:
                     event = json.loads(line)
                     kind, found = event["type"], event["object"]
-                    name = found["metadata"]["name"] if kind not in ("ERROR", "BOOKMARK") else ""
                 except (ValueError, LookupError, TypeError) as error:
                     raise KubeError(0, "Unreadable", "a watch broke off in the middle of a line") from error
                 if kind == "ERROR":
                     raise _refusal(int(found.get("code") or 500), found)
                 if kind != "BOOKMARK":
-                    yield name, None if kind == "DELETED" else found
+                    yield None if kind == "DELETED" else found
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def _parse(self, content: bytes) -> Obj:
+        try:
+            found = json.loads(content)
+        except ValueError as error:
+            raise self._unreadable() from error
+        if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+            raise self._unreadable()
+        return found
+
+    def _unreadable(self) -> KubeError:
+        return KubeError(0, "Unreadable", f"{self.host} does not answer as an API server does")
 
     @contextlib.contextmanager
-    def _ask(self, selector: Selector, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        path = f"/api/v1/namespaces/{self.namespace}/pods?" + urlencode({selector.kind: selector.text} | query)
+    def _ask(self, name: str, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+        path = f"{self._pods}?" + urlencode({"fieldSelector": f"metadata.name={name}"} | query)
+        with self._talking() as (connection, headers):
+            connection.request("GET", path, headers=headers)
+            with connection.getresponse() as answer:  # it may hold the socket that the connection has let go
+                if answer.status != 200:
+                    told = _status(answer.read(LINE_BYTES_MAX))
+                    raise _refusal(answer.status, told, answer.getheader("Retry-After"))
+                if "watch" in query and connection.sock is not None:
+                    connection.sock.settimeout(WATCH_S + ANSWER_S)
+                yield answer
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[tuple[http.client.HTTPSConnection, dict[str, str]]]:
         try:
             with contextlib.closing(self._connect()) as connection:
                 token = (self.account / "token").read_text().strip()
-                headers = {"Accept": "application/json", "Authorization": f"Bearer {token}"}
-                connection.request("GET", path, headers=headers)
-                with connection.getresponse() as answer:  # it may hold the socket that the connection has let go
-                    if answer.status != 200:
-                        told = _status(answer.read(LINE_BYTES_MAX))
-                        raise _refusal(answer.status, told, answer.getheader("Retry-After"))
-                    if "watch" in query and connection.sock is not None:
-                        connection.sock.settimeout(WATCH_S + ANSWER_S)
-                    yield answer
+                yield connection, {"Accept": "application/json", "Authorization": f"Bearer {token}"}
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a header or CA nobody can read
             where = f"{self.host}:{self.port}"
             raise KubeError(0, "Unreachable", f"the API server {where} does not answer: {cause_text(error)}") from error

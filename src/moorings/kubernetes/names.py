@@ -17,7 +17,6 @@ PREEMPTIBLE = (
     f"{GROUP}/preemptible"  # annotation of a job: it may be asked to give its partitions back, and goes on later
 )
 RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it goes on from a checkpoint, so it may be moved, too
-NAMED_WORKERS_MAX = 16  # of an instance: a launcher may see these alone, by name; of more, all Pods of its namespace
 LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
 
 OWNER_KIND = "kubernetes"
@@ -26,6 +25,11 @@ OWNER_KIND = "kubernetes"
 def worker_name(job: str, number: int) -> str:
     """The ``number``-th worker Pod of a job, over all instances."""
     return f"{job}-worker-{number}"
+
+
+def worker_names(job: str, instance: int, workers: int) -> list[str]:
+    """The worker Pods of an instance that has so many."""
+    return [worker_name(job, number) for number in range(instance * workers, (instance + 1) * workers)]
 
 
 def launcher_name(job: str, instance: int) -> str:

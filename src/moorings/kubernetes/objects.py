@@ -187,17 +187,12 @@ def build_config(job: IPUJob, instance: int = 0) -> Obj:
 
 
 def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
-    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else.
-
-    RBAC knows no labels. So where a launcher has too many workers for a watch each, it may see all Pods of its
-    namespace; it starts processes in its own workers alone.
-    """
+    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else."""
     name = names.account_name(job.name)
     rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     workers = [worker for instance in range(job.instances) for worker in _workers(job, instance)]
-    named = {"resourceNames": workers} if job.workers <= names.NAMED_WORKERS_MAX else {}
     rules = [
-        {"apiGroups": [""], "resources": ["pods"], **named, "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "resourceNames": workers, "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
     ]
     account = _beside(job, "v1", "ServiceAccount", name)
@@ -458,8 +453,7 @@ def _worker_volume(job: IPUJob, file: GcdBody | None) -> Obj:
 
 
 def _workers(job: IPUJob, instance: int) -> list[str]:
-    first = instance * job.workers
-    return [names.worker_name(job.name, number) for number in range(first, first + job.workers)]
+    return names.worker_names(job.name, instance, job.workers)
 
 
 def _hostfile(instance: int) -> str:

@@ -36,7 +36,7 @@ class Cluster:
     """Pods with a log of their changes.
 
     ``faults`` are met by the next requests, one each: a status, ``drop``, ``silence`` or ``garbage``; ``watch_faults``
-    by watches alone. ``asked`` has each request's kind and Pod, or labels. ``watch_s``: how long a watch lasts at most.
+    by watches alone. ``asked`` has each request's kind and Pod. ``watch_s``: how long a watch lasts at most.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,7 @@ class Cluster:
         self.faults: list[int | str] = []
         self.watch_faults: list[int | str] = []
         self.asked: list[tuple[str, str]] = []
+        self.connections = 0
         self.watch_s = 60.0
         self.token = TOKEN
         self.forgotten = 0  # changes up to this one are too old for a watch
@@ -71,15 +72,9 @@ class Cluster:
             return next((faults.pop(0) for faults in lists if faults), None)
 
 
-def is_meant(selector: str, one: Pod) -> bool:
-    """Whether a Pod's name, or its labels, are these."""
-    wanted = [label.partition("=")[::2] for label in selector.split(",")]
-    labels = one["metadata"].get("labels") or {}
-    return one["metadata"]["name"] == selector or all(labels.get(name) == value for name, value in wanted)
-
-
 class _Quiet(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # heads and bodies are written apart
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -95,12 +90,17 @@ class _Quiet(BaseHTTPRequestHandler):
 
 def _api(cluster: Cluster) -> type[_Quiet]:
     class Api(_Quiet):
+        def setup(self) -> None:
+            super().setup()
+            cluster.connections += 1
+
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            name = query.get("fieldSelector", "").removeprefix("metadata.name=") or query.get("labelSelector", "")
+            place, _, one = parts.path.partition("/pods/")
+            name = one or query.get("fieldSelector", "").removeprefix("metadata.name=")
             watch = query.get("watch") == "1"
-            cluster.asked.append(("watch" if watch else "list", name))
+            cluster.asked.append(("get" if one else "watch" if watch else "list", name))
             fault = cluster.take_fault(cluster.faults, cluster.watch_faults if watch else [])
             if fault == "drop":
                 self.close_connection = True
@@ -114,17 +114,18 @@ def _api(cluster: Cluster) -> type[_Quiet]:
                 self.refuse(fault, "a fault")
             elif self.headers["Authorization"] != f"Bearer {cluster.token}":
                 self.refuse(401, "Unauthorized")
-            elif parts.path != "/api/v1/namespaces/team/pods" or not name:
+            elif place.removesuffix("/pods") != "/api/v1/namespaces/team" or not name:
                 self.refuse(403, "pods is forbidden: cannot list resource")
             elif watch:
                 self.watch(name, int(query["resourceVersion"]))
+            elif one and name not in cluster.pods:
+                self.refuse(404, "not found")
+            elif one:
+                self.answer(200, cluster.pods[name])
             else:
                 with cluster.changed:
-                    items = [one for one in cluster.pods.values() if is_meant(name, one)]
-                    first, limit = int(query.get("continue", "0")), int(query["limit"])
-                    more = {"continue": str(first + limit)} if len(items) > first + limit else {}
-                    metadata = {"resourceVersion": str(len(cluster.changes)), **more}
-                    self.answer(200, {"items": items[first : first + limit], "metadata": metadata})
+                    items = [cluster.pods[name]] if name in cluster.pods else []
+                    self.answer(200, {"items": items, "metadata": {"resourceVersion": str(len(cluster.changes))}})
 
         def refuse(self, status: int, words: str) -> None:
             body = {"kind": "Status", "code": status, "reason": "Because", "message": words}
@@ -146,7 +147,7 @@ def _api(cluster: Cluster) -> type[_Quiet]:
                     self.event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
                     break
                 for kind, one in fresh:
-                    if is_meant(name, one):
+                    if one["metadata"]["name"] == name:
                         self.event(kind, one)
                 if cluster.take_fault(cluster.watch_faults) == "drop":  # in the middle of a line
                     self.wfile.write(b'10\r\n{"type": "MODIF')

@@ -26,20 +26,19 @@ from moorings.kubernetes.launcher import (
     Place,
     Workers,
     choose_kubectl,
-    choose_watches,
     install_kubectl,
     make_clean,
     see,
     waiting_text,
 )
 from moorings.kubernetes.launcher_api import PodApi
+from moorings.kubernetes.names import worker_names
 from tests.cases import cases
 from tests.processes import DYING_WITH_US
 from tests.unit.kubernetes.cluster_stand_in import Cluster, Proxy, pod, serve_cluster, serve_proxy
 from tests.waiting import patient, until
 
 NAMES = ["job-worker-0", "job-worker-1"]
-WATCHES = choose_watches("job", 0, len(NAMES))
 
 
 @pytest.fixture
@@ -259,7 +258,7 @@ def workers(tmp_path, cluster, monkeypatch):
             self.thread.start()
 
         def _wait(self) -> None:
-            with contextlib.closing(Workers(self._api, WATCHES)) as watched:
+            with contextlib.closing(Workers(self._api, NAMES)) as watched:
                 try:
                     watched.wait(Patience(20, self.told.append))
                 except MooringsError as error:
@@ -373,7 +372,7 @@ def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
     told: list[str] = []
     with serve_cluster(Cluster(), tmp_path / "account") as port:
         pass
-    watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), WATCHES)
+    watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), NAMES)
     waiting = threading.Thread(target=watched.wait, args=(Patience(30, told.append),))
     waiting.start()
     until(lambda: any("does not answer" in text for text in told), what="it is away")
@@ -386,42 +385,39 @@ def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
 # -- many workers ------------------------------------------------------------------------------------------------------
 
 
-def test_many_workers_are_one_watch_and_one_thread(tmp_path, cluster):
-    count = 300
-    (selector,) = watches = choose_watches("job", 1, count)
-    assert selector.text == "graphcore.ai/job-name=job,graphcore.ai/instance=1,graphcore.ai/job-role=worker"
-    labels = dict(label.split("=") for label in selector.text.split(","))
-    every = [pod(f"job-worker-{number}", waiting="ContainerCreating") for number in range(count, 2 * count)]
-    for one in (*every, pod("job-worker-0", "Failed", code=1), pod("job-launcher-1", "Failed", code=1)):
-        one["metadata"]["labels"] = labels if one in every else labels | {"graphcore.ai/job-role": "another"}
-        cluster.put(one)
+def test_many_workers_are_read_over_one_connection_by_one_thread(tmp_path, cluster):
+    every = worker_names("job", 1, 300)
+    for name in every[1:]:
+        cluster.put(pod(name, waiting="ContainerCreating"))
     told: list[str] = []
     with serve_cluster(cluster, tmp_path / "account") as port:
-        before = threading.active_count()
-        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), watches)
+        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
         waiting = threading.Thread(target=watched.wait, args=(Patience(30, told.append),))
         waiting.start()
-        until(lambda: cluster.count("watch") == 1, what="all pages are read")
-        assert [one.name for one in threading.enumerate() if one.name.startswith("watch ")] == [
-            f"watch {selector.text}"
-        ]
-        assert threading.active_count() < before + 10
-        for one in every:
-            ready = pod(one["metadata"]["name"], "Running", ready=True)
-            ready["metadata"]["labels"] = labels
-            cluster.put(ready)
+        until(lambda: any("is not there yet" in text for text in told), what="one round is over")
+        assert [one.name for one in threading.enumerate() if one.name.startswith("see ")] == ["see job-worker-300"]
+        for name in every:
+            cluster.put(pod(name, "Running", ready=True))
         waiting.join(patient(30))
         assert not waiting.is_alive(), told[-1:]
         watched.close()
-    assert cluster.asked == [("list", selector.text)] * 6 + [("watch", selector.text)]
-    assert told[0].startswith("waiting for 300 of 300 workers: job-worker-300 is ")
+    assert {kind for kind, _ in cluster.asked} == {"get"}
+    assert {name for _, name in cluster.asked} == set(every)
+    assert cluster.connections < 10
 
 
-@pytest.mark.parametrize(("workers", "watches"), [(1, 1), (16, 16), (17, 1), (4096, 1)])
-def test_few_workers_are_watched_by_name(workers, watches):
-    found = choose_watches("job", 0, workers)
-    assert len(found) == watches
-    assert [name for those in found.values() for name in those] == [f"job-worker-{one}" for one in range(workers)]
+@pytest.mark.parametrize("fault", ["drop", "garbage", 500, 403])
+def test_many_workers_of_which_one_cannot_be_read_are_read_again(tmp_path, cluster, fault):
+    every = worker_names("job", 0, 20)
+    for name in every:
+        cluster.put(pod(name, "Running", ready=True))
+    cluster.faults.append(fault)
+    told: list[str] = []
+    with serve_cluster(cluster, tmp_path / "account") as port:
+        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
+        watched.wait(Patience(30, told.append))
+        watched.close()
+    assert any("is not known: " in text for text in told)
 
 
 # -- a proxy that misbehaves -------------------------------------------------------------------------------------------
