@@ -16,6 +16,8 @@ from urllib.request import getproxies
 import httptools
 import httpx2
 
+from moorings.client.causes import cause_text
+
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = 1 << 18  # of a body that nobody reads yet; then the peer is made to wait
 
@@ -100,7 +102,7 @@ class HttptoolsTransport(httpx2.AsyncBaseTransport):
         except TimeoutError as error:
             raise httpx2.ConnectTimeout(f"{host}:{port} does not answer", request=request) from error
         except OSError as error:  # TLS's too
-            raise httpx2.ConnectError(str(error), request=request) from error
+            raise httpx2.ConnectError(cause_text(error), request=request) from error
         return made[1]
 
     def release(self, connection: _Connection | None, *, whole: bool) -> None:

@@ -58,6 +58,7 @@ class Memory:
     made: Made = field(default_factory=Made)
     written: Obj | None = None  # as we wrote it, until the watch has caught up
     written_at: float = -1e9
+    read: tuple[Obj, IPUJob] | None = None  # the job as it was seen last, and what was read of it
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
@@ -133,7 +134,7 @@ class Operator:
             await self.sweep(*key.split("/"))
             return None
         found = with_value(found, self._value_of_class) or found
-        job = self._read(found)
+        job = self._read(found, memory)
         if job.managed_elsewhere and not job.deleted:
             return None
         now = self._monotonic()
@@ -256,12 +257,14 @@ class Operator:
     def _parse_pod(self, found: Obj) -> Pod | None:
         return parse_pod(found, self._options.proxy_mark)
 
-    def _read(self, found: Obj) -> IPUJob:
-        """The job, with the site's defaults."""
-        job = parse_ipujob(found)
-        if job.start_deadline_s is None:
-            return replace(job, start_deadline_s=self._options.start_deadline_s)
-        return job
+    def _read(self, found: Obj, memory: Memory) -> IPUJob:
+        """The job, with the site's defaults; most looks are at one that is as it was at the look before."""
+        if memory.read is None or memory.read[0] is not found:
+            job = parse_ipujob(found)
+            if job.start_deadline_s is None:
+                job = replace(job, start_deadline_s=self._options.start_deadline_s)
+            memory.read = found, job
+        return memory.read[1]
 
     def _job(self, key: str, memory: Memory) -> Obj | None:
         """The job as last seen, or as we wrote it since."""

@@ -18,6 +18,7 @@ from types import TracebackType
 import httpx2
 
 from moorings import __version__
+from moorings.client.async_transport import HttptoolsTransport
 from moorings.client.causes import cause_text
 from moorings.client.requests import build_body, build_target, parse_problem
 from moorings.client.sse import EventParser
@@ -32,6 +33,7 @@ CALL_S = 20.0
 RESET_S = 150.0  # the proxy waits until it is clean
 SILENCE_S = 45.0  # of a watch; the proxy sends a heartbeat every 10 s
 CONNECTIONS = 64
+KEPT_S = 30.0  # an idle connection
 TOKEN_S = 10.0  # how long a token that was read is used; the kubelet renews it long before its end
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
 RELIST_S = 10.0  # while a controller does not answer, or one did not
@@ -54,10 +56,8 @@ class ProxyClient:
         self._kept = ""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=30)
-        self._http = httpx2.AsyncClient(
-            base_url=self.server, timeout=CALL_S, limits=limits, trust_env=False, verify=self._context
-        )
+        transport = HttptoolsTransport(tls=self._context, connections=CONNECTIONS, kept_s=KEPT_S)
+        self._http = httpx2.AsyncClient(base_url=self.server, timeout=CALL_S, transport=transport, trust_env=False)
 
     async def __aenter__(self) -> ProxyClient:
         return self
