@@ -149,7 +149,7 @@ class WorkQueue(Generic[K]):
         self._backlog: Backlog[K] = Backlog()
         self._meter: Meter = meter or _NoMeter()
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: tuple[float, asyncio.TimerHandle] | None = None  # when it rings; uvloop's handles do not tell
 
     @property
     def depth(self) -> int:
@@ -244,12 +244,13 @@ class WorkQueue(Generic[K]):
     def _arm(self) -> None:
         due = self._backlog.due_at()
         if self._timer is not None:
-            if due is not None and self._timer.when() <= due and not self._timer.cancelled():
+            at, handle = self._timer
+            if due is not None and at <= due:
                 return
-            self._timer.cancel()
+            handle.cancel()
             self._timer = None
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+            self._timer = due, asyncio.get_running_loop().call_at(due, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
