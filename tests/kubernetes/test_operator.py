@@ -7,7 +7,6 @@ import http.client
 import socket
 import stat
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -170,9 +169,9 @@ def test_pods_over_a_quota_keep_no_partition_from_others(site: Site, namespace: 
     site.submit(other, "first", ipusPerJobInstance="16")
     site.await_pods(other, "first", "first-worker-0", timeout=PATIENCE_S * 3)
     assert site.job_pods(namespace, "two") == {}
-    status = site.status(namespace, "two")
-    assert status["status"] == "Pending"
-    assert "without a partition for now, because its Pods are refused" in status["lastMessage"]
+    assert site.status(namespace, "two")["status"] == "Pending"
+    told = "without a partition for now, because its Pods are refused"
+    site.cluster.wait(lambda: told in site.status(namespace, "two")["lastMessage"])
     site.delete(other, "first")
     site.delete(namespace, "two")
     site.await_empty()
@@ -310,8 +309,7 @@ def test_with_one_controller_down_and_one_full_the_message_says_what_it_waits_fo
 
 def metrics(site: Site) -> str:
     """The proxy's."""
-    with urllib.request.urlopen(f"{site.proxy_url}/metrics", timeout=patient(5)) as answer:
-        return str(answer.read().decode())
+    return site.ask_proxy("/metrics")
 
 
 def events(site: Site, namespace: str, job: str) -> dict[str, str]:
