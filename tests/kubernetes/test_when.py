@@ -29,7 +29,7 @@ def test_a_job_past_its_deadline_fails_and_gives_its_ipus_back(site: Site, names
     (claim,) = site.pod.claims()
     assert claim["timeLimitS"] == 4, "the queue reckons with it"
     status = site.await_state(namespace, "late", "Failed")
-    assert [one["reason"] for one in status["conditions"] if one["status"] == "True"] == ["DeadlineExceeded"]
+    assert [one["reason"] for one in status["conditions"] if one["type"] == "Failed"] == ["DeadlineExceeded"]
     assert status["lastMessage"] == "it was active for longer than the 4 s of spec.activeDeadlineSeconds"
     site.await_empty()
 
