@@ -138,7 +138,7 @@ async def test_a_server_that_falls_silent_within_a_body_is_given_up() -> None:
 
 async def test_nobody_listens() -> None:
     async with httpx2.AsyncClient(transport=HttptoolsTransport()) as http:
-        with pytest.raises(httpx2.ConnectError, match="(?i)connect|refused"):
+        with pytest.raises(httpx2.ConnectError, match=r"(?i)connect|refused"):
             await http.get("http://127.0.0.1:1/")
 
 
