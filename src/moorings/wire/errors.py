@@ -143,7 +143,7 @@ ERRORS: dict[str, ErrorKind] = {
     "queue.taken": ErrorKind(409, Exit.CONFLICT, "another scheduler of that name tells that queue"),
     "queue.unknown": ErrorKind(404, Exit.NOT_FOUND, "nothing was heard of that queue"),
     "quota.waiting": ErrorKind(429, Exit.NO_ROOM, "too much of the subject or the project waits already"),
-    "request.not_private": ErrorKind(421, Exit.UNREACHABLE, "the proxy of IPUJobs takes this over HTTPS alone"),
+    "request.not_private": ErrorKind(421, Exit.USAGE, "the proxy of IPUJobs takes this over HTTPS alone"),
     "request.invalid": ErrorKind(400, Exit.USAGE, "the HTTP request cannot be read"),
     "room.is_free": ErrorKind(409, Exit.CONFLICT, "the room that was to be made is free already"),
     "room.not_found": ErrorKind(409, Exit.NO_ROOM, "nobody can be moved so that there is room"),
