@@ -24,7 +24,10 @@ Obj = dict[str, Any]
 _ENV = cel.NewEnv(variables={"self": cel.Type.DYN, "oldSelf": cel.Type.DYN})
 _READ = re.compile(r"\b(?:self|oldSelf)\b((?:\.\w+)*)")
 _OLD = re.compile(r"\boldSelf\b")
-_TYPES = {*((name, None) for name in ("object", "array", "string", "integer", "boolean")), ("integer", "int32")}
+_TYPES = {
+    *((name, None) for name in ("object", "array", "string", "integer", "boolean")),
+    *(("integer", bits) for bits in ("int32", "int64")),
+}
 _SUBSCHEMAS = {"items", "additionalProperties"}
 _JSON_SCHEMA = {
     *("type", "required", "enum", "minimum", "maximum", "pattern", "maxLength", "minItems", "maxItems"),

@@ -114,7 +114,6 @@ def test_an_example_is_stored_with_its_defaults(served, room, name):
     assert {name: stored["spec"][name] for name in given["spec"]} == given["spec"]
     assert added == {
         **({} if "cleanPodPolicy" in given["spec"] else {"cleanPodPolicy": "None"}),
-        "priority": 0,
         "releaseOnFinish": True,
         "restartPolicy": {"backOffLimit": 3, "type": "Never"},
     }
@@ -165,7 +164,7 @@ def test_the_webhook_s_patch_is_one_that_the_server_takes(served, namespace):
     assert patch
     after = served.api("PATCH", path_of(namespace, "job"), patch, content_type=JSON_PATCH)
     assert default_ipujob(after) == []
-    assert after["spec"] == {**made["spec"], "workerPerJobInstance": "1", "modelReplicasPerWorker": "1"}
+    assert after["spec"] == {**made["spec"], "workerPerJobInstance": "1", "modelReplicasPerWorker": "1", "priority": 0}
     served.api("PATCH", path_of(namespace, "job"), {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
 
 

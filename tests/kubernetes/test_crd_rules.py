@@ -149,7 +149,7 @@ def test_what_may_change_changes(judge, spec):
         ({"launcher": {"command": ["other"]}}, "spec.launcher.command"),
         ({"launcher": {"args": ["other"]}}, "spec.launcher.args"),
         ({"launcher": None}, "spec"),
-        ({"priority": 5}, "spec.priority"),
+        ({"priority": 5}, "spec"),
     ],
     ids=str,
 )
