@@ -140,6 +140,20 @@ async def test_who_comes_second_is_told(cluster: KubernetesCluster, namespace: s
         assert (await kube.replace(CONFIG_MAP, {**old, "data": {"any": "1"}}, namespace))["data"] == {"any": "1"}
 
 
+def note_calls(kube: Connection, note: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the targets of its calls and watches noted."""
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def made(verb: str, target: str, **more: Any) -> Any:
+            note(target)
+            return method(verb, target, **more)
+
+        return made
+
+    for name in ("call", "stream"):
+        monkeypatch.setattr(kube._http, name, noting(getattr(kube._http, name)))
+
+
 async def test_a_long_list_comes_in_pages_of_one_moment(
     cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -148,16 +162,16 @@ async def test_a_long_list_comes_in_pages_of_one_moment(
         await asyncio.gather(*(kube.create(CONFIG_MAP, config_map(f"c{n}"), namespace) for n in range(34)))
         pages = []
 
-        async def count(request):
-            pages.append(request.url.params.get("continue"))
+        def count(target):
+            pages.append(target)
             if len(pages) == 2:  # what happens in the middle of a list is not in it
                 cluster.api("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/c9")
 
-        kube._http.event_hooks = {"request": [count]}
+        note_calls(kube, count, monkeypatch)
         listed = await kube.list(CONFIG_MAP, namespace, labels="mine")
         assert {one["metadata"]["name"] for one in listed.items} == {f"c{n}" for n in range(34)}
         assert len(pages) == 4
-        assert pages[0] is None
+        assert ["continue=" in target for target in pages] == [False, True, True, True]
         assert len((await kube.list(CONFIG_MAP, namespace, labels="mine")).items) == 33
 
 
@@ -359,15 +373,14 @@ async def test_a_peer_that_falls_silent_is_noticed(cluster: KubernetesCluster, n
         assert informer.age_s <= time.monotonic() - begun, "heard of since"
 
 
-async def test_an_idle_watch_is_no_old_news(cluster: KubernetesCluster, namespace: str):
+async def test_an_idle_watch_is_no_old_news(
+    cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
     """Each silence ends in a new watch, without a list, and the server counts as heard of."""
     async with connected(cluster.kubeconfig, Patience(silence_s=0.5)) as kube:
         lists = []
 
-        async def count(request):
-            lists.append("watch" not in request.url.params)
-
-        kube._http.event_hooks = {"request": [count]}
+        note_calls(kube, lambda target: lists.append("watch=" not in target), monkeypatch)
         begun = time.monotonic()
         async with informed(kube, namespace) as (informer, _):
             await until_async(lambda: len(lists) > 4, 20)

@@ -1,24 +1,24 @@
 """The API server over HTTPS: each call is made once, and whatever goes wrong is a ``KubeError``.
 
-Paths and bodies are ours, on httpx2; lightkube's own client was measured and refused (ADR 0007). Nothing is tried again
+Paths and bodies are ours; lightkube's own client was measured and refused (ADR 0007). Nothing is tried again
 here, since only the caller knows whether its wish is still the same a moment later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-import httpx2
+import msgspec
 from lightkube.core.exceptions import ConfigError
 
 from moorings import __version__
-from moorings.client.async_transport import fast_transport
+from moorings.client.async_http import Answer, HttpError, HttpTimeoutError, connect_http
 from moorings.client.causes import cause_text
 from moorings.kubernetes.credentials import Credentials, load_credentials
 from moorings.kubernetes.ipujob import Obj
@@ -26,13 +26,15 @@ from moorings.kubernetes.kube import SECRET, Kind, KubeError, Listed, Watched
 
 PAGE = 500  # objects in one answer of a list, as client-go asks
 CONNECTIONS = 100
-STEP = 0.9  # of a call's time, for a connection or the next bytes
 KEPT_S = 60.0  # an idle connection; servers and balancers end theirs later
 RETRY_AFTER_MAX_S = 300.0
 WORDS_MAX = 1000
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+
+_PLAIN = re.compile(r"[A-Za-z0-9.-]*")
+_NOBODY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +89,12 @@ class Connection:
         self.server = credentials.server
         self._patience = patience
         self._chance = chance
-        self._http = httpx2.AsyncClient(
-            verify=credentials.tls,  # of httpx2's own transport, where a proxy leads to the server
-            transport=fast_transport(tls=credentials.tls, connections=CONNECTIONS, kept_s=KEPT_S),
-            auth=credentials.auth,
-            # Each step on the way is given up by httpx2 itself, which cleans up; the whole only if a server dribbles.
-            timeout=httpx2.Timeout(STEP * patience.call_s),
-            limits=httpx2.Limits(
-                max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEPT_S
-            ),
+        self._identity = credentials.identity
+        self._http = connect_http(
+            credentials.server,
+            tls=credentials.tls,
+            connections=CONNECTIONS,
+            kept_s=KEPT_S,
             # The server would pack every long list, which costs it more than the network gains.
             headers={
                 "User-Agent": f"moorings/{__version__}",
@@ -107,7 +106,7 @@ class Connection:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
-        return await self._call("GET", kind, self._path(kind, namespace, name))
+        return await self._call("GET", kind, build_path(kind, namespace, name))
 
     async def list(
         self,
@@ -120,10 +119,10 @@ class Connection:
     ) -> Listed:
         # Without a resourceVersion: the newest state there is, in pages of one moment.
         params = {"limit": str(PAGE), **_selected(labels, fields)}
-        path = self._path(kind, namespace)
+        path = build_path(kind, namespace)
         items: list[Obj] = []
         while True:
-            page = await self._call("GET", kind, path, params=params)
+            page = await self._call("GET", kind, f"{path}?{urlencode(params)}")
             found = page.get("items") or ()
             items += found if trim is None else map(trim, found)
             metadata = page["metadata"]
@@ -141,31 +140,38 @@ class Connection:
             "timeoutSeconds": str(max(1, round(self._patience.watch_s * (1 - 0.2 * self._chance())))),
             **_selected(labels, fields),
         }
-        timeout = httpx2.Timeout(STEP * self._patience.call_s, read=self._patience.silence_s)
-        async with (
-            self._telling(),
-            self._http.stream("GET", self._path(kind, namespace), params=params, timeout=timeout) as answer,
-        ):
-            if answer.status_code != 200:
-                async with asyncio.timeout(self._patience.call_s):
-                    raise parse_refusal(answer.status_code, answer.headers, await answer.aread(), kind)
-            yield Watched("BOOKMARK", {"metadata": {"resourceVersion": since}})  # who waits knows that the watch stands
-            rest = b""
-            async for chunk in answer.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line:
-                        yield parse_event(line, kind)
+        target = f"{build_path(kind, namespace)}?{urlencode(params)}"
+        with self._named():
+            who = await self._who()
+            streamed = self._http.stream(
+                "GET", target, headers=who, timeout_s=self._patience.call_s, silence_s=self._patience.silence_s
+            )
+            async with streamed as answer:
+                if answer.status != 200:
+                    async with asyncio.timeout(self._patience.call_s):
+                        content = b"".join([chunk async for chunk in answer.chunks])
+                    if answer.status == 401:
+                        await self._who(who)  # for the next watch
+                    raise parse_refusal(answer.status, answer.headers, content, kind)
+                yield Watched(
+                    "BOOKMARK", {"metadata": {"resourceVersion": since}}
+                )  # who waits knows that the watch stands
+                rest = b""
+                async for chunk in answer.chunks:
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield parse_event(line, kind)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
         namespace = namespace or _namespace(body)
         assert namespace is not None or not kind.namespaced, f"a {kind.name} is made in a namespace"
-        return await self._call("POST", kind, self._path(kind, namespace), body=_typed(kind, body))
+        return await self._call("POST", kind, build_path(kind, namespace), body=_typed(kind, body))
 
     async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
-        path = self._path(kind, namespace or _namespace(body), body["metadata"]["name"])
+        path = build_path(kind, namespace or _namespace(body), body["metadata"]["name"])
         return await self._call("PUT", kind, path, body=_typed(kind, body))
 
     async def patch(
@@ -177,7 +183,7 @@ class Connection:
         *,
         subresource: str = "",
     ) -> Obj:
-        path = self._path(kind, namespace, name, subresource)
+        path = build_path(kind, namespace, name, subresource)
         media = MERGE_PATCH if isinstance(body, dict) else JSON_PATCH
         return await self._call("PATCH", kind, path, body=body, media=media)
 
@@ -197,7 +203,7 @@ class Connection:
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:
-            await self._call("DELETE", kind, self._path(kind, namespace, name), body=options)
+            await self._call("DELETE", kind, build_path(kind, namespace, name), body=options)
         except KubeError as error:
             if error.status == 409 and uid and await self._uid(kind, name, namespace) != uid:
                 return
@@ -213,43 +219,47 @@ class Connection:
             return ""
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     # -- how -----------------------------------------------------------------------------------------------------------
-
-    def _path(self, kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        return self.server + build_path(kind, namespace, name, subresource)
 
     async def _call(
         self,
         method: str,
         kind: Kind,
-        url: str,
+        target: str,
         *,
-        params: Mapping[str, str] | None = None,
         body: Obj | Sequence[Obj] | None = None,
         media: str = "application/json",
     ) -> Obj:
-        async with self._telling(), asyncio.timeout(self._patience.call_s):
-            if body is None:
-                answer = await self._http.request(method, url, params=params)
-            else:
-                content = json.dumps(body, separators=(",", ":")).encode()
-                answer = await self._http.request(
-                    method, url, params=params, content=content, headers={"Content-Type": media}
-                )
-        if not answer.is_success:
-            raise parse_refusal(answer.status_code, answer.headers, answer.content, kind)
+        content = b"" if body is None else msgspec.json.encode(body)
+        about = {} if body is None else {"Content-Type": media}
+        with self._named():
+            who = await self._who()
+            answer = await self._ask(method, target, who | about, content)
+            if answer.status == 401 and (newer := await self._who(who)) != who:
+                answer = await self._ask(method, target, newer | about, content)
+        if not 200 <= answer.status < 300:
+            raise parse_refusal(answer.status, answer.headers, answer.content, kind)
         return _parse(answer.content)
 
-    @asynccontextmanager
-    async def _telling(self) -> AsyncIterator[None]:
+    async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        return await self._http.call(method, target, headers=headers, body=body, timeout_s=self._patience.call_s)
+
+    async def _who(self, refused: Mapping[str, str] = _NOBODY) -> dict[str, str]:
+        """The headers that say who we are; others, if there are, than those that were refused."""
+        if self._identity is None:
+            return {}
+        return {"Authorization": await self._identity.header(refused.get("Authorization", ""))}
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         """What keeps us from an answer, as a KubeError."""
         try:
             yield
-        except (TimeoutError, httpx2.TimeoutException) as error:
+        except (TimeoutError, HttpTimeoutError) as error:
             raise KubeError(0, "Timeout", f"{self.server} does not answer") from error
-        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
+        except (HttpError, OSError) as error:
             raise KubeError(0, "Unreachable", f"{self.server} is not reached: {cause_text(error)}") from error
         except ConfigError as error:
             raise KubeError(
@@ -263,7 +273,11 @@ def build_path(kind: Kind, namespace: str | None, name: str = "", subresource: s
     if kind.namespaced and namespace is not None:
         parts += ["namespaces", namespace]
     assert namespace is not None or not kind.namespaced or not name, f"a {kind.name} stands in a namespace"
-    return "/" + "/".join(quote(part, safe="") for part in (*parts, kind.plural, name, subresource) if part)
+    return "/" + "/".join([_quoted(part) for part in (*parts, kind.plural, name, subresource) if part])
+
+
+def _quoted(part: str) -> str:
+    return part if _PLAIN.fullmatch(part) else quote(part, safe="")  # names of objects are plain, and many
 
 
 def parse_event(line: bytes, kind: Kind) -> Watched:
@@ -282,12 +296,12 @@ def parse_event(line: bytes, kind: Kind) -> Watched:
 def parse_refusal(status: int, headers: Mapping[str, str], content: bytes, kind: Kind) -> KubeError:
     """What an answer that is no success says. What stands in front of an API server may answer in its place."""
     try:
-        said = json.loads(content)
-    except ValueError:
+        said = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or said.get("kind") != "Status":
         said = {"message": f"HTTP status {status} without a reason"}
-    return _refusal(status, said, kind, _retry_after(headers.get("Retry-After", "")))
+    return _refusal(status, said, kind, _retry_after(headers.get("retry-after", "")))
 
 
 def _refusal(status: int, said: Obj, kind: Kind, retry_after_s: float) -> KubeError:
@@ -307,8 +321,8 @@ def _retry_after(text: str) -> float:
 
 def _parse(content: bytes) -> Obj:
     try:
-        found = json.loads(content)
-    except ValueError as error:
+        found = msgspec.json.decode(content)
+    except (ValueError, RecursionError) as error:
         raise KubeError(0, "Unreadable", "the API server's answer is not JSON") from error
     if not isinstance(found, dict):
         raise KubeError(0, "Unreadable", "the API server's answer is no object")

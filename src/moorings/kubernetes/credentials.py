@@ -12,14 +12,14 @@ import json
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import httpx2
 import yaml
-from lightkube.config.client_adapter import user_auth, verify_cluster
+from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
 from lightkube.config.models import Cluster, User, UserExec
 from lightkube.core.exceptions import ConfigError
@@ -36,6 +36,43 @@ EARLY_S = 30.0  # a token is asked for anew so long before it ends
 Doc = dict[str, Any]
 
 
+class Identity(Protocol):
+    """Who we are, as the ``Authorization`` header of our requests says it."""
+
+    async def header(self, refused: str = "") -> str:
+        """The value of the header; anew where ``refused``, the one before, was answered with 401.
+
+        Raises:
+            ConfigError: there is none.
+        """
+
+
+class Fixed:
+    """An ``Identity`` that stands in the kubeconfig."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    async def header(self, refused: str = "") -> str:
+        return self._value
+
+
+class TokenFile:
+    """An ``Identity`` by a token in a file, which is read again once the token is refused: the kubelet renews it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._value = ""
+
+    async def header(self, refused: str = "") -> str:
+        if self._value == refused:
+            try:
+                self._value = f"Bearer {self._file.read_text('utf-8').strip()}"
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"the token {self._file} cannot be read: {cause_text(error)}") from error
+        return self._value
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a connection needs.
@@ -44,13 +81,13 @@ class Credentials:
         server: URL.
         namespace: of the context, or of our Pod.
         tls: whom we believe, and our certificate if we have one.
-        auth: what is sent with each request; None: the certificate says it all.
+        identity: what is sent with each request; None: the certificate says it all.
     """
 
     server: str
     namespace: str
     tls: ssl.SSLContext
-    auth: httpx2.Auth | None
+    identity: Identity | None
 
 
 def load_credentials(
@@ -106,14 +143,26 @@ def _cause(error: Exception) -> str:
 
 def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> Credentials:
     user = config.user or User()
-    plugin = user.exec if user.token is None and user.token_file is None else None
-    auth = user_auth(user) if plugin is None else ExecAuth(plugin, environment)
     return Credentials(
         server=config.cluster.server.rstrip("/"),
         namespace=config.namespace,
         tls=verify_cluster(config.cluster, user, config.abs_file),
-        auth=auth,
+        identity=_identity(user, environment),
     )
+
+
+def _identity(user: User, environment: Mapping[str, str]) -> Identity | None:
+    if user.token_file is not None:
+        return TokenFile(Path(user.token_file))
+    if user.token is not None:
+        return Fixed(f"Bearer {user.token}")
+    if user.exec is not None:
+        return Plugin(user.exec, environment)
+    if user.username and user.password:
+        return Fixed("Basic " + b64encode(f"{user.username}:{user.password}".encode()).decode())
+    if user.auth_provider:
+        raise ConfigError("auth-provider is not supported: Kubernetes took it away in 1.26; use an exec plugin")
+    return None
 
 
 def _from_account(environment: Mapping[str, str], account: Path) -> SingleConfig:
@@ -167,8 +216,8 @@ def _absolute(entry: Doc, folder: Path) -> Doc:
     return made
 
 
-class ExecAuth(httpx2.Auth):
-    """The token that a program prints, kept until it ends or is refused.
+class Plugin:
+    """An ``Identity`` by the token that a program prints, kept until it ends or is refused.
 
     Args:
         plugin: as the kubeconfig has it.
@@ -186,25 +235,17 @@ class ExecAuth(httpx2.Auth):
             **{variable.name: variable.value for variable in plugin.env or ()},
             "KUBERNETES_EXEC_INFO": json.dumps(about),
         }
-        self._token = ""
+        self._value = ""
         self._ends_at: int | None = None  # microseconds since 1970: what the program says, not how long we kept it
         self._asking = asyncio.Lock()
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """The request with a token, and once more with a new one if that was refused."""
-        token = await self._current("")
-        request.headers["Authorization"] = f"Bearer {token}"
-        answer = yield request
-        if answer.status_code == 401:
-            request.headers["Authorization"] = f"Bearer {await self._current(token)}"
-            yield request
-
-    async def _current(self, refused: str) -> str:
+    async def header(self, refused: str = "") -> str:
         async with self._asking:  # many wait for one run of the program
             over = self._ends_at is not None and time.time_ns() // 1000 > self._ends_at - EARLY_S * SECOND
-            if not self._token or over or self._token == refused:
-                self._token, self._ends_at = parse_exec(await self._run())
-            return self._token
+            if over or self._value == refused:
+                token, self._ends_at = parse_exec(await self._run())
+                self._value = f"Bearer {token}"
+            return self._value
 
     async def _run(self) -> bytes:
         pipe = asyncio.subprocess.PIPE
@@ -214,6 +255,8 @@ class ExecAuth(httpx2.Auth):
         try:
             async with asyncio.timeout(EXEC_S):
                 printed, said = await process.communicate()
+        except TimeoutError as error:
+            raise ConfigError(f"{self._command[0]} did not end within {EXEC_S:g} s") from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

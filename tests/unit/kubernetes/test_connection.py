@@ -49,10 +49,10 @@ def test_a_refusal_has_the_servers_words():
 
 
 def test_how_long_the_server_wants_to_be_left_alone_is_read():
-    assert parse_refusal(429, {"Retry-After": "7"}, b"Too many requests", POD).retry_after_s == 7
+    assert parse_refusal(429, {"retry-after": "7"}, b"Too many requests", POD).retry_after_s == 7
     assert parse_refusal(429, {}, status(429, "TooManyRequests", "no", retryAfterSeconds=3), POD).retry_after_s == 3
-    assert parse_refusal(503, {"Retry-After": "Fri, 31 Dec 2027 23:59:59 GMT"}, b"", POD).retry_after_s == 0
-    assert parse_refusal(429, {"Retry-After": "99999999"}, b"", POD).retry_after_s == 300
+    assert parse_refusal(503, {"retry-after": "Fri, 31 Dec 2027 23:59:59 GMT"}, b"", POD).retry_after_s == 0
+    assert parse_refusal(429, {"retry-after": "99999999"}, b"", POD).retry_after_s == 300
 
 
 @cases("content", [b"", b"<html>", b"[]", b'"x"', b"{}", b"\xff\xfe", b'{"kind":"Status","details":7}'])

@@ -7,13 +7,12 @@ import json
 import stat
 from pathlib import Path
 
-import httpx2
 import pytest
 import yaml
 from lightkube.core.exceptions import ConfigError
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.credentials import ExecAuth, load_credentials, parse_exec
+from moorings.kubernetes.credentials import Identity, load_credentials, parse_exec
 from tests.kubernetes.pki import Authority
 
 
@@ -39,21 +38,17 @@ def cluster_ca(tmp_path) -> str:
     return Authority(tmp_path, "test-ca").certificate.read_text()
 
 
-def asked(auth: httpx2.Auth | None, refusals: int = 0) -> list[str]:
-    """What is sent with a call, when so many tries are answered by 401."""
-    assert auth is not None
-    sent: list[str] = []
+def asked(identity: Identity | None, refusals: int = 0) -> list[str]:
+    """What is sent, when it is refused so many times."""
+    assert identity is not None
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        sent.append(request.headers["Authorization"])
-        return httpx2.Response(401 if len(sent) <= refusals else 200)
+    async def ask() -> list[str]:
+        sent = [await identity.header()]
+        for _ in range(refusals):
+            sent.append(await identity.header(sent[-1]))
+        return sent
 
-    async def call() -> None:
-        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), auth=auth) as http:
-            await http.get("https://api/")
-
-    asyncio.run(call())
-    return sent
+    return asyncio.run(ask())
 
 
 def test_a_named_file_comes_first_then_the_variable_then_our_pod_then_the_home(tmp_path):
@@ -80,10 +75,10 @@ def test_in_a_pod_the_rotating_token_is_read_again_when_it_is_refused(tmp_path, 
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     found = load_credentials(environment, account=str(account))
     assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "ours")
-    assert asked(found.auth) == ["Bearer old"]
+    assert asked(found.identity) == ["Bearer old"]
     (account / "token").write_text("new")
-    assert asked(found.auth, refusals=1) == ["Bearer old", "Bearer new"]
-    assert asked(found.auth) == ["Bearer new"]
+    assert asked(found.identity, refusals=1) == ["Bearer old", "Bearer new"]
+    assert asked(found.identity) == ["Bearer new"]
 
 
 def test_several_files_are_merged_and_paths_count_from_their_own_file(tmp_path):
@@ -94,7 +89,7 @@ def test_several_files_are_merged_and_paths_count_from_their_own_file(tmp_path):
     second = write(tmp_path / "b" / "config", config("https://b", {"tokenFile": "token"}, "other"))
     found = load_credentials({"KUBECONFIG": f"{first}:{tmp_path / 'none'}:{second}"})
     assert (found.server, found.namespace) == ("https://b", "n")
-    assert asked(found.auth) == ["Bearer from-b"]
+    assert asked(found.identity) == ["Bearer from-b"]
     assert load_credentials({"KUBECONFIG": f"{first}:{second}"}, context="other").namespace == "team"
 
 
@@ -141,18 +136,39 @@ def plugin(folder: Path, status: str, version: str = "v1") -> dict:
     return {"exec": {"apiVersion": f"client.authentication.k8s.io/{version}", "command": "./plugin", "args": ["x"]}}
 
 
-def auth_of(tmp_path: Path, user: dict) -> ExecAuth:
+def identity_of(tmp_path: Path, user: dict) -> Identity | None:
     file = write(tmp_path / "config", config("https://k", user, **{"current-context": "c"}))
-    auth = load_credentials({"KUBECONFIG": str(file), "PATH": "/usr/bin:/bin"}).auth
-    assert isinstance(auth, ExecAuth)
-    return auth
+    return load_credentials({"KUBECONFIG": str(file), "PATH": "/usr/bin:/bin"}).identity
+
+
+@pytest.mark.parametrize(
+    ("user", "header"),
+    [({"token": "t"}, "Bearer t"), ({"username": "u", "password": "p:q"}, "Basic dTpwOnE=")],
+    ids=["token", "password"],
+)
+def test_what_stands_in_the_file_is_sent_and_stays_the_same(tmp_path, user, header):
+    assert asked(identity_of(tmp_path, user), refusals=1) == [header, header]
+
+
+def test_a_certificate_says_it_all(tmp_path):
+    assert identity_of(tmp_path, {}) is None
+
+
+def test_a_way_that_kubernetes_took_away_is_refused_with_another(tmp_path):
+    with pytest.raises(MooringsError, match="use an exec plugin"):
+        identity_of(tmp_path, {"auth-provider": {"name": "gcp"}})
+
+
+def test_a_token_s_file_that_is_gone_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"token\.txt cannot be read: no such file"):
+        asked(identity_of(tmp_path, {"tokenFile": str(tmp_path / "token.txt")}))
 
 
 def test_a_plugin_is_asked_once_and_again_when_its_token_is_refused(tmp_path):
-    auth = auth_of(tmp_path, plugin(tmp_path, '{"token": "tNUMBER"}'))
-    assert asked(auth) == ["Bearer t1"]
-    assert asked(auth) == ["Bearer t1"]
-    assert asked(auth, refusals=1) == ["Bearer t1", "Bearer t2"]
+    identity = identity_of(tmp_path, plugin(tmp_path, '{"token": "tNUMBER"}'))
+    assert asked(identity) == ["Bearer t1"]
+    assert asked(identity) == ["Bearer t1"]
+    assert asked(identity, refusals=1) == ["Bearer t1", "Bearer t2"]
     info = json.loads((tmp_path / "runs").read_text().splitlines()[0])
     assert info == {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -163,20 +179,20 @@ def test_a_plugin_is_asked_once_and_again_when_its_token_is_refused(tmp_path):
 
 def test_a_token_that_has_ended_is_not_sent(tmp_path):
     over = '{"token": "tNUMBER", "expirationTimestamp": "2020-01-01T00:00:00Z"}'
-    auth = auth_of(tmp_path, plugin(tmp_path, over, "v1beta1"))
-    assert asked(auth) + asked(auth) == ["Bearer t1", "Bearer t2"]
+    identity = identity_of(tmp_path, plugin(tmp_path, over, "v1beta1"))
+    assert asked(identity) + asked(identity) == ["Bearer t1", "Bearer t2"]
 
 
 def test_a_plugin_that_fails_is_named(tmp_path):
     user = plugin(tmp_path, "{}")
     (tmp_path / "plugin").write_text("#!/bin/sh\necho no login >&2\nexit 3\n")
     with pytest.raises(ConfigError, match="ended with 3: no login"):
-        asked(auth_of(tmp_path, user))
+        asked(identity_of(tmp_path, user))
 
 
 def test_a_plugin_of_a_version_to_come_is_refused(tmp_path):
     with pytest.raises(MooringsError) as caught:
-        auth_of(tmp_path, plugin(tmp_path, "{}", "v9"))
+        identity_of(tmp_path, plugin(tmp_path, "{}", "v9"))
     assert caught.value.code == "kubernetes.not_configured"
 
 

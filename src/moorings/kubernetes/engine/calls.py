@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlencode
 
@@ -20,7 +20,7 @@ from lightkube.core.exceptions import ConfigError
 from moorings import __version__
 from moorings.client.causes import cause_text
 from moorings.kubernetes.connection import build_path, parse_refusal
-from moorings.kubernetes.credentials import Credentials
+from moorings.kubernetes.credentials import Credentials, Identity
 from moorings.kubernetes.kube import POD, KubeError
 
 CALL_S = 10.0
@@ -36,6 +36,20 @@ _GONE = re.compile(
 _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
+class _Auth(httpx2.Auth):
+    """An ``Identity``, for httpx2."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        value = request.headers["Authorization"] = await self._identity.header()
+        answer = yield request
+        if answer.status_code == 401 and (newer := await self._identity.header(value)) != value:
+            request.headers["Authorization"] = newer
+            yield request
+
+
 class Calls:
     """Calls to kubelets."""
 
@@ -43,7 +57,7 @@ class Calls:
         self._server = credentials.server
         self._http = httpx2.AsyncClient(
             verify=credentials.tls,
-            auth=credentials.auth,
+            auth=_Auth(credentials.identity) if credentials.identity is not None else None,
             timeout=httpx2.Timeout(CALL_S),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
             headers={"User-Agent": f"moorings/{__version__}", "Accept-Encoding": "identity"},

@@ -15,10 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-import httpx2
-
 from moorings import __version__
-from moorings.client.async_transport import HttptoolsTransport
+from moorings.client.async_http import DirectHttp, HttpError
 from moorings.client.causes import cause_text
 from moorings.client.requests import build_body, build_target, parse_problem
 from moorings.client.sse import EventParser
@@ -56,8 +54,13 @@ class ProxyClient:
         self._kept = ""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        transport = HttptoolsTransport(tls=self._context, connections=CONNECTIONS, kept_s=KEPT_S)
-        self._http = httpx2.AsyncClient(base_url=self.server, timeout=CALL_S, transport=transport, trust_env=False)
+        self._http = DirectHttp(
+            self.server,
+            tls=self._context,
+            connections=CONNECTIONS,
+            kept_s=KEPT_S,
+            headers={"Accept": "application/json", "User-Agent": f"moorings/{__version__}"},
+        )
 
     async def __aenter__(self) -> ProxyClient:
         return self
@@ -69,7 +72,7 @@ class ProxyClient:
 
     async def close(self) -> None:
         """Let go of connections."""
-        await self._http.aclose()
+        await self._http.close()
 
     def trust(self, authorities: str) -> None:
         """Believe certificates of these authorities (PEM), beside those believed before, from the next connection on.
@@ -135,42 +138,36 @@ class ProxyClient:
             MooringsError: ``watch.expired`` (list anew), or as ``create``.
         """
         parser = EventParser()
-        timeout = httpx2.Timeout(CALL_S, read=SILENCE_S)
+        target = build_target("/v1/partitions/watch", since=since)
         try:
-            target = build_target("/v1/partitions/watch", since=since)
-            async with self._http.stream("GET", target, headers=self._headers(), timeout=timeout) as answer:
-                if answer.status_code >= 400:
-                    raise self._refusal(answer, await answer.aread())
-                async for chunk in answer.aiter_raw():
+            async with self._http.stream(
+                "GET", target, headers=self._headers(), timeout_s=CALL_S, silence_s=SILENCE_S
+            ) as answer:
+                if answer.status >= 400:
+                    content = b"".join([chunk async for chunk in answer.chunks])
+                    raise self._refusal(answer.status, answer.headers, content)
+                async for chunk in answer.chunks:
                     for event in parser.feed(chunk):
                         yield event.id, decode(ChangeBody, json.loads(event.data))
-        except (httpx2.HTTPError, ValueError) as error:
+        except (HttpError, ValueError) as error:
             raise self._unreachable(error) from error
 
-    async def _call(self, method: str, target: str, body: bytes | None = None, *, timeout_s: float = CALL_S) -> object:
+    async def _call(self, method: str, target: str, body: bytes = b"", *, timeout_s: float = CALL_S) -> object:
         headers = self._headers()
-        if body is not None:
+        if body:
             headers["Content-Type"] = "application/json"
         try:
-            answer = await self._http.request(method, target, content=body, headers=headers, timeout=timeout_s)
-        except httpx2.HTTPError as error:
-            raise self._unreachable(error) from error
-        if answer.status_code >= 400:
-            raise self._refusal(answer, answer.content)
-        if answer.status_code == 204:
-            return None
-        try:
-            found: object = json.loads(answer.content)
-        except (ValueError, RecursionError) as error:
+            answer = await self._http.call(method, target, headers=headers, body=body, timeout_s=timeout_s)
+            if answer.status >= 400:
+                raise self._refusal(answer.status, answer.headers, answer.content)
+            found: object = json.loads(answer.content) if answer.status != 204 else None
+        except (HttpError, ValueError, RecursionError) as error:
             raise self._unreachable(error) from error
         return found
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
         token = self._token() if self._token is not None else self._read_token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        return headers
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _read_token(self) -> str:
         if self._token_file is not None and time.monotonic() - self._read_at > TOKEN_S:
@@ -184,8 +181,8 @@ class ProxyClient:
                     ) from error
         return self._kept
 
-    def _refusal(self, answer: httpx2.Response, body: bytes) -> MooringsError:
-        return parse_problem(answer.status_code, dict(answer.headers), body, server=self.server)
+    def _refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> MooringsError:
+        return parse_problem(status, dict(headers), body, server=self.server)
 
     def _unreachable(self, error: Exception) -> MooringsError:
         why = str(error) or type(error).__name__
