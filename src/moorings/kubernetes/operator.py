@@ -259,7 +259,7 @@ class Operator:
 
     def _read(self, found: Obj, memory: Memory) -> IPUJob:
         """The job, with the site's defaults; most looks are at one that is as it was at the look before."""
-        if memory.read is None or memory.read[0] is not found:
+        if memory.read is None or not _is_same(memory.read[0], found):
             job = parse_ipujob(found)
             if job.start_deadline_s is None:
                 job = replace(job, start_deadline_s=self._options.start_deadline_s)
@@ -367,7 +367,10 @@ class Operator:
         memory.written_at = self._monotonic()
         self._measures.status_written(job, status, self._now())
         self._tell(found, tell(job.status, status))
-        return replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
+        job = replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
+        if _beside_status(memory.written) == _beside_status(found):  # nobody has changed anything else meanwhile
+            memory.read = memory.written, job
+        return job
 
     def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
         """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""
@@ -442,6 +445,21 @@ def _problem(failed: Sequence[MooringsError]) -> str:
 def _is_over(job: IPUJob, planned: Plan) -> bool:
     """Whether its last finalizer may just have gone, and the job with it."""
     return job.deleted and not planned.acts and planned.deleting == ""
+
+
+def _is_same(one: Obj, other: Obj) -> bool:
+    """Whether two objects are the same version of a job; its priority may have been filled in later."""
+    if one is other:
+        return True
+    same = all(one["metadata"][name] == other["metadata"][name] for name in ("uid", "resourceVersion"))
+    return same and one.get("spec") == other.get("spec")
+
+
+def _beside_status(found: Obj) -> Obj:
+    """All of a job that a write of its status leaves as it was."""
+    passing = ("resourceVersion", "managedFields")
+    metadata = {name: value for name, value in found["metadata"].items() if name not in passing}
+    return {"metadata": metadata, "spec": found.get("spec")}
 
 
 def _age(found: Obj) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Literal
 
 from moorings.core.instants import Instant
@@ -85,7 +86,8 @@ def build_status(
 
 def same_but_for_words(one: Status, other: Status) -> bool:
     """Whether only messages differ: there are many of them while a job waits, and they may be told a little later."""
-    return _wordless(one) == _wordless(other)
+    conditions = list(map(_MEANT, one.conditions)) == list(map(_MEANT, other.conditions))
+    return conditions and _BESIDE(one) == _BESIDE(other)
 
 
 def tell(before: Status, after: Status) -> list[Story]:
@@ -185,6 +187,6 @@ def _reason(state: str, instances: Mapping[int, Instance]) -> str:
     return reasons[0] if reasons else f"IPUJob{state}"
 
 
-def _wordless(status: Status) -> Status:
-    conditions = tuple(replace(one, message="", updated_at=Instant(0)) for one in status.conditions)
-    return replace(status, message="", conditions=conditions)
+# What is no words: of a condition, and of a status beside its conditions.
+_MEANT = attrgetter(*(one.name for one in fields(Condition) if one.name not in ("message", "updated_at")))
+_BESIDE = attrgetter(*(one.name for one in fields(Status) if one.name not in ("message", "conditions")))
