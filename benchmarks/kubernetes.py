@@ -1,8 +1,9 @@
 """IPUJobs on a real API server: how many a second come to Running, what that costs, and how long one takes.
 
-etcd, API server, a controller on 2,048 simulated IPUs, proxy and operator, all on this machine. No kubelet: a process
-of the benchmark tells the API server that each Pod runs as soon as it is there. Scheduler and controller-manager stand
-still meanwhile, for they would work on Pods that no node takes.
+etcd, API server, a controller on 2,048 simulated IPUs, proxy and operator, all on this machine; the operator with the
+workers and the limit of CPU that the chart gives it. No kubelet: a process of the benchmark writes that each Pod runs
+as soon as it is there. Scheduler and controller-manager stand still meanwhile, for they would work on Pods that no node
+takes. Bound: the same objects, made by a client that does nothing else.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.report import Report
+from moorings.kubernetes.connection import build_path
+from moorings.kubernetes.kube import CONFIG_MAP, EVENT, IPU_JOB, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from tests.kubernetes.bare_writes import AT_ONCE, Written, write_file
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site, template
 from tests.waiting import until
@@ -43,12 +50,20 @@ SETTLED_S = 20.0  # each job is looked at once more when its Pods must have been
 IDLE_S = 30.0
 LOOK_S = 0.5
 LAUNCHER = {"command": ["mpirun", "true"]}
+VALUES = yaml.safe_load((Path(__file__).parents[1] / "deploy/helm/ipu-operator/values.yaml").read_text())
+LIMIT_CPUS = int(VALUES["controller"]["resources"]["limits"]["cpu"].removesuffix("m")) / 1000
+CGROUPS = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000  # kubelet's
 WRITE = re.compile(r'apiserver_request_total\{(.*verb="(?:POST|PUT|PATCH|DELETE)".*)\} (\S+)')
 
 
 def run() -> Report:
     """Measure."""
-    with KubernetesCluster(new_folder()) as cluster, ipu_site(cluster, pools=[POOLS], log=False) as site:
+    with (
+        KubernetesCluster(new_folder()) as cluster,
+        ipu_site(cluster, pools=[POOLS], log=False) as site,
+        _limited(site.operators["operator"].pid, LIMIT_CPUS) as limited,
+    ):
         namespace = cluster.make_namespace("bench")
         cluster.kill_controllers()
         with _hollow(cluster):
@@ -57,6 +72,7 @@ def run() -> Report:
             few_s = _to_running_s(site, namespace, "few", FEW)
             _clear(site, namespace)
             many_s = _to_running_s(site, namespace, "many", MANY)
+            inference = _objects(site, namespace, "many0")
             time.sleep(SETTLED_S)
             operator = site.operators["operator"].pid
             before = _cpu_s(operator)
@@ -70,6 +86,13 @@ def run() -> Report:
             time.sleep(2)  # what is written a little later
             writes = {what: count - counted.get(what, 0) for what, count in _writes(cluster).items()}
             rss_mb = _rss_mb(operator)
+            training = _objects(site, namespace, "train0")
+            _clear(site, namespace)
+            site.stop_operator()
+            bounds = {
+                "inference_jobs_per_s": MANY / _bare_s(cluster, "many0", inference),
+                "training_jobs_per_s": MANY / _bare_s(cluster, "train0", training),
+            }
     ours = {what: count / MANY for what, count in writes.items() if what not in _OURS and count >= MANY / 100}
     return Report(
         name="kubernetes",
@@ -77,14 +100,17 @@ def run() -> Report:
             "inference_jobs_per_s": MANY / many_s,
             "training_jobs_per_s": MANY / training_s,
             "api_writes_per_training_job": sum(ours.values()),
+            "operator_cpu_ms_per_training_job": cpu["operator"],
             "create_to_pods_ms_p50": statistics.median(singles),
             "rss_mb": rss_mb,
             "cost_growth_ratio": (many_s / MANY) / (few_s / FEW),
             "idle_cpu_percent": idle * 100,
         },
+        bounds=bounds,
         anchors={
             "inference_jobs_per_s": 30,
-            "training_jobs_per_s": 17,
+            "training_jobs_per_s": 40,
+            "operator_cpu_ms_per_training_job": 10,
             "create_to_pods_ms_p50": 150,
             "rss_mb": 300,
             "cost_growth_ratio": 1.5,
@@ -94,6 +120,8 @@ def run() -> Report:
             f"{MANY} jobs of one IPU, made by {SUBMITTERS} at once, until all are Running",
             "writes per training job: " + ", ".join(f"{count:.2f} {what}" for what, count in sorted(ours.items())),
             "CPU per training job: " + ", ".join(f"{name} {used:.1f} ms" for name, used in cpu.items()),
+            f"the operator: {VALUES['controller']['workers']} workers, as in the chart, {limited}",
+            f"bounds: the same writes by a client that makes {AT_ONCE} jobs at a time, nobody else working",
             f"rss and idle CPU: the operator's; idle with {MANY} inference jobs that run",
             "anchors: promises; a tuned MPI Operator 0.8.2 makes launcher and worker of 8 jobs/s on such a machine",
         ),
@@ -110,9 +138,61 @@ def _hollow(cluster: KubernetesCluster) -> Iterator[None]:
     words = [sys.executable, "-m", "tests.kubernetes.hollow", str(cluster.kubeconfig)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield
-        process.kill()
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _limited(pid: int, cpus: float) -> Iterator[str]:
+    """A process with so many CPUs, as a kubelet limits it; how it is limited."""
+    old = (CGROUPS / "cpu" / "cpu.shares").exists()
+    group = (CGROUPS / "cpu" if old else CGROUPS) / "moorings-benchmark"
+    quota = round(cpus * PERIOD_US)
+    try:
+        group.mkdir()
+        if old:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
+            (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        yield f"but without its limit of {cpus:g} CPUs: {error}"
+        return
+    try:
+        yield f"with a limit of {cpus:g} CPUs"
+    finally:
+        with suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
+def _objects(site: Site, namespace: str, job: str) -> Written:
+    """A job and all that was made for it, in the order in which it is made."""
+    kinds = (IPU_JOB, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, POD, EVENT)
+    found = []
+    for kind in kinds:
+        listed = site.cluster.api("GET", build_path(kind, namespace))["items"]
+        found += [(kind, one) for one in listed if _is_of(job, one)]
+    return found
+
+
+def _is_of(job: str, found: dict[str, Any]) -> bool:
+    owners = [one["name"] for one in found["metadata"].get("ownerReferences") or ()]
+    about = (found.get("involvedObject") or {}).get("name")
+    return job in (found["metadata"]["name"], about, *owners)
+
+
+def _bare_s(cluster: KubernetesCluster, job: str, objects: Written) -> float:
+    """How long the API server needs for the objects of as many jobs."""
+    file = cluster.folder / "objects.json"
+    write_file(file, job, objects)
+    words = [sys.executable, "-m", "tests.kubernetes.bare_writes", str(cluster.kubeconfig), str(file), f"bare-{job}-"]
+    return float(subprocess.run([*words, str(MANY)], check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout)
 
 
 def _body(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ CHART = ROOT / "deploy" / "helm" / "ipu-operator"
 CRD = ROOT / "deploy" / "kubernetes" / "CRDs" / "graphcore.ai_ipujobs.yaml"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 CLUSTER = "lab"
-_ARGUMENTS = ("--lease-name=", "--launcher-role=", "--account=", "--watch-namespaces=")  # of the operator, as rendered
+# Of the operator, as rendered.
+_ARGUMENTS = ("--lease-name=", "--launcher-role=", "--account=", "--watch-namespaces=", "--workers=")
 _RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 OPERATOR = "ipu-operator"
 PROXY = "vipu-proxy"
