@@ -22,6 +22,7 @@ from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned
 from moorings.kubernetes.informer import Informers
 from moorings.kubernetes.ipujob import IPUJob, Obj, Status
 from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
+from moorings.kubernetes.last_read import LastRead
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.objects import PodOptions
@@ -31,7 +32,7 @@ from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.reading import parse_ipujob, status_object
+from moorings.kubernetes.reading import status_object
 from moorings.kubernetes.refusals import Refusals
 from moorings.kubernetes.status import Story, build_status, tell
 from moorings.kubernetes.warning_events import Warned, failed_create
@@ -58,7 +59,7 @@ class Memory:
     made: Made = field(default_factory=Made)
     written: Obj | None = None  # as we wrote it, until the watch has caught up
     written_at: float = -1e9
-    read: tuple[Obj, IPUJob] | None = None  # the job as it was seen last, and what was read of it
+    read: LastRead = field(default_factory=LastRead)
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
@@ -134,7 +135,7 @@ class Operator:
             await self.sweep(*key.split("/"))
             return None
         found = with_value(found, self._value_of_class) or found
-        job = self._read(found, memory)
+        job = memory.read.read(found, self._options.start_deadline_s)
         if job.managed_elsewhere and not job.deleted:
             return None
         now = self._monotonic()
@@ -257,15 +258,6 @@ class Operator:
     def _parse_pod(self, found: Obj) -> Pod | None:
         return parse_pod(found, self._options.proxy_mark)
 
-    def _read(self, found: Obj, memory: Memory) -> IPUJob:
-        """The job, with the site's defaults; most looks are at one that is as it was at the look before."""
-        if memory.read is None or not _is_same(memory.read[0], found):
-            job = parse_ipujob(found)
-            if job.start_deadline_s is None:
-                job = replace(job, start_deadline_s=self._options.start_deadline_s)
-            memory.read = found, job
-        return memory.read[1]
-
     def _job(self, key: str, memory: Memory) -> Obj | None:
         """The job as last seen, or as we wrote it since."""
         seen, mine = self._jobs.get(*key.split("/")), memory.written
@@ -368,8 +360,7 @@ class Operator:
         self._measures.status_written(job, status, self._now())
         self._tell(found, tell(job.status, status))
         job = replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
-        if _beside_status(memory.written) == _beside_status(found):  # nobody has changed anything else meanwhile
-            memory.read = memory.written, job
+        memory.read.note(found, memory.written, job)
         return job
 
     def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
@@ -445,21 +436,6 @@ def _problem(failed: Sequence[MooringsError]) -> str:
 def _is_over(job: IPUJob, planned: Plan) -> bool:
     """Whether its last finalizer may just have gone, and the job with it."""
     return job.deleted and not planned.acts and planned.deleting == ""
-
-
-def _is_same(one: Obj, other: Obj) -> bool:
-    """Whether two objects are the same version of a job; its priority may have been filled in later."""
-    if one is other:
-        return True
-    same = all(one["metadata"][name] == other["metadata"][name] for name in ("uid", "resourceVersion"))
-    return same and one.get("spec") == other.get("spec")
-
-
-def _beside_status(found: Obj) -> Obj:
-    """All of a job that a write of its status leaves as it was."""
-    passing = ("resourceVersion", "managedFields")
-    metadata = {name: value for name, value in found["metadata"].items() if name not in passing}
-    return {"metadata": metadata, "spec": found.get("spec")}
 
 
 def _age(found: Obj) -> int:
