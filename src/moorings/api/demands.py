@@ -163,14 +163,27 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
     ]
 
 
+def waiting_since(request: ClaimRequest) -> Instant | None:
+    """Since when the job of a claim waits; None: from now on.
+
+    Raises:
+        MooringsError: ``claim.invalid``: the time cannot be read.
+    """
+    return _claim_time(request.waiting_since)
+
+
 def checkpoint_at(request: CheckpointRequest) -> Instant | None:
     """When the state was saved, of which ``POST /v1/claims/{id}/checkpoint`` tells; None: now.
 
     Raises:
         MooringsError: ``claim.invalid``: the time cannot be read.
     """
+    return _claim_time(request.at)
+
+
+def _claim_time(text: str | None) -> Instant | None:
     try:
-        return parse_time(request.at) if request.at is not None else None
+        return parse_time(text) if text is not None else None
     except MooringsError as error:
         raise MooringsError("claim.invalid", error.detail, hint=error.hint) from error
 

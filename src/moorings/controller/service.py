@@ -154,6 +154,7 @@ class Controller:
         name: str | None,
         owner: str | None,
         key: str | None,
+        since: Instant | None = None,
         wait_s: float = 0,
         until: str = "READY",
     ) -> ClaimView:
@@ -161,13 +162,18 @@ class Controller:
 
         Raises:
             MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``,
-                ``project.unknown``, ``project.not_member``, ``project.limit``, ``priority.denied``,
+                ``auth.denied``, ``project.unknown``, ``project.not_member``, ``project.limit``, ``priority.denied``,
                 ``quota.waiting``.
         """
         admin = caller.role is Role.ADMIN
         spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
         check_may_act(caller, owner, "", "claim devices")
+        if since is not None and caller.role is not Role.AGENT:
+            detail = f"{caller.subject} ({caller.role}) may not say since when a claim waits"
+            raise MooringsError(
+                "auth.denied", detail, hint="leave waitingSince out: only a scheduler's agent may say it"
+            )
         if owner.startswith(RUN_OWNERS):
             raise MooringsError("owner.denied", "claims of local runs are made by the controller", hint="moor run …")
         ident = ClaimId(self._ids.new("claim"))
@@ -178,6 +184,7 @@ class Controller:
             subject=caller.subject,
             spec=spec,
             role=caller.role,
+            since=max(Instant(0), since) if since is not None else None,
         )
         use = None
         if key is not None:

@@ -60,6 +60,8 @@ class Demands(Answers):
             )
         self._check_quotas(given)
         arrival = self._elsewhere.start(given.owner)
+        if arrival is None and given.since is not None and given.since < self.now:
+            arrival = given.since
         if arrival is None:
             arrival = self._arrival = Instant(max(self.now, self._arrival + 1))
         lease = after(self.now, given.spec.lease_s) if given.spec.lease_s is not None else None

@@ -27,6 +27,8 @@ class CreateClaim:
     spec: ClaimSpec
     role: Role | None = field(default=None, metadata=LATER)
     """Whose priority is limited; None: nobody's, as in logs of before."""
+    since: Instant | None = field(default=None, metadata=LATER)
+    """Its place in the queue is that of a claim made then; None: of one that is made now."""
 
 
 @dataclass(frozen=True, slots=True)

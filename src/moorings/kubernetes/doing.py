@@ -389,7 +389,14 @@ def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionReque
         preemptible=job.preemptible,
         resumable=job.resumable,
         time_limit_s=time_left_s(job, instance),
+        waiting_since=time_text(job.created_at) if _has_missed(job, instance) else None,
     )
+
+
+def _has_missed(job: IPUJob, instance: int) -> bool:
+    """Whether an instance gave its partition back because it did not start in time, and asks again."""
+    record = job.status.instances.get(instance)
+    return record is not None and record.start.missed > 0
 
 
 def is_owned(found: Obj, uid: str) -> bool:

@@ -23,7 +23,10 @@ class CheckpointShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``."""
+    """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``.
+
+    ``waiting_since`` (RFC 3339), of an agent alone: its place in the queue is that of a claim made then.
+    """
 
     size: int
     accelerator: str = "ipu"
@@ -40,6 +43,7 @@ class ClaimRequest:
     checkpoint: CheckpointShape = CheckpointShape()
     lease_s: float | None = None
     queue: str = "wait"
+    waiting_since: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,10 +118,11 @@ class PretendController:
         name: str | None,
         owner: str | None,
         key: str | None,
+        since: Instant | None = None,
         wait_s: float = 0,
         until: str = "READY",
     ) -> ClaimView:
-        self.seen.append((spec, name, owner, key, wait_s, until))
+        self.seen.append((spec, name, owner, key, since, wait_s, until))
         if key is not None and (caller.subject, key) in self.used:
             return self._view(self.claims[self.used[caller.subject, key]])
         ident = ClaimId(f"claim-{len(self.claims) + 1:012}")
@@ -132,7 +133,7 @@ class PretendController:
             subject=caller.subject,
             spec=spec,
             state=ClaimState.PENDING,
-            arrival=START,
+            arrival=START if since is None else since,
         )
         if key is not None:
             self.used[caller.subject, key] = ident

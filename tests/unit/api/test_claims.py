@@ -7,7 +7,7 @@ import pytest
 from moorings.core.claims import ENDED, ClaimSpec, ClaimState, QueueMode
 from moorings.wire.codec import decode
 from moorings.wire.shapes import BindingBody, ClaimBody, ExplanationBody
-from tests.unit.api.pretend import PretendController
+from tests.unit.api.pretend import START, PretendController
 
 
 async def create(api: httpx2.AsyncClient, **body: object) -> str:
@@ -50,19 +50,20 @@ async def test_everything_in_the_request_reaches_the_controller(
         "checkpoint": {"resumable": True, "warnSignal": "USR2", "warnS": 1, "graceS": 2},
         "leaseS": 30,
         "queue": "never",
+        "waitingSince": "2023-11-14T22:13:20Z",
     }
     answer = await api.post("/v1/claims?wait=0.001&for=GRANTED", json=body, headers={"Idempotency-Key": "k1"})
     assert answer.status_code == 201
-    [(spec, name, owner, key, wait_s, until)] = controller.seen
-    assert (name, owner, key, wait_s, until) == ("n", "user/ann/x", "k1", 0.001, "GRANTED")
+    [(spec, name, owner, key, since, wait_s, until)] = controller.seen
+    assert (name, owner, key, since, wait_s, until) == ("n", "user/ann/x", "k1", START, 0.001, "GRANTED")
     assert isinstance(spec, ClaimSpec)
     assert (spec.kind, spec.size, spec.gcds, spec.replicas_per_gcd, spec.pool) == ("gpu", 8, 2, 2, "hgx")
     assert (spec.project, spec.priority, spec.time_limit_s, spec.preemptible) == ("nlp", -3, 1.5, True)
     assert spec.checkpoint.warn_signal == "USR2"
     assert spec.queue is QueueMode.NEVER
     told = answer.json()
-    assert {name: told[name] for name in body if name not in ("queue", "checkpoint")} == {
-        name: value for name, value in body.items() if name not in ("queue", "checkpoint")
+    assert {name: told[name] for name in body if name not in ("queue", "checkpoint", "waitingSince")} == {
+        name: value for name, value in body.items() if name not in ("queue", "checkpoint", "waitingSince")
     }
 
 

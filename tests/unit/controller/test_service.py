@@ -16,12 +16,13 @@ from moorings.controller.hardware import Hardware
 from moorings.controller.keys import Keys
 from moorings.controller.record import AnyInput
 from moorings.controller.service import Controller
+from moorings.controller.views import ClaimView
 from moorings.core.access import Caller, Role
-from moorings.core.claims import ClaimId, ClaimState
+from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import FleetChanges
 from moorings.core.inputs import ReleaseClaim, ResetPartition, WithdrawClaim, YieldClaim
-from moorings.core.instants import after
+from moorings.core.instants import SECOND, Instant, after
 from moorings.core.partitions import PartitionState
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -102,6 +103,20 @@ async def test_a_claim_that_was_asked_yields_and_says_why(rig: Rig) -> None:
     assert (told.claim, json.loads(told.data)["why"]) == (ident, "saved")
     waiting = rig.loop.fleet.claims[ident]
     assert waiting.attempt == 1, "its partition was removed, and it is served anew"
+
+
+async def test_only_an_agent_says_since_when_its_job_waits(rig: Rig) -> None:
+    """Whoever else could would be first in the queue."""
+    spec, then = ClaimSpec(kind="ipu", size=1), Instant(rig.clock.now() - 3600 * SECOND)
+
+    def asking(caller: Caller, owner: str, since: Instant) -> Awaitable[ClaimView]:
+        return rig.controller.create_claim(caller, spec, name=None, owner=owner, key=None, since=since)
+
+    for caller, owner in ((ROOT, "user/root"), (ANN, "user/ann")):
+        assert await rig.refused(asking(caller, owner, then)) == "auth.denied"
+    agent = Caller("k8s", Role.AGENT, "kubernetes/lab", "k4")
+    assert (await rig.done(asking(agent, "kubernetes/lab/a", then))).claim.arrival == then
+    assert (await rig.done(asking(agent, "kubernetes/lab/b", Instant(-5)))).claim.arrival == 0
 
 
 async def test_a_claim_that_nobody_asked_keeps_what_it_has(rig: Rig) -> None:

@@ -89,6 +89,18 @@ def test_who_came_first_gets_it_first_whatever_scheduler_it_waits_in() -> None:
     assert offer(world) == {}
 
 
+def test_a_claim_that_has_waited_before_has_the_place_of_then() -> None:
+    world = World(POD)
+    holder = world.ready(16, gcds=2)
+    then = world.now
+    early = world.create(16, gcds=2)
+    back = world.create(16, gcds=2, since=then)
+    world.end(holder)
+    assert world.claim(back.id).state is ClaimState.GRANTED
+    assert world.claim(early.id).state is ClaimState.PENDING
+    assert world.create(16, gcds=2, since=after(world.now, 3600)).arrival > early.arrival, "nobody waits since later"
+
+
 def test_what_is_kept_for_a_claim_is_not_offered() -> None:
     world = World(POD)
     small = world.ready(4)

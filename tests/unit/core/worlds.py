@@ -96,8 +96,9 @@ class World:
         ident = ClaimId(f"c{self.n_created}")
         name = str(more.pop("name", ident))
         owner = str(more.pop("owner", "user/ann"))
+        since = more.pop("since", None)
         spec = ClaimSpec(kind=kind, size=size, **more)
-        return CreateClaim(id=ident, name=name, owner=owner, subject="ann", spec=spec)
+        return CreateClaim(id=ident, name=name, owner=owner, subject="ann", spec=spec, since=since)
 
     def claim(self, ident: ClaimId) -> Claim:
         return self.fleet.claims.get(ident) or self.ended[ident]

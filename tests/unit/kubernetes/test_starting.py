@@ -9,12 +9,14 @@ import pytest
 
 from moorings.core.instants import Instant, after
 from moorings.kubernetes.acts import Claim, CreateWorker, DeletePod, Release
+from moorings.kubernetes.doing import request_for
 from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, JobKind, RestartType, StartRecord, Status
 from moorings.kubernetes.plan import Partitions, Plan, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.starting import PAUSE_S_MAX, explain, pause_s
 from moorings.kubernetes.status import build_status, tell
+from moorings.wire.codec import time_text
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 INFERENCE = JobKind.INFERENCE
@@ -78,6 +80,13 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
         "without a partition until 2026-09-21 17:24:20 UTC: it did not start in 60 s: "
         "sample-worker-0 cannot be scheduled: 0/2 nodes are available: 2 Insufficient cpu."
     )
+
+
+def test_who_missed_a_start_asks_again_at_the_place_that_its_job_has() -> None:
+    job = server()
+    assert request_for(job, 0, 0).waiting_since is None
+    missed = replace(job, status=Status(instances={0: InstanceRecord(start=StartRecord(missed=1))}))
+    assert request_for(missed, 0, 0).waiting_since == time_text(job.created_at)
 
 
 def test_a_start_that_succeeds_forgets_the_deadlines_that_were_missed() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 
 from moorings.api.calls import Call
-from moorings.api.demands import checkpoint_at, claim_spec
+from moorings.api.demands import checkpoint_at, claim_spec, waiting_since
 from moorings.api.operations import Operation, many, one
 from moorings.api.parameters import (
     ALL,
@@ -73,6 +73,7 @@ async def create_claim(call: Call) -> Response:
             name=request.name,
             owner=request.owner,
             key=call.idempotency_key(),
+            since=waiting_since(request),
             wait_s=wait_s,
             until=call.query(FOR),
         ),

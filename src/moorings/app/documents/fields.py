@@ -73,6 +73,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         "It is released unless it is renewed within this time; no lease if it is left out.",
     ),
     ("ClaimRequest", "queue"): ("`wait`, `never`", "Whether it waits for room, or is refused (`claim.no_room`)."),
+    ("ClaimRequest", "waitingSince"): (
+        "a time (RFC 3339)",
+        "Of an agent's key alone: its place in the queue is that of a claim made then.",
+    ),
     ("PartitionRequest", "name"): (_NAME, "Name of the partition and of its claim."),
     ("PartitionRequest", "size"): (_SIZE, "Devices."),
     ("PartitionRequest", "accelerator"): (_KIND, "Kind of accelerator."),

@@ -170,4 +170,5 @@ def claim_request(
         preemptible=request.preemptible,
         checkpoint=CheckpointShape(resumable=request.resumable),
         queue="wait" if waits else "never",
+        waiting_since=request.waiting_since,
     )

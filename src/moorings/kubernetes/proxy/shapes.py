@@ -27,6 +27,7 @@ class PartitionRequest:
     ``job_created_at`` (RFC 3339) is when the job was made: of a younger job than the proxy itself, no earlier proxy can
     have asked a controller that does not answer. ``preemptible``: it may be asked back; ``resumable``: its job goes on
     from a checkpoint, so that it may also be moved. ``time_limit_s`` is how long the partition is wanted at most.
+    ``waiting_since`` (RFC 3339) is its place in the queue, where that is not the end.
     """
 
     namespace: str
@@ -41,6 +42,7 @@ class PartitionRequest:
     preemptible: bool = False
     resumable: bool = False
     time_limit_s: float | None = None
+    waiting_since: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,12 @@ def test_a_project_is_the_namespace_unless_it_is_mapped() -> None:
     assert claim_request(request, place, "lab", {"research": "nlp"}, waits=True).project == "nlp"
 
 
+def test_since_when_it_waits_is_passed_on() -> None:
+    since = "2026-11-25T10:00:00.000000Z"
+    request = PartitionRequest(namespace="research", job="j", uid=UID, instance=0, ipus=4, waiting_since=since)
+    assert claim_request(request, check_request(request, "lab"), "lab", {}, waits=True).waiting_since == since
+
+
 @cases(
     "change",
     [
