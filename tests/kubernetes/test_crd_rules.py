@@ -166,6 +166,19 @@ def test_what_makes_the_partition_or_the_pods_stays(judge, spec, field):
     assert re.match(f"{field}: Invalid value: .* while the job exists", cause)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("activeDeadlineSeconds", 60), ("managedBy", "a.example/x"), ("priorityClassName", "low")],
+)
+def test_what_the_queue_was_promised_neither_comes_nor_goes(judge, name, value):
+    for before, after in ((None, value), (value, None)):
+        made = judge.create(a_job(**{name: before}))
+        with pytest.raises(MooringsError):
+            check_update(made, a_job(**{name: after}))
+        with pytest.raises(RefusedError, match=f"{name} cannot come or go while the job exists"):
+            judge.change(made, {name: after})
+
+
 @pytest.mark.parametrize("state", ["Completed", "Failed"])
 def test_a_job_that_has_ended_is_not_scaled(judge, state):
     made = judge.change_status(judge.create(a_job()), {"status": state})

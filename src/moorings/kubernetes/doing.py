@@ -56,7 +56,7 @@ from moorings.kubernetes.objects import (
     build_worker,
     needs_service,
 )
-from moorings.kubernetes.pods import parse_pod
+from moorings.kubernetes.pods import has_ended
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.kubernetes.refusals import Failure
 from moorings.wire.codec import time_text
@@ -209,11 +209,11 @@ class Doer:
             case Release() | Fence():
                 await self._release(job, act, partitions.get(act.instance))
             case Reset(instance):
-                await self._check_unused(job, instance)
+                await self._check_unused(job, instance, partitions.get(instance))
                 self._check_may()  # it took time to ask
                 self.noted(await self.proxy.reset(job.namespace, job.name, job.uid, instance))
             case Yield(instance):
-                await self._check_unused(job, instance, workers_too=True)
+                await self._check_unused(job, instance, partitions.get(instance), workers_too=True)
                 self._check_may()
                 self.noted(await self.proxy.give_way(job.namespace, job.name, job.uid, instance))
             case EnsureBeside():
@@ -232,7 +232,7 @@ class Doer:
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
 
     async def _release(self, job: IPUJob, act: Release | Fence, partition: PartitionBody | None) -> None:
-        await self._check_unused(job, act.instance, lost=act.nodes if isinstance(act, Fence) else ())
+        await self._check_unused(job, act.instance, partition, lost=act.nodes if isinstance(act, Fence) else ())
         self._check_may()
         left = await self.proxy.release(job.namespace, job.name, job.uid, act.instance)
         if left is not None:
@@ -241,13 +241,20 @@ class Doer:
             self.gone(partition)
 
     async def _check_unused(
-        self, job: IPUJob, instance: int, *, workers_too: bool = False, lost: Collection[str] = ()
+        self,
+        job: IPUJob,
+        instance: int,
+        partition: PartitionBody | None,
+        *,
+        workers_too: bool = False,
+        lost: Collection[str] = (),
     ) -> None:
         """Nothing, if no program of an instance runs: the API server's word, for what was watched may be old.
 
         Args:
             job: which.
             instance: of it.
+            partition: of the instance, if it is known.
             workers_too: whether workers count that a launcher led: what it started may outlive it.
             lost: nodes on which programs may run, as long as these nodes are not Ready.
 
@@ -263,11 +270,12 @@ class Doer:
                 if error.status == 404:
                     continue
                 raise
-            pod = parse_pod(found)
-            if not is_owned(found, job.uid) or pod is None or pod.ended:
+            if not may_use(found, job.uid, partition.name if partition is not None else ""):
                 continue
-            if pod.node not in lost or not await self._is_silent(pod.node):
-                raise MooringsError("ipujob.in_use", f"{name} still uses its partition", retryable=True)
+            node = (found.get("spec") or {}).get("nodeName") or ""
+            if node not in lost or not await self._is_silent(node):
+                hint = "" if is_owned(found, job.uid) else "it has lost its owner, so you have to delete that Pod"
+                raise MooringsError("ipujob.in_use", f"{name} still uses its partition", hint=hint, retryable=True)
 
     async def _is_silent(self, node: str) -> bool:
         try:
@@ -403,6 +411,22 @@ def is_owned(found: Obj, uid: str) -> bool:
     """Whether an object is controlled by the job of that uid."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one.get("uid") == uid and one.get("controller") for one in owners)
+
+
+def may_use(found: Obj, uid: str, partition: str) -> bool:
+    """Whether a Pod may run on a partition: it has not ended, and it is the job's, or was made for that partition.
+
+    Its owner and its labels may have been taken away, as by a deletion with `--cascade=orphan`; its program runs on.
+
+    Args:
+        found: the Pod.
+        uid: of the job.
+        partition: its name, which no other job's partition has; empty: not known.
+    """
+    if has_ended(found.get("status") or {}):
+        return False
+    made_for = (found["metadata"].get("annotations") or {}).get(names.PARTITION, "")
+    return is_owned(found, uid) or (partition != "" and made_for == partition)
 
 
 def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:

@@ -148,6 +148,10 @@ SPEC_RULES = (
         "has(self.launcher) == has(oldSelf.launcher) && has(self.interactive) == has(oldSelf.interactive)",
         f"launcher and interactive cannot come or go while the job exists: {_ANEW}",
     ),
+    *(  # rules of the fields themselves are asked only where both the old job and the new one have them
+        Rule(f"has(self.{name}) == has(oldSelf.{name})", f"{name} cannot come or go while the job exists: {_ANEW}")
+        for name in ("activeDeadlineSeconds", "managedBy", "priorityClassName")
+    ),
     Rule(  # it has no default, which would stand in the way of the PriorityClass
         "has(oldSelf.priority) || !has(self.priority) || self.priority == 0 || has(self.priorityClassName)",
         f"priority cannot be changed while the job exists: {_ANEW}",

@@ -209,8 +209,8 @@ class IPUJob:
 
     @property
     def managed_elsewhere(self) -> bool:
-        """Whether it is another controller's."""
-        return self.managed_by not in ("", MANAGER)
+        """Whether it is another controller's. One that has our finalizer is ours: it may have partitions."""
+        return self.managed_by not in ("", MANAGER) and FINALIZER not in self.finalizers
 
     @property
     def has_launcher(self) -> bool:

@@ -18,16 +18,16 @@ from moorings.core.instants import SECOND, Instant
 from moorings.kubernetes import names
 from moorings.kubernetes.acts import Claim, CreateLauncher, CreateWorker, DeletePod, Reset
 from moorings.kubernetes.admission import check_ipujob
-from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned
+from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned, may_use
 from moorings.kubernetes.informer import Informers
-from moorings.kubernetes.ipujob import IPUJob, Obj, Status
+from moorings.kubernetes.ipujob import MANAGER, IPUJob, Obj, Status
 from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
 from moorings.kubernetes.last_read import LastRead
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.nodes import Silence
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.plan import ENDED, FAILED, MAKING_ROOM, Partitions, Plan, plan
-from moorings.kubernetes.pods import Pod, has_ended, parse_pod
+from moorings.kubernetes.pods import Pod, parse_pod
 from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.client import PartitionView
@@ -326,7 +326,7 @@ class Operator:
             if error.status != 404:
                 raise
         listed = await self._kube.list(POD, body.namespace, labels=f"{names.JOB}={body.job}")
-        return any(is_owned(pod, body.uid) and not has_ended(pod.get("status") or {}) for pod in listed.items)
+        return any(may_use(pod, body.uid, body.name) for pod in listed.items)
 
     def _forget(self, key: str) -> None:
         memory = self._memory.pop(key, None)
@@ -411,6 +411,8 @@ def _scaled(found: Obj, instances: int) -> Obj:
 
 def _differs(job: IPUJob, partitions: Partitions) -> str:
     """What was changed of a job that may not be changed while it holds partitions; a webhook would have refused it."""
+    if job.managed_by not in ("", MANAGER):
+        return f"spec.managedBy was changed to {job.managed_by} after this operator had taken up the job: {_UNDO}"
     for body in partitions.known.values():
         if body.ipus and body.ipus != job.ipus:
             return f"spec.ipusPerJobInstance was changed to {job.ipus}, and its partition has {body.ipus} IPUs: {_UNDO}"

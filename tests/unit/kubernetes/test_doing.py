@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moorings.kubernetes import names
 from moorings.kubernetes.acts import Fence, Release
 from moorings.kubernetes.doing import Doer, Made
 from moorings.kubernetes.ipujob import JobKind
@@ -89,3 +90,27 @@ async def test_a_lost_node_is_asked_for_again_before_its_programs_lose_their_par
 
 async def test_without_that_no_partition_goes_under_a_program_whatever_its_node_says() -> None:
     assert await failures(Release(0), {"node1": "Unknown"}, {0: "node1"}) == ["ipujob.in_use"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended", "refused"),
+    [
+        ({"ownerReferences": []}, False, True),
+        ({"labels": {}}, False, True),
+        ({"ownerReferences": []}, True, False),
+        ({"ownerReferences": [], "annotations": {names.PARTITION: "another"}}, False, False),
+    ],
+    ids=["orphaned", "labels-removed", "orphaned-and-ended", "of-another-partition"],
+)
+async def test_a_pod_made_for_a_partition_holds_it_whatever_was_taken_from_it(
+    changes: dict[str, Any], ended: bool, refused: bool
+) -> None:
+    job = replace(JOB, kind=JobKind.INFERENCE)
+    kube, proxy = KeptObjects(), Partitions()
+    pod = build_worker(job, 0, 0, PARTITION, PodOptions())
+    pod["metadata"] |= {"uid": "uid-0", **changes}
+    kube.put(POD, {**pod, "status": {"phase": "Succeeded" if ended else "Running"}}, job.namespace)
+    doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    failed = await doer.do(job, [Release(0)], {0: PARTITION}, Made())
+    assert [one.error.code for one in failed] == (["ipujob.in_use"] if refused else [])
+    assert proxy.released == ([] if refused else [0])

@@ -71,6 +71,11 @@ def test_a_job_of_another_controller_is_not_held_by_us(manager: str | None, ours
     assert (added in default_ipujob(given)) is ours
 
 
+def test_a_job_that_we_have_taken_up_stays_ours() -> None:
+    given = an_object(a_spec(managedBy="kueue.x-k8s.io/multikueue"), finalizers=[FINALIZER])
+    assert not check_ipujob(given).managed_elsewhere
+
+
 @pytest.mark.parametrize("manager", ["", "multikueue", "UPPER/x", "a/" + "b" * 62, 5])
 def test_a_manager_has_a_domain(manager: object) -> None:
     with pytest.raises(MooringsError, match=r"spec.managedBy: must be a domain"):
