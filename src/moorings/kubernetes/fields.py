@@ -322,7 +322,7 @@ SPEC: tuple[Field, ...] = (
         "spec.releaseOnFinish",
         Type.BOOLEAN,
         "Whether a job that has ended for good gives its partitions back at once. False: they are kept until the job "
-        "is deleted.",
+        "is deleted, or activeDeadlineSeconds are over.",
         default=True,
     ),
     Field(

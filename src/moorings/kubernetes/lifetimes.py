@@ -52,7 +52,15 @@ def without_activity(record: InstanceRecord) -> InstanceRecord:
 
 def active_until(job: IPUJob, record: InstanceRecord) -> Instant | None:
     """When an instance has been active for as long as it may; None: that cannot be told yet, or it has no limit."""
-    if job.active_deadline_s is None or record.outcome is not None:
+    return held_until(job, record) if record.outcome is None else None
+
+
+def held_until(job: IPUJob, record: InstanceRecord) -> Instant | None:
+    """When an instance has held its partition for as long as its claim said, whether or not it has ended since.
+
+    None: that cannot be told yet, or it has no limit.
+    """
+    if job.active_deadline_s is None:
         return None
     if record.started_at is not None:
         return after(record.started_at, job.active_deadline_s - record.active_seconds)

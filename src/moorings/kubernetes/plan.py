@@ -473,14 +473,16 @@ class _Judge:
             if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
                 acts.append(DeletePod(pod.name, pod.uid))
         held = self._partition is not None and not shapes.is_given_back(self._partition)
-        if held and self._releases and not self._uses():
+        until = lifetimes.held_until(self._job, record) if held and not self._releases(record) else None
+        if held and self._releases(record) and not self._uses():
             acts.append(Release(self._number))
-        return Instance(record=record, acts=tuple(acts))
+        return Instance(record=record, acts=tuple(acts), again_at=until)
 
-    @property
-    def _releases(self) -> bool:
-        """Whether its partition goes when it has ended for good."""
-        return self._job.release_on_finish or self._job.clean is CleanPodPolicy.ALL
+    def _releases(self, record: InstanceRecord) -> bool:
+        """Whether the partition of an instance that has ended goes: at its claim's time limit in any case."""
+        until = lifetimes.held_until(self._job, record)
+        over = until is not None and self._now >= until
+        return over or self._job.release_on_finish or self._job.clean is CleanPodPolicy.ALL
 
     @property
     def _programs(self) -> int:
@@ -491,7 +493,7 @@ class _Judge:
         """The Pods on lost nodes that have to go: of an attempt that has failed, or of an instance that has ended."""
         if record.outcome is None:
             return [pod for pod in self._lost_pods if pod.restart < record.restarts]
-        return [pod for pod in self._lost_pods if self._decides(pod)] if self._releases else []
+        return [pod for pod in self._lost_pods if self._decides(pod)] if self._releases(record) else []
 
     def _give_up(self, record: InstanceRecord, lost: Sequence[Pod]) -> Instance:
         """What is left of it on lost nodes loses its partition, and then makes place for what comes after it."""

@@ -102,6 +102,20 @@ def test_a_program_that_ended_by_itself_has_not_exceeded_its_deadline() -> None:
     assert job.status.instances[0].outcome is Outcome.DONE
 
 
+@pytest.mark.parametrize("ended_s", [10, LIMIT_S], ids=["by-itself", "at-its-limit"])
+def test_a_partition_that_is_kept_after_the_end_goes_at_its_claims_time_limit(ended_s: int) -> None:
+    job = replace(limited(), release_on_finish=False)
+    _, job = look(job, running(job), held(ready(job)), START)
+    if ended_s == LIMIT_S:
+        _, job = look(job, running(job), held(ready(job)), after(START, LIMIT_S))
+    ended = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=after(START, ended_s))]
+    if ended_s < LIMIT_S:
+        found, job = look(job, ended, held(ready(job)), after(START, ended_s))
+        assert (found.acts, found.again_s) == ((), LIMIT_S - ended_s)
+    found, _ = look(job, ended, held(ready(job)), after(START, LIMIT_S))
+    assert found.acts == (Release(0),), "others were promised its IPUs"
+
+
 def test_what_is_remembered_of_it_is_read_as_it_was_written() -> None:
     record = InstanceRecord(restarts=1, reason="DeadlineExceeded", started_at=START, active_seconds=7)
     status = Status(state="Running", instances={0: record})
