@@ -143,7 +143,7 @@ class Doer:
     noted: Callable[[PartitionBody], None]
     gone: Callable[[PartitionBody], None]
     now: Callable[[], float]
-    ensured: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ensured: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     granted: dict[str, float] = field(default_factory=dict)  # namespaces where we may make launchers' roles: since when
 
     async def do(
@@ -314,7 +314,8 @@ class Doer:
         made.created[found["metadata"]["uid"]] = (self.now(), found)
 
     async def _ensure_beside(self, job: IPUJob) -> None:
-        edition = (job.generation, job.status.restart_count)  # what somebody deleted is there for the next attempt
+        missed = sum(one.start.missed for one in job.status.instances.values())
+        edition = (job.generation, job.status.restart_count, missed)  # what was deleted is there for the next attempt
         if self.ensured.get(job.uid) == edition:
             return
         if job.has_launcher:

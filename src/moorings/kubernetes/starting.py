@@ -84,9 +84,13 @@ def follow_start(
     if not deadline_s or (seen.done and start.until is None):
         return StartRecord()
     if start.until is not None:
-        if now < start.until:
-            return start
+        # No longer than its pause from now: the deadline may have been shortened, or the clock set back.
+        until = min(start.until, after(now, pause_s(deadline_s, max(start.missed, 1))))
+        if now < until:
+            return replace(start, until=until)
         start = replace(start, until=None)
+    if start.since is not None and start.since > now:
+        start = replace(start, since=now)
     if seen.has_partition is None:
         return start
     if not seen.has_partition:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from moorings.kubernetes import names
-from moorings.kubernetes.acts import Fence, Release
+from moorings.kubernetes.acts import EnsureBeside, Fence, Release
 from moorings.kubernetes.doing import Doer, Made
-from moorings.kubernetes.ipujob import JobKind
-from moorings.kubernetes.kube import NODE, POD
+from moorings.kubernetes.ipujob import InstanceRecord, JobKind, StartRecord, Status
+from moorings.kubernetes.kube import NODE, POD, SERVICE
 from moorings.kubernetes.objects import PodOptions, build_worker
 from moorings.kubernetes.proxy.shapes import RELEASING, PartitionBody, PartitionRequest
 from tests.unit.kubernetes.jobs import build_job, build_partition
@@ -114,3 +114,13 @@ async def test_a_pod_made_for_a_partition_holds_it_whatever_was_taken_from_it(
     failed = await doer.do(job, [Release(0)], {0: PARTITION}, Made())
     assert [one.error.code for one in failed] == (["ipujob.in_use"] if refused else [])
     assert proxy.released == ([] if refused else [0])
+
+
+async def test_what_stands_beside_its_pods_is_made_again_after_a_start_that_it_missed() -> None:
+    kube, job = KeptObjects(), replace(JOB, kind=JobKind.INFERENCE)
+    doer = Doer(kube, Partitions(), PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    for missed in (0, 1):
+        status = Status(instances={0: InstanceRecord(start=StartRecord(missed=missed))})
+        assert await doer.do(replace(job, status=status), [EnsureBeside()], {0: PARTITION}, Made()) == []
+        assert await kube.get(SERVICE, job.name, job.namespace)
+        kube.objects.clear()  # by hand

@@ -138,6 +138,24 @@ def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: i
     assert found.acts == ()
 
 
+def test_a_pause_is_no_longer_than_from_now_when_the_clock_was_set_back_or_the_deadline_shortened() -> None:
+    year_s = 365 * 86_400
+    record = InstanceRecord(start=StartRecord(missed=2, until=after(START, year_s), why="x"))
+    none = Partitions(current=True, standing=True)
+    job, found, _ = follow(server(status=Status(instances={0: record})), [], START, none)
+    assert found.again_s == 2 * DEADLINE_S
+    job, found, _ = follow(replace(job, start_deadline_s=10), [], START, none)
+    assert found.again_s == 20
+    _, found, _ = follow(job, [], after(START, 2 * DEADLINE_S), none)
+    assert found.acts == (Claim(0),)
+
+
+def test_a_start_that_began_in_the_future_begins_now() -> None:
+    record = InstanceRecord(start=StartRecord(since=after(START, 1e6)))
+    _, found, _ = follow(server(status=Status(instances={0: record})), [worker(server(), **STUCK)], START)
+    assert found.again_s == DEADLINE_S
+
+
 @pytest.mark.parametrize("state", [shapes.WAITING, shapes.PREPARING, shapes.RECLAIMING])
 def test_the_time_counts_from_when_it_has_its_partition(state: str) -> None:
     job, _, _ = follow(server(), [], START)
