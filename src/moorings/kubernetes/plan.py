@@ -312,18 +312,19 @@ class _Judge:
 
     def judge(self, refused: str, paused: Pause | None) -> Instance:
         found = self._judge(refused, paused)
-        if found.record.outcome is not None:
-            return found
-        quiet = on_silent_nodes(self._pods, self._silent)
+        over = found.record.outcome is not None
+        # Of one that has ended only a program that has not is waited for: it keeps the partition.
+        quiet = on_silent_nodes([pod for pod in self._pods if not over or self._decides(pod)], self._silent)
         lost_s, start = self._job.node_lost_s, found.record.start
-        times = [found.again_at, due_at(start, self._deadline_s, self._now)]
+        times = [found.again_at, None if over else due_at(start, self._deadline_s, self._now)]
         if quiet:
             words = tell_silence(quiet, self._silent)
             times.append(then := lost_at(quiet, self._silent, lost_s, self._now))
-            if then is not None:
-                words += f"; it is given up at {clock(then)}"
-            waits = f"{found.waits}; {words}" if found.waits else words
-            found = replace(found, waits=waits, code=found.code or "node")
+            if words not in (f"{found.record.detail}; {found.waits}" if over else found.waits):
+                if then is not None:
+                    words += f"; it is given up at {clock(then)}"
+                waits = f"{found.waits}; {words}" if found.waits else words
+                found = replace(found, waits=waits, code=found.code or "node")
         return replace(found, again_at=min((at for at in times if at is not None), default=None))
 
     def _judge(self, refused: str, paused: Pause | None) -> Instance:
@@ -499,7 +500,9 @@ class _Judge:
         """What is left of it on lost nodes loses its partition, and then makes place for what comes after it."""
         goes = [pod for pod in self._pods if pod in lost or record.outcome is None or self._decides(pod)]
         acts = tuple(_take_away(self._number, lost, goes, self._partitions))
-        waits = f"its partition is removed before anything starts anew: {record.detail}"
+        waits = "its partition is removed" if record.outcome else "its partition is removed before anything starts anew"
+        if record.detail and record.outcome is None:
+            waits += f": {record.detail}"
         return Instance(record=record, acts=acts, waits=waits, code="node", restarting=record.outcome is None)
 
     def _uses(self) -> bool:

@@ -138,11 +138,13 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
         return ALL_DONE
     if state == SUSPENDED:
         return next((one.waits for one in instances.values() if one.waits not in ("", HOLDS_NOTHING)), HOLDS_NOTHING)
+    if not instances and state == FAILED and job.instances:
+        return "it was refused when it was first looked at, and stays so: delete the job and create it again"
     if not instances:
         return "no instance is wanted: it is scaled to 0"
     if failed:
         first = min(failed)
-        detail = failed[first].record.detail
+        detail = "; ".join(filter(None, (failed[first].record.detail, failed[first].waits)))
         return detail if len(instances) == 1 else f"{len(failed)} of {len(instances)} instances failed: {detail}"
     waiting = [one for one in instances.values() if one.waits and (one.code or not one.standing)]
     if state == RUNNING and not waiting:

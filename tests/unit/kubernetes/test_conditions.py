@@ -195,3 +195,11 @@ def test_a_project_s_limit_is_told_once() -> None:
     warning = Story("Warning", "ProjectLimit", "waiting for a partition of 1 IPU: no more")
     assert tell(job.status, first.status) == [warning]
     assert tell(first.status, look(first, (), held(waiting(job, "project.limit", "still"))).status) == []
+
+
+def test_a_job_that_was_refused_and_mended_does_not_say_that_it_is_scaled_to_zero() -> None:
+    refused = Status(state="Failed", message="spec.priority: 5 is above 0", observed_generation=1)
+    job = look(build_job(INFERENCE, generation=2, status=refused), (), held())
+    assert job.status.message == (
+        "it was refused when it was first looked at, and stays so: delete the job and create it again"
+    )

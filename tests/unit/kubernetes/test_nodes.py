@@ -15,6 +15,7 @@ from moorings.kubernetes.plan import Partitions, Plan, plan
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.status import build_status
+from moorings.wire.codec import time_text
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 LOST_S = 300
@@ -99,6 +100,28 @@ def test_without_a_restart_it_fails_and_holds_nothing(clean: CleanPodPolicy) -> 
     _, found, message = look(job, [lost], NOBODY)
     assert found.acts == (DeletePod(lost.name, lost.uid, 0),)
     assert message.startswith("node node1 with sample-worker-0 has not answered since")
+
+
+def test_what_failed_for_another_reason_says_what_holds_its_partition_and_is_looked_at_when_that_is_lost() -> None:
+    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, active_deadline_s=60)
+    ready = held(job, since=time_text(START))
+    job, _, _ = look(job, [pod(job, 0, "node1")], ready, START)
+    job, found, message = look(job, [pod(job, 0, "node1")], ready, after(START, 60))
+    assert found.again_s == LOST_S - 60
+    assert message == (
+        "it was active for longer than the 60 s of spec.activeDeadlineSeconds; node node1 with sample-worker-0 has not "
+        "answered since 2026-09-21 14:13:20 UTC; it is given up at 2026-09-21 14:18:20 UTC"
+    )
+    _, found, _ = look(job, [pod(job, 0, "node1", deleting=True)], ready)
+    assert found.acts == (FENCE,)
+
+
+def test_a_suspended_job_on_a_lost_node_says_what_is_done() -> None:
+    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, suspended=True)
+    job, _, _ = look(job, [pod(job, 0, "node1")], held(job), after(START, 100))
+    job, found, message = look(job, [pod(job, 0, "node1", deleting=True)], held(job))
+    assert found.acts == (FENCE,)
+    assert message.startswith("its partition is removed before anything starts anew; node node1 with")
 
 
 def test_a_node_that_is_back_in_time_costs_nothing() -> None:
