@@ -43,6 +43,7 @@ OUR_VARIABLES = frozenset(
 OUR_VARIABLES_PREFIX = "MOORINGS_"
 OUR_PATHS = (BIN_DIR, CONFIG_DIR)
 
+_BY_JOB = "leave it out: a worker is started again by spec.restartPolicy, with a clean partition"
 _SET_BY_US = "Moorings sets it itself: leave it out"
 _TEMPLATE = "spec.workers.template"
 
@@ -291,9 +292,13 @@ def _template(job: IPUJob) -> Iterator[Fault]:
         yield Fault(
             f"{where}.restartPolicy",
             "must not be Always",
-            "leave it out: a worker is started anew by spec.restartPolicy, with a clean partition",
+            _BY_JOB,
         )
     containers = list(_dicts(spec.get("containers")))
+    for index, container in containers:  # Kubernetes 1.35 restarts single containers
+        for field in ("restartPolicy", "restartPolicyRules"):
+            if container.get(field) not in (None, [], "Never"):
+                yield Fault(f"{where}.containers[{index}].{field}", "must not restart the container", _BY_JOB)
     if not containers:
         yield Fault(f"{where}.containers", "is missing", "name at least one container, with its image")
     volumes = []

@@ -135,6 +135,14 @@ BAD: list[tuple[Obj, str, str]] = [
         "spec.workers.template.spec.containers",
         "two are called 'c'",
     ),
+    *(
+        (
+            a_spec(workers=workers(containers=[a_container(**{field: value})])),
+            f"spec.workers.template.spec.containers[0].{field}",
+            "must not restart the container",
+        )
+        for field, value in (("restartPolicy", "Always"), ("restartPolicyRules", [{"action": "Restart"}]))
+    ),
     (
         a_spec(workers=workers(restartPolicy="Always")),
         "spec.workers.template.spec.restartPolicy",
