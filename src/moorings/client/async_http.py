@@ -330,6 +330,9 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without the name
 
     def data_received(self, data: bytes) -> None:
+        if self._is_whole:  # nobody asked for more
+            self.abort()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -351,6 +354,10 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     # -- the parser's --------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)

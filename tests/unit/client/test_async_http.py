@@ -235,6 +235,29 @@ async def test_an_idle_connection_is_kept_so_long(monkeypatch: pytest.MonkeyPatc
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("surplus", [OK.replace(b"200 OK", b"500 No"), b"x"])
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_comes_unasked_is_no_answer_to_the_next_call(surplus: bytes, late: bool) -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(OK if late or len(writers) > 1 else OK + surplus)
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as listening:
+        http = DirectHttp(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        found = await http.call("GET", "/", headers={}, timeout_s=5)
+        assert (found.status, found.content, found.headers["x-a"]) == (200, b"hi", "1")
+        if late:
+            writers[0].write(surplus)
+            await asyncio.sleep(0.1)
+        assert (await http.call("GET", "/", headers={}, timeout_s=5)).status == 200
+        await http.close()
+    assert len(writers) == 2
+
+
 async def test_a_stream_that_is_left_early_ends_its_connection() -> None:
     server = Server([CHUNKED[:-5], OK])
     async with talking(server) as http:
