@@ -130,6 +130,18 @@ def test_the_schema_knows_every_parameter() -> None:
         ("controller.tolerations", ["ipu"], "controller.tolerations.0: Invalid type. Expected: object"),
         ("vipuProxy.logLevel", 7, "vipuProxy.logLevel: Must be less than or equal to 6"),
         ("controller.metricsPort", 80, "controller.metricsPort: Must be greater than or equal to 1024"),
+        ("vipuProxy.proxyPort", 8443, "vipuProxy.proxyPort and vipuProxy.proxyHttpsPort are both 8443"),
+        ("vipuProxy.service.port", 443, "vipuProxy.service.port and vipuProxy.service.httpsPort are both 443"),
+        # Not in the release before: helm upgrade --reuse-values leaves them out.
+        *(
+            (path, None, f"{path.rpartition('.')[2]} is required")
+            for path in (
+                *("certManager", "networkPolicies", "watchNamespaces"),
+                *("jobs.suspendQueued", "jobs.startDeadlineSeconds", "jobs.aggregateRoles"),
+                *("controller.kubeRbacProxy", "vipuProxy.replicas", "vipuProxy.plainHttp"),
+                *("vipuProxy.proxyHttpsPort", "vipuProxy.service.httpsPort"),
+            )
+        ),
         ("vipuProxy.proxyPort", 80, "vipuProxy.proxyPort: Must be greater than or equal to 1024"),
         ("global.launcherImagePullPolicy", "Sometimes", "global.launcherImagePullPolicy must be one of"),
         ("global.imagePullSecrets", [{"nam": "a"}], "global.imagePullSecrets.0: name is required"),
