@@ -335,6 +335,7 @@ def test_an_idle_operator_writes_nothing(site: Site, namespace: str) -> None:
     rested = site.cluster.wait(rests)
     time.sleep(5)
     assert version() == rested
+    assert "definition.outdated" not in site.log("operator"), "it kept all that it was given"
 
 
 @pytest.mark.smoke  # it kills the operator

@@ -19,6 +19,7 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.operator import SWEEP_S, Operator
 from moorings.kubernetes.pods import trim_pod
+from moorings.kubernetes.priorities import find_value
 from moorings.kubernetes.proxy.client import PartitionView, ProxyClient
 from moorings.kubernetes.proxy.trust import Trust
 from moorings.kubernetes.status import Story
@@ -204,7 +206,7 @@ class Replica:
             start_deadline_s=given.start_deadline_s,
             suspends_queued=given.suspend_queued,
         )
-        self._rules = make_rules(replace(options.limits, value_of_class=self._value_of_class))
+        self._rules = make_rules(replace(options.limits, value_of_class=partial(find_value, self._classes)))
         self._operator = Operator(
             kube=self._kube,
             proxy=self._proxy,

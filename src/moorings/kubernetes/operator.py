@@ -32,7 +32,7 @@ from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.client import PartitionView
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.reading import status_object
+from moorings.kubernetes.reading import parse_status, status_object
 from moorings.kubernetes.refusals import Refusals
 from moorings.kubernetes.status import Story, build_status, tell
 from moorings.kubernetes.warning_events import Warned, failed_create
@@ -60,6 +60,7 @@ class Memory:
     written: Obj | None = None  # as we wrote it, until the watch has caught up
     written_at: float = -1e9
     read: LastRead = field(default_factory=LastRead)
+    cut: tuple[Status, Status] | None = None  # what the API server kept of a status, and what it was given
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
@@ -119,6 +120,7 @@ class Operator:
         self._clock = clock
         self._monotonic = monotonic
         self._memory: dict[str, Memory] = {}
+        self._told_outdated = False
         self._doer = Doer(kube, proxy, options, may, view.note, view.note_gone, monotonic)
 
     async def reconcile(self, key: str) -> float | None:
@@ -136,6 +138,8 @@ class Operator:
             return None
         found = with_value(found, self._value_of_class) or found
         job = memory.read.read(found, self._options.start_deadline_s)
+        if memory.cut is not None and job.status == memory.cut[0]:
+            job = replace(job, status=memory.cut[1])
         if job.managed_elsewhere and not job.deleted:
             return None
         now = self._monotonic()
@@ -346,9 +350,10 @@ class Operator:
             return job
         if not self._may():
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
+        value = {**status_object(status), "selector": worker_selector(job.name)}
         body: list[Obj] = [
             {"op": "test", "path": "/metadata/uid", "value": job.uid},
-            {"op": "add", "path": "/status", "value": {**status_object(status), "selector": worker_selector(job.name)}},
+            {"op": "add", "path": "/status", "value": value},
         ]
         try:
             memory.written = await self._kube.patch(IPU_JOB, job.name, body, job.namespace, subresource="status")
@@ -357,11 +362,22 @@ class Operator:
                 return job  # it has gone meanwhile
             raise
         memory.written_at = self._monotonic()
+        memory.cut = self._find_cut(memory.written, status, value)
         self._measures.status_written(job, status, self._now())
         self._tell(found, tell(job.status, status))
         job = replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
         memory.read.note(found, memory.written, job)
         return job
+
+    def _find_cut(self, written: Obj, status: Status, value: Obj) -> tuple[Status, Status] | None:
+        """What an earlier definition of IPUJobs has kept of a status: else what it drops would be written for ever."""
+        if written.get("status") == value:
+            return None
+        if not self._told_outdated:
+            self._told_outdated = True
+            hint = "kubectl apply the one of this release; until then a restart of the operator forgets what is dropped"
+            log.warning("definition.outdated", extra={"hint": hint})
+        return parse_status(written.get("status")), status
 
     def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
         """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""

@@ -10,10 +10,29 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from moorings.core.claims import PRIORITY_MAX
+from moorings.core.errors import MooringsError
+from moorings.kubernetes.informer import Informer
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.reading import Fault, shown
 
 ValueOf = Callable[[str], int | None]  # of a PriorityClass; None: there is none of that name
+
+
+def find_value(classes: Informer, name: str) -> int | None:
+    """The value of a PriorityClass; None: there is none of that name.
+
+    Raises:
+        MooringsError: ``kubernetes.unreachable``: nobody knows yet which ones there are.
+    """
+    if not classes.synced.is_set():
+        raise MooringsError(
+            "kubernetes.unreachable",
+            "the operator does not know the PriorityClasses yet",
+            hint="try again in a moment; if that stays so, its account may not list priorityclasses",
+            retryable=True,
+        )
+    found = classes.get("", name)
+    return int(found["value"]) if found is not None else None
 
 
 def find_priority_faults(obj: Obj, value_of: ValueOf | None) -> Iterator[Fault]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
+from moorings.kubernetes.informer import Informer
 from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.priorities import with_value
+from moorings.kubernetes.kube import PRIORITY_CLASS
+from moorings.kubernetes.priorities import find_value, with_value
 from moorings.kubernetes.privileges import Limits
 from tests.unit.kubernetes.ipujobs import a_spec, an_object
+from tests.unit.kubernetes.objects_kept import KeptObjects
 
 CLASSES = {"low": -10, "high": 5, "system-node-critical": 2_000_001_000}
 LIMITS = Limits(max_priority=5, value_of_class=CLASSES.get)
@@ -52,6 +56,18 @@ def test_its_value_is_written_into_a_new_job(spec: Obj, added: list[int]) -> Non
 def test_what_cannot_be_is_refused(spec: Obj, told: str) -> None:
     with pytest.raises(MooringsError, match=told):
         check_ipujob(job(**spec), LIMITS)
+
+
+async def test_before_the_classes_are_known_none_is_said_to_be_missing() -> None:
+    classes = Informer(KeptObjects(), PRIORITY_CLASS)
+    limits = Limits(value_of_class=partial(find_value, classes))
+    with pytest.raises(MooringsError) as caught:
+        check_ipujob(job(priorityClassName="low"), limits)
+    assert (caught.value.code, caught.value.retryable) == ("kubernetes.unreachable", True)
+    check_ipujob(job(), limits)
+    classes.synced.set()
+    with pytest.raises(MooringsError, match="there is no PriorityClass 'low'"):
+        check_ipujob(job(priorityClassName="low"), limits)
 
 
 def test_the_highest_priority_that_is_allowed_holds_for_classes_too() -> None:
