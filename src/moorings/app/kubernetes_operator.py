@@ -35,6 +35,7 @@ from moorings.app.logs import configure
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
+from moorings.kubernetes.accepting import BoundedServer
 from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
 from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import connect
@@ -54,7 +55,7 @@ from moorings.kubernetes.priorities import find_value
 from moorings.kubernetes.proxy.client import PartitionView, ProxyClient
 from moorings.kubernetes.proxy.trust import Trust
 from moorings.kubernetes.status import Story
-from moorings.kubernetes.webhook_server import WebhookServer, listen, make_webhook_server
+from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.kubernetes.webhooks import make_rules, make_webhook_app
 from moorings.kubernetes.workqueue import WorkQueue
 from moorings.wire.errors import Exit, kind_of
@@ -395,7 +396,7 @@ async def _serve_metrics(measures: Measures, path: str, port: int) -> None:
             sockets.append(stack.enter_context(contextlib.closing(_listen_at(path))))
         if port:
             sockets.append(stack.enter_context(contextlib.closing(_listen_on(port))))
-        await _serve(WebhookServer(config), sockets)
+        await _serve(BoundedServer(config), sockets)
 
 
 def _listen_at(path: str) -> socket.socket:

@@ -8,11 +8,8 @@ requests in size, number and time; of connections one address gets no more than 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
-import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -20,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.accepting import BoundedServer, Listening
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -32,35 +29,6 @@ HEADERS_MAX = 100  # an API server sends ten
 ARRIVAL_S = 20.0  # of a whole request; the API server gives up after 30 s at most
 KEEP_ALIVE_S = 120  # longer than API servers keep an idle one, so that they end it and lose no call
 SHUTDOWN_S = 10
-
-
-class Accepted(socket.socket):
-    """A connection that gives its place back when it is closed, or forgotten."""
-
-    def __init__(self, connection: socket.socket, places: Shares, host: str) -> None:
-        super().__init__(fileno=connection.detach())
-        self._leave = weakref.finalize(self, places.give, host)
-        self._leave.atexit = False
-
-    def close(self) -> None:
-        super().close()
-        self._leave()
-
-
-class Listening(socket.socket):
-    """A listening socket that hangs up on an address with too many connections, before TLS costs anything."""
-
-    def __init__(self, listening: socket.socket) -> None:
-        super().__init__(fileno=listening.detach())
-        self.places = Shares(CONNECTIONS_MAX)
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        connection, address = super().accept()
-        host = address[0]
-        if not self.places.take(host):
-            connection.close()
-            raise ConnectionAbortedError(f"{host} has too many connections")  # which asyncio takes for a client's doing
-        return Accepted(connection, self.places, host), address
 
 
 class WebhookProtocol(HttpToolsProtocol):
@@ -118,15 +86,7 @@ class WebhookProtocol(HttpToolsProtocol):
             self._late = None
 
 
-class WebhookServer(uvicorn.Server):
-    """A server that leaves signals to the program around it: set ``should_exit`` to stop it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> WebhookServer:
+def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> BoundedServer:
     """What serves ``app``, with the certificate that ``context`` has at each connection."""
     config = uvicorn.Config(
         app,
@@ -142,7 +102,7 @@ def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> WebhookServer:
         timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_context_factory=lambda _config, _default: context,
     )
-    return WebhookServer(config)
+    return BoundedServer(config)
 
 
 def listen(host: str = "", port: int = PORT) -> Listening:
@@ -154,7 +114,7 @@ def listen(host: str = "", port: int = PORT) -> Listening:
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return Listening(socket.create_server((host, port), family=family, dualstack_ipv6=both))
+        return Listening(socket.create_server((host, port), family=family, dualstack_ipv6=both), CONNECTIONS_MAX)
     except OSError as error:
         detail = f"the webhooks cannot listen on {host or 'any address'}, port {port}: {cause_text(error)}"
         hint = "in the node's network another program may have the port: set admissionWebhooks.port"

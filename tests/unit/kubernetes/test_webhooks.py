@@ -432,6 +432,9 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
         assert (await asked.review(VALIDATE, review(new=job())))["allowed"]
 
 
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
 async def test_an_address_with_too_many_connections_is_hung_up_on_and_others_are_not(monkeypatch):
     monkeypatch.setattr(webhook_server, "CONNECTIONS_MAX", 8)
     async with serving() as asked, contextlib.AsyncExitStack() as stack:

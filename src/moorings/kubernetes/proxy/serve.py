@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes.accepting import Listening
 from moorings.kubernetes.certificate_keeper import CertificateKeeper
 from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
 from moorings.kubernetes.mounted import MountedCertificate
@@ -104,7 +105,7 @@ async def running(
         servers.append((ProxyServer(routes, times, routes.close), listening))
     else:
         assert settings.tls_port is not None
-        private = listen(settings.host, settings.tls_port)
+        private = Listening(listen(settings.host, settings.tls_port), settings.connections_max)
         servers.append((ProxyServer(routes, times, routes.close, certificate.context), private))
         servers.append((ProxyServer(PlainRoutes(routes, is_open=settings.plain), times), listening))
     await keeper.set_controllers(reaches)

@@ -12,7 +12,6 @@ import asyncio
 import signal
 import socket
 import ssl
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,10 +19,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes.accepting import BoundedServer
 from moorings.kubernetes.proxy.answers import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from starlette.types import ASGIApp
 
@@ -139,7 +139,7 @@ class TimedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class ProxyServer(uvicorn.Server):
+class ProxyServer(BoundedServer):
     """uvicorn's server; who starts it sees to signals.
 
     Args:
@@ -174,10 +174,6 @@ class ProxyServer(uvicorn.Server):
             )
         )
         self._closing = closing
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing()

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from moorings.core.errors import MooringsError
+from moorings.kubernetes.accepting import Listening
 from moorings.kubernetes.certificate_keeper import make_server_context, take
 from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.ipujob import Obj
@@ -109,7 +110,7 @@ async def serving_tls(*, is_open: bool) -> AsyncIterator[tuple[ssl.SSLContext, i
     """The server's context, its port for HTTPS, and the one without."""
     keeper, context = Keeper("lab", {}, "abc", lambda: 0), make_server_context()
     routes = Routes(keeper, door(Reviews()), 1.0)
-    listening, plain = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    listening, plain = Listening(listen("127.0.0.1", 0), TIMES.connections_max), listen("127.0.0.1", 0)
     servers = [
         (ProxyServer(routes, TIMES, routes.close, context), listening),
         (ProxyServer(PlainRoutes(routes, is_open=is_open), TIMES), plain),
@@ -166,6 +167,30 @@ async def test_a_new_certificate_is_served_without_a_restart_and_believed_by_a_c
             with pytest.raises(MooringsError) as caught:
                 client.trust("nonsense")
             assert caught.value.code == "config.invalid"
+
+
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+async def test_who_does_not_finish_a_handshake_leaves_room_for_others() -> None:
+    held = make_certificates(["127.0.0.1"], datetime.now(UTC))
+    async with serving_tls(is_open=False) as (context, port, _), contextlib.AsyncExitStack() as stack:
+        take(context, held)
+        for _ in range(TIMES.connections_max // 2):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(patient(10)):
+            assert await reader.read() == b"", "this address has its part"
+        writer.close()
+        trust = ssl.create_default_context(cadata=held.ca.decode())
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trust, local_addr=("127.0.0.2", 0), server_hostname="127.0.0.1"
+        )
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(patient(10)):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
 
 
 QUERY = b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
