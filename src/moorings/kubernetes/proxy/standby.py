@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from moorings.kubernetes.election import Elector
 from moorings.kubernetes.proxy.server import listen
+from moorings.kubernetes.shares import Shares
 
 log = logging.getLogger("moorings.kubernetes.proxy.standby")
 
 CHUNK_BYTES = 64 << 10
 REACHED_S = 3.0
 LOOK_S = 5.0
-CONNECTIONS_MAX = 2048
+CONNECTIONS_MAX = 1024  # one address: half; to the leader all of them come from one, which has so many places there
 
 
 class Standby:
@@ -37,6 +38,7 @@ class Standby:
         self._host = host
         self._ports = ports
         self._open: set[asyncio.Task[None]] = set()
+        self._places = Shares(CONNECTIONS_MAX)
 
     async def serve(self) -> None:
         """Until cancelled; then all that was handed on ends, for its clients to come again."""
@@ -56,13 +58,14 @@ class Standby:
 
     def _met(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            leader = self._leader()
-            if not leader or len(self._open) >= CONNECTIONS_MAX:
+            leader, address = self._leader(), str((writer.get_extra_info("peername") or ("",))[0])
+            if not leader or not self._places.take(address):
                 writer.transport.abort()
                 return
             task = asyncio.get_running_loop().create_task(_hand_on(reader, writer, leader, port))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
+            task.add_done_callback(lambda _task: self._places.give(address))
 
         return met
 
