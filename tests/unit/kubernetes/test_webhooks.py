@@ -399,12 +399,18 @@ def test_warnings_are_short_enough_for_the_api_server():
 # -- what a stranger may cost ------------------------------------------------------------------------------------------
 
 
+LOOPS = pytest.mark.parametrize(  # the operator runs on uvloop
+    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+
+
 def begun(length: int, sent: int) -> bytes:
     """A review that is larger than what comes of it."""
     head = f"POST {VALIDATE} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
     return head.encode() + b" " * sent
 
 
+@LOOPS
 async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others():
     room = Shares(200_000)
     async with serving(room=room) as asked:
@@ -432,9 +438,7 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
         assert (await asked.review(VALIDATE, review(new=job())))["allowed"]
 
 
-@pytest.mark.parametrize(
-    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+@LOOPS
 async def test_an_address_with_too_many_connections_is_hung_up_on_and_others_are_not(monkeypatch):
     monkeypatch.setattr(webhook_server, "CONNECTIONS_MAX", 8)
     async with serving() as asked, contextlib.AsyncExitStack() as stack:
