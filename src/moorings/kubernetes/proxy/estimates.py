@@ -138,10 +138,13 @@ def choose(waiting: Iterable[Record], controllers: Container[str], now: float, t
 
 
 def read(body: EstimateBody | None, asked_at: float) -> Estimate | None:
-    """What a controller said; None: nothing."""
+    """What a controller said; None: nothing.
+
+    What a project's rules say stands before the last part, and may name another's claim: it is left out.
+    """
     if body is None:
         return None
-    return Estimate(body.starts_at or "", "" if body.starts_at else body.why, asked_at)
+    return Estimate(body.starts_at or "", "" if body.starts_at else body.why.rpartition("; ")[2], asked_at)
 
 
 def is_news(before: Estimate | None, found: Estimate, now: Instant) -> bool:

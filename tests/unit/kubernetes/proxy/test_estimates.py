@@ -93,6 +93,12 @@ def test_what_a_controller_says_is_read() -> None:
     assert read(EstimateBody(starts_now=False, why="too long"), 1.0) == Estimate(why="too long", asked_at=1.0)
 
 
+def test_what_names_another_s_claim_is_not_passed_on() -> None:
+    rule = "what is left of the 8 devices of project a is kept for secret-1a2b3c-0, which comes first"
+    found = read(EstimateBody(starts_now=False, why=f"{rule}; 1 claim that holds devices has no time limit"), 1.0)
+    assert found == Estimate(why="1 claim that holds devices has no time limit", asked_at=1.0)
+
+
 def test_of_several_controllers_the_first_to_have_room_is_told() -> None:
     record = waits(1, POD1, POD2)
     record.estimates = {key(record, POD1): Estimate(why="nobody knows"), key(record, POD2): Estimate(at(60))}
