@@ -126,7 +126,8 @@ class BoundedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         bounded = [one for one in sockets or () if isinstance(one, Listening)]
-        await super().startup([one for one in sockets or () if not isinstance(one, Listening)])
+        others = None if sockets is None else [one for one in sockets if not isinstance(one, Listening)]
+        await super().startup(others)
         config, state = self.config, self.lifespan.state
 
         def new_protocol() -> asyncio.Protocol:
