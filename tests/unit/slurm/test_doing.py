@@ -244,7 +244,26 @@ async def test_a_job_is_stopped_also_where_its_node_cannot_be_drained(slurm: Slu
     async with serving(slurm) as followed:
         followed.doer.do(StopUnbound(borrower(7), ("n1",), "it did not ask"))
         await followed.idle()
-    assert slurm.count("scontrol requeue 7") == 1
+        assert slurm.count("scontrol requeue 7") == 1
+        assert followed.doer.outcomes.drained == {}, "it is to be tried again"
+        del slurm.fails["sinfo"]
+        followed.doer.do(StopUnbound(borrower(7), ("n1",), "it did not ask"))
+        await followed.idle()
+        assert followed.doer.outcomes.drained == {(7, 0): {"n1"}}
+
+
+@pytest.mark.parametrize(("error", "cancelled"), [(REFUSED, 1), (AWAY, 0)])
+async def test_a_job_without_its_partition_that_slurm_does_not_put_back_is_cancelled(
+    slurm: Slurm, error: MooringsError, cancelled: int
+) -> None:
+    slurm.fails["scontrol requeue"] = error
+    async with serving(slurm) as followed:
+        for _ in range(TRIES_MAX):
+            assert slurm.count("scancel") == 0
+            followed.doer.do(StopUnbound(borrower(7), (), "it did not ask"))
+            await followed.idle()
+    assert slurm.count("scontrol requeue 7") == TRIES_MAX
+    assert slurm.count("scancel 7") == cancelled
 
 
 def test_the_plugin_and_the_submit_script_know_the_same_signals() -> None:

@@ -12,7 +12,7 @@ from moorings.core.instants import SECOND, Instant
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.gate import Offer
 from moorings.slurm.host.ledger import Start
-from moorings.slurm.host.plan import Act, ListSteps, Memory, Report, Reserve, StopUnbound, View, plan
+from moorings.slurm.host.plan import Act, ListSteps, Memory, Outcomes, Report, Reserve, StopUnbound, View, plan
 from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, SILENT_S, Silence, Silent, find_silent, suspects
 from moorings.slurm.steps import TaskStep
 from tests.unit.slurm.test_gate import licenses
@@ -154,10 +154,11 @@ def test_the_node_is_drained_and_the_job_stopped() -> None:
 
 def test_a_node_is_drained_once_for_a_job_that_is_still_there() -> None:
     view = silent_view(job())
-    memory = plan(view, BEGAN).memory
-    (again,) = acts(replace(view, memory=memory, at_s=view.at_s + LOOK_S), StopUnbound)
-    assert isinstance(again, StopUnbound)
-    assert again.nodes == (), "an admin may have resumed it"
+    later = replace(view, memory=plan(view, BEGAN).memory, at_s=view.at_s + LOOK_S)
+    for drained, nodes in (({}, ("n1",)), ({(1, 0): frozenset({"n1"})}, ())):  # Slurm was away; an admin may resume it
+        (again,) = acts(replace(later, outcomes=Outcomes(drained=drained)), StopUnbound)
+        assert isinstance(again, StopUnbound)
+        assert again.nodes == nodes
 
 
 def test_a_doubt_is_told_and_nothing_done() -> None:

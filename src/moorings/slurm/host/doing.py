@@ -74,6 +74,8 @@ class Doer:
         self._requeues: dict[tuple[int, int], int] = {}
         self._unlocked: dict[tuple[int, int], int] = {}  # by start, how often
         self._locked: set[tuple[int, int]] = set()
+        self._drained: dict[tuple[int, int], frozenset[str]] = {}  # by start
+        self._refusals: dict[tuple[int, int], int] = {}  # by start, how often Slurm refused to put it back
         self._notes: dict[int, tuple[str, Instant]] = {}
         self._jobs: Mapping[int, JobRecord] = {}
         self._warned: dict[int, int] = {}  # by job, which start of it
@@ -88,7 +90,12 @@ class Doer:
     @property
     def outcomes(self) -> Outcomes:
         """What came of the acts so far."""
-        return Outcomes(locked=frozenset(self._locked), requeues=dict(self._requeues), notes=dict(self._notes))
+        return Outcomes(
+            locked=frozenset(self._locked),
+            requeues=dict(self._requeues),
+            drained=dict(self._drained),
+            notes=dict(self._notes),
+        )
 
     def see(self, jobs: Mapping[int, JobRecord]) -> None:
         """Take in a good list of jobs: what is known of others is forgotten."""
@@ -98,6 +105,8 @@ class Doer:
         self._requeues = {start: n for start, n in self._requeues.items() if start[0] in jobs}
         self._unlocked = {start: n for start, n in self._unlocked.items() if start[0] in jobs}
         self._locked = {start for start in self._locked if start[0] in jobs}
+        self._drained = {start: nodes for start, nodes in self._drained.items() if start[0] in jobs}
+        self._refusals = {start: n for start, n in self._refusals.items() if start[0] in jobs}
         for job in [job for job, lock in self._writes.items() if job not in jobs and not lock.locked()]:
             del self._writes[job]
 
@@ -210,7 +219,7 @@ class Doer:
             self._notes[job.job_id] = note, clock()
 
     async def _stop_unbound(self, act: StopUnbound) -> None:
-        job = act.job
+        job, start = act.job, (act.job.job_id, act.job.restarts)
         if act.nodes:
             with self._troubles.told("node.drain"):
                 states = {node.name: node.state for node in parse_nodes(await self._slurm.ask(build_nodes()))}
@@ -218,14 +227,21 @@ class Doer:
                 if ready:
                     await self._slurm.ask(build_drain(ready, f"moorings: {act.why}"))
                     log.error("node.drained", extra={"nodes": ",".join(ready), "detail": act.why})
+                self._drained[start] = self._drained.get(start, frozenset()).union(act.nodes)
         if not (job.batch and job.requeue):
             await self._cancel(job, f"cancelled: {act.why}")
             return
         await self._tell(job, f"put back: {act.why}")
         with self._troubles.told("job.requeue") as good:
-            await self._slurm.ask(build_requeue(job.target))
+            try:
+                await self._slurm.ask(build_requeue(job.target))
+            except MooringsError as error:
+                self._refusals[start] = self._refusals.get(start, 0) + (error.code in FOR_GOOD)
+                raise
         if good:
             log.warning("job.put_back", extra={"job": job.job_id, "detail": act.why})
+        elif self._refusals[start] >= TRIES_MAX:  # it must not go on without its partition
+            await self._cancel(job, f"cancelled, for Slurm does not requeue it: {act.why}")
 
     async def _requeue(self, job: JobRecord, why: str) -> None:
         start = (job.job_id, job.restarts)

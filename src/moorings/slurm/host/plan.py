@@ -58,11 +58,13 @@ class Outcomes:
     Attributes:
         locked: starts that Slurm does not let be requeued.
         requeues: how often a requeue of a start was tried.
+        drained: by start, the nodes that were drained for it: an admin who resumes one is not overruled.
         notes: by job, what was written into its AdminComment last, and when.
     """
 
     locked: frozenset[tuple[int, int]] = frozenset()
     requeues: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    drained: Mapping[tuple[int, int], frozenset[str]] = field(default_factory=dict)
     notes: Mapping[int, tuple[str, Instant]] = field(default_factory=dict)
 
 
@@ -412,12 +414,10 @@ def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: l
     else:
         general = []
         for one in found:
-            assert one.job.order is not None
             if one.proven:
-                start = Start.of(one.job, one.job.order)
-                fresh = tuple(node for node in one.nodes if (start, node) not in silence.drained)
+                drained = view.outcomes.drained.get((one.job.job_id, one.job.restarts), ())
+                fresh = tuple(node for node in one.nodes if node not in drained)
                 acts.append(StopUnbound(one.job, fresh, _told_of(one)))
-                silence = replace(silence, drained=silence.drained.union((start, node) for node in fresh))
     memory = _report(replace(memory, silence=silence), "node.silent", reports, acts)
     return _report(memory, "nodes.silent", general, acts)
 

@@ -33,13 +33,11 @@ class Silence:
 
     Attributes:
         since: by start and node, since when tasks run there and the node has not asked.
-        drained: nodes that were drained for a start: an admin who resumes one is not overruled.
         found_at: by node, when it was last found silent.
         looked_at: when the last list of steps was asked for.
     """
 
     since: Mapping[tuple[Start, str], float] = field(default_factory=dict)
-    drained: frozenset[tuple[Start, str]] = frozenset()
     found_at: Mapping[str, float] = field(default_factory=dict)
     looked_at: float | None = None
 
@@ -115,5 +113,4 @@ def find_silent(
         found += [Silent(job, nodes, truth) for nodes, truth in ((proven, True), (doubtful, False)) if nodes]
     found_at = {node: at for node, at in before.found_at.items() if at_s - at < AT_ONCE_S}
     found_at |= {node: at_s for one in found if one.proven for node in one.nodes}
-    drained = frozenset(pair for pair in before.drained if pair[0] in asked)
-    return Silence(since=since, drained=drained, found_at=found_at, looked_at=before.looked_at), found
+    return Silence(since=since, found_at=found_at, looked_at=before.looked_at), found
