@@ -29,6 +29,7 @@ struct hello {
 
 static struct {
 	long long loaded_ms; /* when slurmd loaded the plugin */
+	const char *file;    /* the plugin, which each step loads anew */
 	char run[17];        /* names this slurmd */
 	bool forks;          /* it may go into the background, or has */
 	pid_t forker;        /* who forked last: in a child, its parent */
@@ -124,7 +125,10 @@ static void *keep_saying_hello(void *unused)
 	if (!in_slurmd())
 		return NULL;
 	while (name_own_node(hello.node, sizeof hello.node) && make_noise(hello.nonce)) {
-		if (say_hello(&hello, why, sizeof why)) {
+		bool there = access(greeter.file, R_OK) == 0;
+		if (!there)
+			(void)snprintf(why, sizeof why, "%.500s: %s", greeter.file, strerror(errno));
+		if (there && say_hello(&hello, why, sizeof why)) {
 			if (!known)
 				slurm_info("moorings: the agent knows that this node has the plugin");
 			known = true;
@@ -182,7 +186,7 @@ static void begin_hello(void)
 	greeter.forks = !find_flag('D');
 	/* Its code stays even where slurmd unloads its plugins. */
 	bool good = make_noise(greeter.run) && load_munge() && dladdr(&anchor, &here) &&
-		    dlopen(here.dli_fname, RTLD_NOW | RTLD_NODELETE) &&
+		    dlopen(here.dli_fname, RTLD_NOW | RTLD_NODELETE) && (greeter.file = strdup(here.dli_fname)) &&
 		    (!greeter.forks || pthread_atfork(before_fork, NULL, in_child) == 0) && start_thread();
 	if (!good)
 		slurm_error("moorings: no thread or no libmunge.so.2: the agent is not told that this node has the plugin");

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from moorings.slurm.host.node_notes import FILE, load_notes
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 
@@ -21,7 +22,8 @@ def site(slurm_release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     prolog.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != {SLOW} ] || sleep {SILENT_S * 2:g}\n')
     prolog.chmod(0o755)
     with ipu_site(slurm_release, bare=[2], extra_conf=f"Prolog={prolog}\n") as made:
-        until(lambda: made.log().count("node.has_plugin") == 3, what=made.log)
+        written = made.cluster.folder / "state" / FILE
+        until(lambda: len(load_notes(written).hellos) == 3, what=made.log)  # the next agent has it from there
         made.end_agent()
         made.silent_s = SILENT_S
         made.start_agent()

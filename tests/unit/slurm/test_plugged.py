@@ -14,7 +14,7 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Instant
-from moorings.slurm.host import hello, plugged
+from moorings.slurm.host import hello, node_watch, plugged
 from moorings.slurm.host.checks import check_nodes
 from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, load_notes
@@ -328,6 +328,28 @@ def test_what_slurmds_told_outlives_the_agent(tmp_path: Path) -> None:
     asyncio.run(live())  # each slurmd tells again: nothing is lost
     assert "n1" in load_notes(file).hellos
     assert load_notes(tmp_path / "none") == NodeNotes()
+
+
+@pytest.mark.parametrize(("lapse_s", "plugged", "lapsed"), [(0.0, [], ["n1"]), (60.0, ["n1"], [])])
+def test_a_slurmd_that_reports_no_more_is_not_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lapse_s: float, plugged: list[str], lapsed: list[str]
+) -> None:
+    async def live() -> None:
+        slurm = FakeSlurm()
+        async with watching(slurm, tmp_path / "nodes") as watch:
+            watch.note(said("n1"))
+            await slurm.wait_lists(2)
+            assert watch.plugged == frozenset(), "others may yet have to report"
+            monkeypatch.setattr(node_watch, "AGAIN_S", 0.0)
+            monkeypatch.setattr(node_watch, "LAPSE_S", lapse_s)
+            assert ([*watch.plugged], [*watch.lapsed]) == (plugged, lapsed)
+        async with watching(FakeSlurm(), tmp_path / "nodes") as watch:  # the next agent, from whose start it counts
+            assert ([*watch.plugged], [*watch.lapsed]) == (plugged, lapsed)
+            monkeypatch.setattr(node_watch, "LAPSE_S", 60.0)
+            watch.note(said("n1"))
+            assert ([*watch.plugged], [*watch.lapsed]) == (["n1"], [])
+
+    asyncio.run(live())
 
 
 def test_a_restarted_agent_does_not_overrule_an_admins_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,13 @@ def looked(
     known: Asked,
     *steps: TaskStep,
     plugged: Collection[str] = ("n9",),
+    lapsed: Collection[str] = (),
     for_s: float = SILENT_S,
 ) -> list[Silent]:
     """What is found at the second of two looks that see the same."""
-    before, found = find_silent(Silence(), jobs, known, steps, plugged, AT_S)
+    before, found = find_silent(Silence(), jobs, known, steps, plugged, lapsed, AT_S)
     assert found == [], "never at the first look"
-    return find_silent(before, jobs, known, steps, plugged, AT_S + for_s)[1]
+    return find_silent(before, jobs, known, steps, plugged, lapsed, AT_S + for_s)[1]
 
 
 def test_a_node_that_does_not_ask_is_found_after_a_minute() -> None:
@@ -95,12 +96,21 @@ def test_silence_is_a_proof_only_of_a_node_without_the_plugin(plugged: set[str],
     assert [one.proven for one in found] == [proven]
 
 
+def test_what_a_node_asked_before_its_slurmd_fell_silent_counts_no_more() -> None:
+    known = {**asked(), **asked("n1", job_id=2)}
+    assert [one.proven for one in looked([job()], known, step(), lapsed=("n1",))] == [True]
+    assert [one.proven for one in looked([job()], known, step(), lapsed=("n2",))] == [False]
+    assert looked([job(2)], known, step(job_id=2), lapsed=("n1",)) == [], "it has its partition"
+
+
 def test_the_minute_begins_anew_with_each_start_and_after_a_gap() -> None:
-    before, _ = find_silent(Silence(), [job()], asked(), [step()], ("n9",), AT_S)
-    gap, _ = find_silent(before, [job()], asked(), [], ("n9",), AT_S + 30)
-    assert find_silent(gap, [job()], asked(), [step()], ("n9",), AT_S + SILENT_S)[1] == []
+    before, _ = find_silent(Silence(), [job()], asked(), [step()], ("n9",), (), AT_S)
+    gap, _ = find_silent(before, [job()], asked(), [], ("n9",), (), AT_S + 30)
+    assert find_silent(gap, [job()], asked(), [step()], ("n9",), (), AT_S + SILENT_S)[1] == []
     again = job(restarts=1)
-    assert find_silent(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), AT_S + SILENT_S)[1] == []
+    assert (
+        find_silent(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), (), AT_S + SILENT_S)[1] == []
+    )
 
 
 # -- in the plan -------------------------------------------------------------------------------------------------------

@@ -183,6 +183,7 @@ class Agent:
             settled_at=dict(berths.settled_at),
             asked=self._steps.asked,
             plugged=self._nodes.plugged,
+            lapsed=self._nodes.lapsed,
             n_nodes=self._nodes.n_nodes,
             offer=offers.snapshot(),
             outcomes=self._doer.outcomes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,15 @@ from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_drain
 from moorings.slurm.host.hello import Hello
 from moorings.slurm.host.node_notes import NodeNotes, encode_notes, load_notes, save_notes
-from moorings.slurm.host.plugged import FEATURE, REASON, HelloRecord, PluggedMemory, PluggedPlan, plan_plugged
+from moorings.slurm.host.plugged import (
+    AGAIN_S,
+    FEATURE,
+    REASON,
+    HelloRecord,
+    PluggedMemory,
+    PluggedPlan,
+    plan_plugged,
+)
 from moorings.slurm.host.troubles import Troubles
 from moorings.slurm.listings import name_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
@@ -28,6 +37,7 @@ log = logging.getLogger("moorings.slurm.agent")
 
 LIST_S, LIST_SHARE = 2.0, 30  # between two lists; and so many times what the last one took
 IDLE_S = 60.0  # where slurm.conf gives no node the feature
+LAPSE_S = 180.0  # without a report, of which a slurmd makes one within 75 s: it is gone, or its plugin is
 UNKNOWN_MAX = 100  # names that no node has, each logged once
 NODES_PER_COMMAND = 500
 _MEND = "install the plugin for the Slurm that runs there, and restart slurmd: the node is taken back then"
@@ -45,9 +55,6 @@ class NodeWatch:
         slurm: its commands.
         troubles: where it is told what fails.
         file: where it is written down; None: nowhere.
-
-    Attributes:
-        plugged: those whose slurmd had reported that it loaded the plugin when they were listed last.
     """
 
     def __init__(self, slurm: Commands, troubles: Troubles, file: Path | None) -> None:
@@ -59,7 +66,9 @@ class NodeWatch:
         self._nodes: Sequence[NodeRecord] = ()
         self._names: frozenset[str] = frozenset()
         self._unknown: set[str] = set()
-        self.plugged: frozenset[str] = frozenset()
+        self._plugged: frozenset[str] = frozenset()
+        self._begun_s = math.inf  # when the reports of the agent before were read; by the loop's clock, as the next one
+        self._heard_s: dict[str, float] = {}  # by name, when it was reported last
         self._memory = PluggedMemory()
         self._told = asyncio.Event()
         self._pause_s = LIST_S
@@ -68,6 +77,27 @@ class NodeWatch:
     def n_nodes(self) -> int:
         """How many the cluster had when they were listed last."""
         return len(self._nodes)
+
+    @property
+    def lapsed(self) -> frozenset[str]:
+        """The nodes whose slurmd has reported, and has not for long."""
+        hellos, now = self._hellos or {}, _now()
+        names = {name for name in hellos if now - self._heard_s.get(name, self._begun_s) > LAPSE_S}
+        return frozenset(
+            node.name
+            for node in (self._nodes if names else ())
+            if (reported := node.names & hellos.keys()) and reported <= names
+        )
+
+    @property
+    def plugged(self) -> frozenset[str]:
+        """The nodes whose slurmd had reported the plugin when they were listed last, and still reports it.
+
+        None before each slurmd has had the time to report to this agent: what was said to the one before may be lost.
+        """
+        if _now() - self._begun_s < AGAIN_S:
+            return frozenset()
+        return self._plugged - self.lapsed
 
     async def serve(self) -> None:
         """Drain and resume nodes, for ever."""
@@ -91,6 +121,7 @@ class NodeWatch:
                 self._unknown.add(hello.node)
                 log.warning("node.unknown", extra={"node": hello.node, "hint": _UNKNOWN})
             return False  # a new node is known at the next look
+        self._heard_s[hello.node] = _now()
         now_s = time.time()
         loaded_s = now_s - hello.age_ms / 1000
         last = self._hellos.get(hello.node)
@@ -113,8 +144,9 @@ class NodeWatch:
         self._unknown -= self._names
         for gone in self._hellos.keys() - self._names:
             del self._hellos[gone]
+            self._heard_s.pop(gone, None)
         found = plan_plugged(nodes, self._hellos, self._memory, listed_s)
-        self.plugged = found.plugged
+        self._plugged = found.plugged
         self._pause_s = LIST_S if found.declared else IDLE_S
         self._memory = replace(found.memory, drained=self._memory.drained, most_lack=self._memory.most_lack)
         try:
@@ -130,6 +162,7 @@ class NodeWatch:
             log.warning("nodes.notes_lost", extra={"detail": error.detail})
             notes = NodeNotes()
         self._hellos = dict(notes.hellos)
+        self._begun_s = _now()
         self._memory = PluggedMemory(starts=notes.starts, drained=notes.drained)
 
     async def _do(self, found: PluggedPlan) -> None:

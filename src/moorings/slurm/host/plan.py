@@ -122,7 +122,8 @@ class View:
         devices: who holds which; None: that was not asked for.
         asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
         steps: of the jobs of which not every node has asked; None: that was not asked for.
-        plugged: nodes whose slurmd has reported that it loaded the plugin.
+        plugged: nodes whose slurmd reports that it has the plugin.
+        lapsed: nodes whose slurmd reported and does so no more.
         n_nodes: of the cluster.
         outcomes: what came of earlier acts.
         memory: of the plan before.
@@ -148,6 +149,7 @@ class View:
     asked: Mapping[Start, frozenset[str]] = field(default_factory=dict)
     steps: Sequence[TaskStep] | None = None
     plugged: frozenset[str] = frozenset()
+    lapsed: frozenset[str] = frozenset()
     n_nodes: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
     memory: Memory = field(default_factory=Memory)
@@ -406,7 +408,8 @@ def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
 
 def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
     """Add what is to be done where tasks run that did not wait for their partition."""
-    silence, found = find_silent(memory.silence, view.jobs.values(), view.asked, steps, view.plugged, view.at_s)
+    nodes = (view.plugged, view.lapsed)
+    silence, found = find_silent(memory.silence, view.jobs.values(), view.asked, steps, *nodes, view.at_s)
     reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
     if silence.is_general(view.n_nodes):
         told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"

@@ -6,8 +6,9 @@ such nodes at once point to an agent that no node can reach, so none is drained 
 
 Silence alone is no proof. Slurm lists a step before the node's prolog has ended, a container may be fetched before the
 plugin is called, and a step from another shell (``srun --jobid``) does not always ask. A node that has the plugin (its
-slurmd has reported, or it has asked for another job) is therefore only logged. So are all nodes while no slurmd has
-reported: their plugin may be of a release that does not.
+slurmd reports, or it has asked for another job) is therefore only logged. So are all nodes while no slurmd reports:
+their plugin may be of a release that does not. A slurmd whose plugin is removed stops reporting, and what its node
+asked before counts no more.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def find_silent(
     asked: Mapping[Start, Collection[str]],
     steps: Sequence[TaskStep],
     plugged: Collection[str],
+    lapsed: Collection[str],
     at_s: float,
 ) -> tuple[Silence, list[Silent]]:
     """Find the nodes that run tasks and have not asked; what to remember, and what was found.
@@ -93,13 +95,14 @@ def find_silent(
         jobs: as listed.
         asked: the nodes that have asked, by start.
         steps: of the suspects.
-        plugged: nodes whose slurmd has reported that it loaded the plugin.
+        plugged: nodes whose slurmd reports that it has the plugin.
+        lapsed: nodes whose slurmd reported and does so no more.
         at_s: the loop's time.
     """
     with_tasks: dict[int, set[str]] = {}
     for step in steps:
         with_tasks.setdefault(step.job_id, set()).update(step.nodes)
-    with_plugin = set(plugged).union(*asked.values())
+    with_plugin = set(plugged).union(set().union(*asked.values()) - set(lapsed))
     since: dict[tuple[Start, str], float] = {}
     found: list[Silent] = []
     for job in suspects(jobs, asked):
