@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,19 @@ def verdicts(site: IpuSite, *, code: int = 0, before: Sequence[str] = ()) -> dic
 
 @pytest.mark.slow
 def test_a_node_without_files_gets_its_partition(site: IpuSite) -> None:
-    cluster, node = site.cluster, site.cluster.words_at(2)
+    cluster = site.cluster
+    lib, own = cluster.folder / "lib", cluster.folder / "lib-n2"
+    for folder in (lib, own):
+        folder.mkdir()
+    node = [*cluster.words_at(2), "sh", "-c", f'mkdir -p {lib} && mount --bind {own} {lib} && exec "$@"', "sh"]
     # On the node first, so that the plugin is there when its line comes.
     assert done(told(cluster, "slurm", "install", "--apply", *library(site), before=node)) == {
         "moorings_spank.so": "create"
     }
     lines = told(cluster, "slurm", "install", "--apply", *choices(site))["lines"]
     assert {Path(line["file"]).name for line in lines} == {"slurm.conf"}
-    cluster.configure("\n".join([HANDS_OUT, *(text for line in lines for text in line["lines"])]))
+    conf = [HANDS_OUT, *(text for line in lines for text in line["lines"])]
+    cluster.configure("\n".join(conf))
     cluster.stop_controller()
     cluster.start_controller()
     cluster.wait_nodes()
@@ -83,9 +89,33 @@ def test_a_node_without_files_gets_its_partition(site: IpuSite) -> None:
     verdict, evidence = verdicts(site, code=8)["slurm.plugin"]
     assert (verdict, "does not hand out" in evidence) == ("FAIL", True)
 
+    early = moor(cluster, "slurm", "install", "--uninstall", *library(site), before=node)
+    assert (early.returncode, "/run/slurm/conf/plugstack.conf still loads" in early.stderr) == (0, True), early.stderr
+    told(cluster, "slurm", "install", "--apply", *library(site), before=node)
+    (cluster.etc / "plugstack.conf.d" / "moorings.conf").unlink()
+    cluster.write_conf("plugstack.conf", line)
+
+    # Taken away as the page says.
+    cluster.configure("\n".join(text for text in conf if not text.startswith("JobSubmitPlugins")))
+    cluster.stop_controller()
+    cluster.start_controller()
+    cluster.wait_nodes()
+    site.end_agent(signal.SIGTERM)
+    assert set(done(told(cluster, "slurm", "install", "--uninstall", *library(site))).values()) == {"remove", "keep"}
+    cluster.check("scontrol", "delete", "reservationname=moorings")
+    cluster.reconfigure()
+    until(lambda: not cached.exists())
+    cluster.wait_nodes()
+    last = moor(cluster, "slurm", "install", "--uninstall", *library(site), before=node)
+    assert (last.returncode, last.stderr) == (0, "")
     cluster.configure(HANDS_OUT)
-    left = moor(cluster, "slurm", "install", "--uninstall", *library(site), before=node)
-    assert "/run/slurm/conf/plugstack.conf still loads" in left.stderr
+    cluster.reconfigure()
+    cluster.wait_nodes()
+    assert [*cluster.etc.glob("*moor*"), *lib.rglob("*.so"), *own.rglob("*")] == []
+    for place in ([], node):
+        ran = cluster.run("srun", "-N2", "true", before=place)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert "unrecognized option" in cluster.run("srun", "--ipus=1", "true", before=place).stderr
 
 
 LOOKED_AT_ON_NODES = {

@@ -275,7 +275,7 @@ def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) ->
     else:
         (library / MANIFEST).unlink(missing_ok=True)
     for folder in (library, library.parent):  # `/usr/local/lib/moorings/slurm`, and the folder we made for it
-        if folder.is_dir() and not any(folder.iterdir()):
+        with contextlib.suppress(OSError):  # it is not empty, or mounted
             folder.rmdir()
 
 
