@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Writes what a site installs on Kubernetes as one file, dist/gc-ipu-operator-v<version>.tar.gz (``make dist``).
 
+Images that are not for amd64 make a file of their own, with their architecture in its name.
+
 In it: the definition of IPUJobs, without and with CEL rules (docs/how-to/kubernetes-install.md: which is for whom), the
 documentation, examples, the chart, the images, and checksums for ``sha256sum --check``.
 helm is not needed: a chart is a tar file. The same files, and the same layers of images, give the same bytes.
 
-usage: dist.py [--fresh]     --fresh: images with today's packages of Debian; for a release
+usage: dist.py [--fresh] [--architecture arm64] [--kubectl FILE]
+       --fresh: images with today's packages of Debian; for a release
 """
 
 from __future__ import annotations
@@ -45,8 +48,7 @@ def main() -> int:
         prog="dist.py", description="Write what a site installs on Kubernetes as one file."
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "dist", help="where to (default: dist)")
-    parser.add_argument("--fresh", action="store_true", help="images with today's packages of Debian")
-    parser.add_argument("--uv", default=image.UV, help="default: %(default)s")
+    image.add_options(parser)
     given = parser.parse_args()
     for crd in CRDS:
         if not (DEFINITIONS / crd).exists():
@@ -54,7 +56,7 @@ def main() -> int:
             return 1
     given.folder.mkdir(parents=True, exist_ok=True)
     try:
-        made = write(given.folder, image.Layers(given.uv, fresh=given.fresh))
+        made = write(given.folder, image.make_layers(given))
     except (OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -85,7 +87,7 @@ def write(folder: Path, layers: image.Layers) -> Path:
         {name: _sha256(content) for name, content in (crds | examples).items()} | {IMAGES_NAME: of_images}
     )
     files[f"{CHART_NAME}.cksm"] = checksums({chart_name: _sha256(chart)})
-    made = folder / f"{top}.tar.gz"
+    made = folder / f"{top}{'' if layers.architecture == 'amd64' else f'-{layers.architecture}'}.tar.gz"
     part = made.with_suffix(".part")
     with (
         part.open("wb") as raw,

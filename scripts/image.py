@@ -3,9 +3,10 @@
 
 The recipes are those of deploy/images, which the Dockerfile uses too. Layers are kept in the shared cache: the same
 give the same bytes, and ``--fresh`` makes them anew, with today's packages of Debian. Needs apt-get, dpkg-deb, uv and
-python3.11, and no rights.
+python3.11, and no rights; nothing of what is packed is run, so each machine makes the images of all architectures.
 
-usage: image.py FILE [IMAGE...]     images: controller, vipu-proxy, webhook-certgen, launcher (default: all)
+usage: image.py [--architecture arm64] [--kubectl FILE] FILE [IMAGE...]
+       images: controller, vipu-proxy, webhook-certgen, launcher (default: all)
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "deploy" / "images"
 UV = str(ROOT / ".tools" / "bin" / "uv")  # `make setup` puts it there
-SUITE = "bookworm"  # the Debian that has Python 3.11, and the last one with Kubernetes
 REPOSITORY = "localhost:5000"
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # by what a machine calls itself
+DEBIAN = "debian"  # as a kubectl: the one that Debian has
 USER = "65532:65532"
 UNUSED_S = 86400.0  # of a layer in the cache
 ENV = {
@@ -98,20 +99,37 @@ def main() -> int:
     parser.add_argument("images", nargs="*", default=[], metavar="IMAGE", help=f"of {', '.join(IMAGES)} (default: all)")
     parser.add_argument("--repository", default=REPOSITORY, help="what stands before the names (default: %(default)s)")
     parser.add_argument("--tag", default=version(), help="default: %(default)s")
-    parser.add_argument("--fresh", action="store_true", help="make all layers anew, with today's packages")
-    parser.add_argument("--uv", default=UV, help="default: %(default)s")
+    add_options(parser)
     given = parser.parse_args()
     unknown = [name for name in given.images if name not in IMAGES]
     if unknown:
         parser.error(f"there is no image {unknown[0]}: one of {', '.join(IMAGES)}")
     try:
-        layers = Layers(given.uv, fresh=given.fresh)
         wanted = [IMAGES[name] for name in given.images] or list(IMAGES.values())
-        write(given.file, wanted, layers, given.repository, given.tag)
+        write(given.file, wanted, make_layers(given), given.repository, given.tag)
     except (OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What of images can be chosen, also by those who pack them."""
+    parser.add_argument(
+        "--architecture",
+        choices=sorted(ARCHITECTURES.values()),
+        default=ARCHITECTURES.get(platform.machine(), "amd64"),
+        help="of the machines that the images are for (default: %(default)s)",
+    )
+    kubectl = "the launcher's: a static program of its architecture, or FILE-<architecture> if there is one"
+    parser.add_argument("--kubectl", default=DEBIAN, metavar="FILE", help=f"{kubectl} (default: Debian's, 1.20)")
+    parser.add_argument("--fresh", action="store_true", help="make all layers anew, with today's packages")
+    parser.add_argument("--uv", default=UV, help="default: %(default)s")
+
+
+def make_layers(given: argparse.Namespace) -> Layers:
+    """The layers that the options ask for."""
+    return Layers(given.uv, given.architecture, given.kubectl, fresh=given.fresh)
 
 
 def version() -> str:
@@ -130,10 +148,14 @@ class Layers:
 
     Args:
         uv: the program.
+        architecture: of the machines that they are for: amd64 or arm64.
+        kubectl: the launcher's: a file, or ``DEBIAN``.
         fresh: whether those in the cache are made anew.
     """
 
     uv: str
+    architecture: str
+    kubectl: str = DEBIAN
     fresh: bool = False
     made: dict[str, Path] = field(default_factory=dict)
 
@@ -146,15 +168,20 @@ class Layers:
         """
         if name not in self.made:
             recipes = {"base": self._base, "kubectl": self._kubectl}
-            parts = {"dependencies": (ROOT / "uv.lock",), "package": sorted(_sources())}
+            parts = {
+                "base": [RECIPES / "packages.txt"],
+                "kubectl": self._kubectl_files(),
+                "dependencies": [ROOT / "uv.lock"],
+                "package": sorted(_sources()),
+            }
             build = recipes[name] if name in recipes else self._python(name)
-            self.made[name] = self._cached(name, build, parts.get(name, (RECIPES / "packages.txt",)))
+            self.made[name] = self._cached(name, build, parts[name])
         return self.made[name]
 
     def _cached(self, name: str, build: Callable[[Path], None], made_of: Sequence[Path]) -> Path:
-        digest = hashlib.sha256(f"{SUITE} {platform.machine()} {sys.version_info[:2]}".encode())
-        for file in (RECIPES / "root.sh", RECIPES / "python.sh", Path(__file__), *made_of):
-            digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+        digest = hashlib.sha256(f"{self.architecture} {sys.version_info[:2]}".encode())
+        for file in (*sorted(RECIPES.glob("*.sh")), Path(__file__), *made_of):
+            digest.update(f"{_short(file)}\0".encode() + file.read_bytes() + b"\0")
         folder = cache_folder() / "images"
         folder.mkdir(parents=True, exist_ok=True)
         layer = folder / f"{name}-{digest.hexdigest()[:16]}.tar"
@@ -174,44 +201,22 @@ class Layers:
 
     def _base(self, root: Path) -> None:
         lines = (RECIPES / "packages.txt").read_text().splitlines()
-        self._unpack(root, *(line for line in lines if line and not line.startswith("#")))
+        self._run("root.sh", root, *(line for line in lines if line and not line.startswith("#")))
 
     def _kubectl(self, root: Path) -> None:
-        self._unpack("--only", "usr/bin/kubectl", "usr/local/bin/kubectl", root, "kubernetes-client")
+        self._run("kubectl.sh", self.kubectl if self.kubectl == DEBIAN else Path(self.kubectl).absolute(), root)
 
-    def _unpack(self, *words: str | Path) -> None:
-        with apt() as environment:
-            _run([RECIPES / "root.sh", *words], environment)
+    def _kubectl_files(self) -> list[Path]:
+        names = () if self.kubectl == DEBIAN else (self.kubectl, f"{self.kubectl}-{self.architecture}")
+        return [Path(name) for name in names if Path(name).is_file()]
 
     def _python(self, name: str) -> Callable[[Path], None]:
-        def build(root: Path) -> None:
-            _run([RECIPES / "python.sh", name, root], {"UV": self.uv})
+        return lambda root: self._run("python.sh", name, root)
 
-        return build
-
-
-@contextlib.contextmanager
-def apt() -> Iterator[dict[str, str]]:
-    """The variables under which apt-get knows the packages of ``SUITE``, whatever this machine is."""
-    mirror = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
-    signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
-    with tempfile.TemporaryDirectory() as work:
-        root = Path(work)
-        for folder in ("lists/partial", "cache/archives/partial", "parts"):
-            (root / folder).mkdir(parents=True)
-        (root / "status").touch()
-        lines = [f"deb {signed} {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
-        lines.append(f"deb {signed} {mirror}-security {SUITE}-security main")
-        (root / "list").write_text("\n".join(lines) + "\n")
-        (root / "conf").write_text(
-            f'Dir::Etc::SourceList "{root}/list"; Dir::Etc::SourceParts "{root}/parts";\n'
-            f'Dir::Etc::PreferencesParts "{root}/parts"; Dir::State "{root}"; Dir::State::Lists "{root}/lists";\n'
-            f'Dir::State::Status "{root}/status"; Dir::Cache "{root}/cache"; APT::Sandbox::User "";\n'
-            'Acquire::Check-Valid-Until "false"; Acquire::Languages "none"; Acquire::Retries "3";\n'
-        )
-        environment = {"APT_CONFIG": str(root / "conf")}
-        _run(["apt-get", "--quiet", "--quiet", "update"], environment)
-        yield environment
+    def _run(self, recipe: str, *words: str | Path) -> None:
+        """Run a recipe; what it says goes to standard error."""
+        environment = {**os.environ, "ARCHITECTURE": self.architecture, "UV": self.uv}
+        subprocess.run([RECIPES / recipe, *words], cwd=ROOT, check=True, stdout=sys.stderr, env=environment)
 
 
 def cache_folder() -> Path:
@@ -260,19 +265,19 @@ def _sources() -> Iterator[Path]:
         yield from (file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
 
 
-def _run(argv: Sequence[str | Path], environment: Mapping[str, str]) -> None:
-    """Run a program; what it says goes to standard error."""
-    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr, env={**os.environ, **environment})
+def _short(file: Path) -> Path:
+    """A file by what it is called in every checkout."""
+    return file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.name)
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def build_config(image: Image, diff_ids: Sequence[str], tag: str) -> dict[str, object]:
+def build_config(image: Image, diff_ids: Sequence[str], tag: str, architecture: str) -> dict[str, object]:
     """The document that says what an image is."""
     title = "org.opencontainers.image"
     return {
-        "architecture": MACHINES.get(platform.machine(), platform.machine()),
+        "architecture": architecture,
         "os": "linux",
         "created": "1970-01-01T00:00:00Z",
         "config": {
@@ -319,7 +324,8 @@ def write(
     documents: dict[str, bytes] = {}
     manifest = []
     for image in images:
-        document = json.dumps(build_config(image, [digests[name] for name in image.layers], tag)).encode()
+        diff_ids = [digests[name] for name in image.layers]
+        document = json.dumps(build_config(image, diff_ids, tag, layers.architecture)).encode()
         name = f"{hashlib.sha256(document).hexdigest()}.json"
         documents[name] = document
         paths = [f"{digests[layer]}/layer.tar" for layer in image.layers]

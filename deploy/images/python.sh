@@ -2,6 +2,7 @@
 # Installs the locked dependencies of our containers, or our own package, into folders that become layers.
 # usage: python.sh dependencies FOLDER     needs uv in $UV or on PATH; run it in the project's folder
 #        python.sh package FOLDER          and python3.11
+# environment: ARCHITECTURE    amd64 or arm64; without it: this machine's
 set -eu
 
 uv=${UV:-uv}
@@ -10,10 +11,19 @@ place=$2/opt/moorings
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$place"
+case ${ARCHITECTURE:-$(dpkg --print-architecture)} in
+	amd64) platform=x86_64-manylinux_2_36 ;; # Debian 12's C library
+	arm64) platform=aarch64-manylinux_2_36 ;;
+	*)
+		echo "error: our dependencies are not published for $ARCHITECTURE: amd64 or arm64" >&2
+		exit 2
+		;;
+esac
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-315532800}" # the oldest a zip file can tell
 
 into() {
-	"$uv" pip install --quiet --target "$place" --python-version 3.11 --link-mode copy --no-build --no-deps "$@"
+	"$uv" pip install --quiet --target "$place" --python-version 3.11 --python-platform "$platform" \
+		--link-mode copy --no-build --no-deps "$@"
 }
 
 case $what in

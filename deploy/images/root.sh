@@ -1,9 +1,14 @@
 #!/bin/sh
-# Unpacks Debian's packages into a folder that becomes a layer. Nothing of them is run, so it needs no rights of its own;
-# what their scripts would do is done here as far as our programs need it. The Dockerfiles and scripts/image.py both use it.
+# Unpacks Debian's packages into a folder that becomes a layer. Nothing of them is run, so it needs no rights of its own, and
+# makes the layers of any architecture on any other; what their scripts would do is done here as far as our programs need it.
+# The Dockerfile and scripts/image.py both use it.
 # usage: root.sh FOLDER PACKAGE...         in FOLDER: a root with Python; needs python3.11
 #        root.sh --only FROM TO FOLDER PACKAGE    only that file of the package, elsewhere, and its licence
+# environment: ARCHITECTURE    amd64, arm64...; without it: this machine's
+#              DEBIAN_MIRROR   without it: http://deb.debian.org/debian
 set -eu
+
+SUITE=bookworm # the Debian that has Python 3.11, and the last one with a kubectl that needs no library
 
 only=
 if [ "$1" = --only ]; then
@@ -13,9 +18,34 @@ if [ "$1" = --only ]; then
 fi
 folder=$1
 shift
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$folder" "$work/debs" "$work/root"
+mkdir -p "$folder" "$work/debs" "$work/root" "$work/lists/partial" "$work/cache/archives/partial" "$work/parts"
+
+# apt with lists of its own: the newest packages of the suite with its security fixes, whatever this machine has listed.
+: >"$work/status"
+for suite in "$mirror $SUITE" "$mirror $SUITE-updates" "$mirror-security $SUITE-security"; do
+	echo "deb $signed $suite main"
+done >"$work/list"
+cat >"$work/conf" <<CONF
+APT::Architecture "${ARCHITECTURE:-$(dpkg --print-architecture)}";
+APT::Architectures { "${ARCHITECTURE:-$(dpkg --print-architecture)}"; };
+APT::Sandbox::User "";
+Dir::Etc::SourceList "$work/list";
+Dir::Etc::SourceParts "$work/parts";
+Dir::Etc::PreferencesParts "$work/parts";
+Dir::State "$work";
+Dir::State::Lists "$work/lists";
+Dir::State::Status "$work/status";
+Dir::Cache "$work/cache";
+Acquire::Check-Valid-Until "false"; # a mirror that lags behind the calendar is still signed
+Acquire::Languages "none";
+Acquire::Retries "3";
+CONF
+export APT_CONFIG="$work/conf"
+apt-get --quiet --quiet update
 (cd "$work/debs" && apt-get --quiet download "$@")
 
 status=$work/root/var/lib/dpkg/status.d # where scanners look for what is in an image without dpkg
@@ -39,7 +69,6 @@ cd "$work/root"
 find usr/share/doc ! -name copyright ! -type d -delete
 find usr/share/doc -depth -type d -empty -delete
 rm -rf usr/share/man usr/share/info usr/share/locale usr/share/lintian usr/share/bug usr/share/menu usr/sbin usr/share/pixmaps
-find . -type f -perm /6000 -exec chmod ug-s {} +
 
 cat usr/share/ca-certificates/mozilla/*.crt >etc/ssl/certs/ca-certificates.crt
 rm -rf usr/share/ca-certificates
@@ -49,6 +78,8 @@ printf 'root:x:0:\nnogroup:x:65534:\nmoorings:x:65532:\n' >etc/group
 printf 'hosts: files dns\n' >etc/nsswitch.conf
 python3.11 -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$work/root" usr/lib/python3.11
 mkdir -p tmp proc sys dev run opt
-find . -type d -perm -0002 -exec chmod 755 {} +
+find . -perm /6000 -exec chmod ug-s {} + # folders have it, too
+find . -type d -exec chmod 755 {} +
 chmod 1777 tmp
+[ "$(id -u)" != 0 ] || chown --recursive --no-dereference 0:0 .
 cp -a . "$folder"

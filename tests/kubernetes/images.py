@@ -71,6 +71,7 @@ class Image:
             "os": "linux",
             "config": settings,
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]},
+            "history": [{"created_by": f"layer {layer.name}"} for layer in self.layers],  # buildah asks for it
         }
         with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             config = _add_blob(archive, "config.v1", document)

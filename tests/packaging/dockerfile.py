@@ -27,7 +27,7 @@ def read_targets(text: str, arguments: dict[str, str]) -> dict[str, Built]:
     for line in _instructions(text):
         word, _, rest = line.partition(" ")
         if word == "FROM":
-            base, name = re.fullmatch(r"(\S+) AS (\S+)", rest).groups()  # type: ignore[union-attr] # ours all have a name
+            base, name = re.fullmatch(r"(?:--platform=\S+ )?(\S+) AS (\S+)", rest).groups()  # type: ignore[union-attr] # ours all have a name
             if base in stages:
                 stages[name] = stages[base]
         elif name in stages:
