@@ -15,6 +15,8 @@ from moorings.kubernetes import names
 from moorings.kubernetes.admission import default_ipujob
 from moorings.kubernetes.objects import build_access
 from moorings.kubernetes.reading import parse_ipujob
+from moorings.kubernetes.remote import kubexec_script
+from tests.kubernetes import images, programs
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.processes import DYING_WITH_US
 from tests.unit.kubernetes.cluster_stand_in import Proxy, serve_proxy
@@ -23,26 +25,31 @@ from tests.waiting import patient, until
 WORKERS = ["job-worker-0", "job-worker-1"]
 
 
+def give_access(cluster: KubernetesCluster, namespace: str, workers: int) -> None:
+    """Give the account ``job-launcher`` what the operator gives it: rights to its job's workers."""
+    containers = [{"name": "main", "image": "main:latest"}]
+    spec = {
+        "ipusPerJobInstance": workers,
+        "launcher": {"command": ["x"]},
+        "workers": {"template": {"spec": {"containers": containers}}},
+    }
+    body: Obj = {
+        "metadata": {"name": "job", "namespace": namespace, "uid": "u-1"},
+        "spec": spec | {"workerPerJobInstance": workers},
+    }
+    assert default_ipujob(body)
+    for one in build_access(parse_ipujob(body)):
+        one["metadata"].pop("ownerReferences")  # there is no such job
+        cluster.apply(json.dumps(one))
+
+
 class Launcher:
     """A launcher's process in a namespace, and the Pods it waits for."""
 
     def __init__(self, cluster: KubernetesCluster, namespace: str, folder: Path, proxy_url: str, workers: int) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        containers = [{"name": "main", "image": "main:latest"}]
-        spec = {
-            "ipusPerJobInstance": workers,
-            "launcher": {"command": ["x"]},
-            "workers": {"template": {"spec": {"containers": containers}}},
-        }
-        body: Obj = {
-            "metadata": {"name": "job", "namespace": namespace, "uid": "u-1"},
-            "spec": spec | {"workerPerJobInstance": workers},
-        }
-        assert default_ipujob(body)
-        for one in build_access(parse_ipujob(body)):
-            one["metadata"].pop("ownerReferences")  # there is no such job
-            cluster.apply(json.dumps(one))
+        give_access(cluster, namespace, workers)
         account = folder / "account"
         account.mkdir()
         (account / "ca.crt").write_bytes(cluster.ca_file.read_bytes())
@@ -179,3 +186,39 @@ def test_a_worker_that_fails_ends_it(launcher: Launcher) -> None:
     assert (
         "error: a worker will not come up: job-worker-1 has ended (Failed: Evicted) (worker.failed)\n" in launcher.lines
     )
+
+
+@pytest.mark.parametrize("release", ["1.20", "today"])
+def test_its_rights_are_enough_for_a_kubectl_of(
+    release: str, node_cluster: KubernetesCluster, namespace: str, tmp_path: Path
+) -> None:
+    """Newer ones ask by a WebSocket first, a GET that the role does not allow, and then as older ones do."""
+    if release == "today" and (why := programs.why_not_today()):
+        pytest.skip(f"there is no kubectl of today: {why}")
+    kubectl = programs.today("kubectl") if release == "today" else programs.kube("kubectl")
+    give_access(node_cluster, namespace, 1)
+    container = {"name": "main", "image": images.busybox().name, "command": ["sleep", "1000"]}
+    for name in (WORKERS[0], "another"):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}}
+        node_cluster.apply(json.dumps({**pod, "spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}))
+    node_cluster.wait_pod(WORKERS[0], namespace, "Ready")
+    node_cluster.wait_pod("another", namespace, "Ready")
+    script = tmp_path / "kubexec.sh"
+    script.write_text(kubexec_script("main", str(kubectl)))
+    account = node_cluster.make_token_kubeconfig(namespace, "job-launcher")
+    settings = json.loads(node_cluster.run_kubectl("config", "view", "--raw", "-o", "json", kubeconfig=account).stdout)
+    settings["contexts"][0]["context"]["namespace"] = namespace  # as it is in a Pod
+    account.write_text(json.dumps(settings))
+
+    def start(pod: str, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = ["/bin/sh", str(script), "-x", pod, *words]
+        environment = node_cluster.env(account)
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=patient(60), env=environment, cwd=tmp_path
+        )
+
+    done = start(WORKERS[0], "echo", "'a  b'", ";", "hostname", ";", "exit", "7")
+    assert (done.returncode, done.stdout) == (7, f"a  b\n{WORKERS[0]}\n"), done.stderr
+    refused = start("another", "true")
+    assert refused.returncode == 1
+    assert "forbidden" in refused.stderr.lower()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 from moorings import __version__
 from scripts import image
+from tests import debian
 from tests.debian import ROOT
 from tests.once import made_once
 from tests.packaging.dockerfile import read_targets
@@ -229,3 +232,63 @@ def test_an_unknown_image_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60), env=ENV)
     assert done.returncode == 2
     assert "there is no image kernel: one of controller, vipu-proxy" in done.stderr
+
+
+def put_kubectl(file: Path | str, folder: Path, architecture: str) -> subprocess.CompletedProcess[str]:
+    words = [str(image.RECIPES / "kubectl.sh"), str(file), str(folder)]
+    environment = {**ENV, "ARCHITECTURE": architecture}
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60), env=environment)
+
+
+@pytest.fixture(scope="module")
+def static() -> Path:
+    """A program that needs no library."""
+    return debian.unpacked("busybox", "busybox-static")
+
+
+def test_a_kubectl_of_the_site_goes_into_the_launcher_s_image(static: Path, tmp_path: Path) -> None:
+    architecture = image.ARCHITECTURES[platform.machine()]
+    shutil.copy(static, tmp_path / "plain")
+    shutil.copy(static, tmp_path / f"two-{architecture}")
+    (tmp_path / "two-other").write_text("not this one")
+    for name in ("plain", "two"):
+        done = put_kubectl(tmp_path / name, tmp_path / f"root-{name}", architecture)
+        assert done.returncode == 0, done.stderr
+        made = tmp_path / f"root-{name}" / "usr/local/bin/kubectl"
+        assert made.read_bytes() == static.read_bytes()
+        assert stat.S_IMODE(made.stat().st_mode) == 0o755
+
+
+def test_a_kubectl_that_would_not_run_everywhere_is_refused(static: Path, tmp_path: Path) -> None:
+    architecture = image.ARCHITECTURES[platform.machine()]
+    other = next(each for each in image.ARCHITECTURES.values() if each != architecture)
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    for file, wanted, words in (
+        (tmp_path / "none", architecture, "none: No such file or directory"),
+        (tmp_path / "script", architecture, "script is not a program for Linux"),
+        (static, other, f"busybox is for {architecture}, and the image for {other}"),
+        (Path(shutil.which("dpkg") or ""), architecture, "dpkg needs libraries, which a job's image may lack"),
+    ):
+        done = put_kubectl(file, tmp_path / "root", wanted)
+        assert done.returncode == 1
+        assert words in done.stderr
+    assert not (tmp_path / "root").exists()
+
+
+@SLOW
+def test_another_kubectl_makes_another_layer(static: Path, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        str(ROOT / "scripts" / "image.py"),
+        f"--kubectl={static}",
+        str(tmp_path / "x.tar"),
+        "launcher",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(MAKE_S), env=ENV)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "x.tar") as packed:
+        packed.extractall(tmp_path, filter="data")
+    with tarfile.open(layers(tmp_path, "launcher")[1]) as layer:
+        kubectl = layer.extractfile("usr/local/bin/kubectl")
+        assert kubectl is not None
+        assert kubectl.read() == static.read_bytes()
