@@ -102,8 +102,6 @@ class Release(Site):
             "vipuProxy.accessKeysSecret": KEYS,
             "vipuProxy.image.pullPolicy": "IfNotPresent",
             "controller.image.pullPolicy": "IfNotPresent",
-            "admissionWebhooks.patch.image.repository": "localhost:5000/webhook-certgen",
-            "admissionWebhooks.patch.image.tag": __version__,
             **more,
         }
         return [word for name, value in values.items() for word in ("--set", f"{name}={value}".replace(",", "\\,"))]

@@ -123,17 +123,10 @@ TABLE = [
     ),
     Row(
         "admissionWebhooks.patch.image.repository",
-        "k8s.gcr.io/ingress-nginx/kube-webhook-certgen",
+        "",
         "a/webhook-certgen",
         several(pod(CREATE, "containers[create].image"), pod(PATCH, "containers[patch].image")),
         ["a/webhook-certgen:v1.1.1"] * 2,
-    ),
-    Row(
-        "admissionWebhooks.patch.image.tag",
-        "v1.1.1",
-        "2",
-        several(pod(CREATE, "containers[create].image"), pod(PATCH, "containers[patch].image")),
-        ["k8s.gcr.io/ingress-nginx/kube-webhook-certgen:2"] * 2,
     ),
     Row("admissionWebhooks.patch.nodeSelector", {}, {"a": "b"}, jobs("nodeSelector"), [{"a": "b"}] * 2),
     Row(
@@ -359,6 +352,25 @@ TABLE = [
 
 # What the table does not have.
 MORE = [
+    Row(
+        "global.imageRegistry",
+        "",
+        "reg.example:443/ipus/",
+        several(
+            pod(CONTROLLER, MANAGER + "image"),
+            pod(CONTROLLER, GUARD + "image"),
+            pod(PROXY, IN_PROXY + "image"),
+            pod(CREATE, "containers[create].image"),
+            pod(("Job", "uninstall"), "containers[uninstall].image"),
+            option("--launcher-image"),
+            option("--launcher-image-pull-policy"),
+        ),
+        [
+            f"reg.example:443/ipus/{name}:{__version__}"
+            for name in ("controller", "controller", "vipu-proxy", "controller", "controller", "launcher")
+        ]
+        + ["IfNotPresent"],
+    ),
     Row(
         "clusterName", "kubernetes", "c2", several(option("--cluster-name"), proxy_option("--cluster-name")), ["c2"] * 2
     ),

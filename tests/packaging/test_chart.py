@@ -75,7 +75,7 @@ def leaves(values: Obj, above: str = "") -> Iterator[str]:
 
 def test_every_parameter_is_tried_here() -> None:
     tried = {row.path for row in (*TABLE, *MORE)} | {"controller.podDisruptionBudget.minAvailable"}
-    tried |= {"networkPolicies.apiServerPorts", "certManager.issuerRef"}
+    tried |= {"networkPolicies.apiServerPorts", "certManager.issuerRef", "admissionWebhooks.patch.image.tag"}
     tried |= {f"controller.kubeRbacProxy.image.{name}" for name in ("pullPolicy", "repository", "tag")}
     assert set(leaves(default_values())) == tried
 
@@ -144,6 +144,7 @@ def test_the_schema_knows_every_parameter() -> None:
         ),
         ("vipuProxy.proxyPort", 80, "vipuProxy.proxyPort: Must be greater than or equal to 1024"),
         ("global.launcherImagePullPolicy", "Sometimes", "global.launcherImagePullPolicy must be one of"),
+        ("global.imageRegistry", "https://r", "global.imageRegistry: Does not match pattern"),
         ("global.imagePullSecrets", [{"nam": "a"}], "global.imagePullSecrets.0: name is required"),
         ("global.vipuControllers", "pod1", '"pod1" is not host:port:key=value, as in pod1:8090:ipunode=pod1'),
         ("vipuControllers", ["a b:1:c=d"], '"a b:1:c=d" is not host:port:key=value'),
@@ -244,6 +245,37 @@ def test_pull_secrets_are_named_in_either_form(secrets: list[Any]) -> None:
     rendered = render({"global": {"imagePullSecrets": secrets}})
     assert pod(PROXY, "imagePullSecrets")(rendered) == [{"name": "a"}, {"name": "b"}]
     assert option("--image-pull-secrets")(rendered) == "a,b"
+
+
+def test_no_image_comes_from_a_registry_that_is_gone() -> None:
+    text = (CHART / "values.yaml").read_text()
+    named = re.findall(r"^ *(?:repository|launcherImage): *\"?([^\s\"]*)", text, re.MULTILINE)
+    assert sorted({name.partition("/")[0] for name in named}) == ["", "launcher:latest", "localhost:5000", "quay.io"]
+
+
+def test_the_certificate_jobs_run_in_the_controller_s_image_or_the_one_that_is_named() -> None:
+    """The manual's command line names images of controller and proxy alone."""
+    rendered = render(None, "--set", "controller.image.repository=r/c")
+    named = render({"admissionWebhooks": {"patch": {"image": {"repository": "k8s.gcr.io/certgen"}}}})
+    tagged = render({"admissionWebhooks": {"patch": {"image": {"repository": "localhost:5000/w", "tag": "2"}}}})
+    for where, name in ((CREATE, "create"), (PATCH, "patch")):
+        for shown, image in (
+            (rendered, f"r/c:{__version__}"),
+            (named, "k8s.gcr.io/certgen:v1.1.1"),
+            (tagged, "localhost:5000/w:2"),
+        ):
+            assert pod(where, f"containers[{name}].image")(shown) == image
+        command = rendered.at(*where, f"spec.template.spec.containers[{name}]")["command"]
+        assert command == ["python3", "-m", "moorings.app.kubernetes_certgen"]
+        assert "command" not in named.at(*where, f"spec.template.spec.containers[{name}]")
+
+
+def test_a_registry_leaves_images_of_other_places_alone() -> None:
+    own = {"launcherImage": "a/launcher:1", "imageRegistry": "r"}
+    rendered = render({"global": own, "vipuProxy": {"image": {"repository": "b/proxy", "tag": "3"}}})
+    assert option("--launcher-image")(rendered) == "a/launcher:1"
+    assert option("--launcher-image-pull-policy")(rendered) == "Never"
+    assert pod(PROXY, "containers[vipu-proxy].image")(rendered) == "b/proxy:3"
 
 
 # -- what is rendered --------------------------------------------------------------------------------------------------
@@ -394,7 +426,8 @@ def test_our_programs_take_what_the_chart_gives_them(values: Obj) -> None:
 
 
 def test_containers_run_modules_that_are_there() -> None:
-    modules = (kubernetes_operator, kubernetes_metrics_guard, kubernetes_proxy, kubernetes_uninstall)
+    ours = (kubernetes_operator, kubernetes_metrics_guard, kubernetes_proxy, kubernetes_uninstall)
+    modules = (*ours, *[kubernetes_certgen] * 2)  # before an installation, and after it
     commands = [["python3", "-m", module.__name__] for module in modules]
     found = [c["command"] for _, spec in pods(plain()) for c in spec["containers"] if "command" in c]
     assert sorted(found) == sorted(commands)
@@ -667,7 +700,7 @@ def test_the_notes_warn_of_what_an_admin_must_know(tmp_path: Path) -> None:
     assert "WARNING: without a controller no IPUJob gets a partition" in shown
     assert "kubectl edit configmap gc-ipu-operator-vipu-controllers --namespace ipus" in shown
     assert "CRDs/graphcore.ai_ipujobs.yaml" in shown
-    quiet = notes(tmp_path, EVERYTHING | {"clusterName": "c1"})
+    quiet = notes(tmp_path, EVERYTHING | {"clusterName": "c1", "global": EVERYTHING["global"] | {"imageRegistry": "r"}})
     assert "being root on the nodes" not in quiet
     assert "kubectl label nodes <node> k=v" in quiet
     assert quiet.count("WARNING") == 1, "that this machine's cluster knows no IPUJobs"
@@ -682,5 +715,7 @@ def test_the_notes_warn_of_what_an_admin_must_know(tmp_path: Path) -> None:
     assert "No label is named with b:2: its Pods go to any node" in listed
     assert "no IPUJob gets a partition" not in listed
     assert "no IPUJob gets a partition" in notes(tmp_path, {"vipuControllers": "!c:3"})
+    assert "the image of controller and vipuProxy is pulled from localhost:5000" in shown
+    assert "localhost:5000" not in notes(tmp_path, {"global": {"imageRegistry": "r"}})
     safe = notes(tmp_path, {"jobs": {"privileged": False, "hostNetwork": False}})
     assert "being root on the nodes" not in safe

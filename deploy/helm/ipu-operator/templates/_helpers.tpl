@@ -48,8 +48,38 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{- /* (root, name): an image's name where the site has its images. */ -}}
+{{- define "ipu-operator.imageName" -}}
+{{- with .root.Values.global.imageRegistry -}}
+{{- regexReplaceAll "^localhost:5000/" $.name (printf "%s/" (trimSuffix "/" .)) -}}
+{{- else -}}
+{{- .name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* (root, image): a repository and its tag. */ -}}
+{{- define "ipu-operator.image" -}}
+{{ include "ipu-operator.imageName" (dict "root" .root "name" .image.repository) }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
 {{- define "ipu-operator.controllerImage" -}}
-{{ .Values.controller.image.repository }}:{{ .Values.controller.image.tag | default .Chart.AppVersion }}
+{{ include "ipu-operator.image" (dict "root" . "image" .Values.controller.image) }}
+{{- end -}}
+
+{{- /* The default one is what nodes have that imported the package's images: another registry has it by its version. */ -}}
+{{- define "ipu-operator.launcherIsPulled" -}}
+{{- if and .Values.global.imageRegistry (eq .Values.global.launcherImage "launcher:latest") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "ipu-operator.launcherImage" -}}
+{{- $name := .Values.global.launcherImage -}}
+{{- if include "ipu-operator.launcherIsPulled" . -}}{{- $name = printf "localhost:5000/launcher:%s" .Chart.AppVersion -}}{{- end -}}
+{{- include "ipu-operator.imageName" (dict "root" . "name" $name) -}}
+{{- end -}}
+
+{{- define "ipu-operator.launcherPullPolicy" -}}
+{{- $policy := .Values.global.launcherImagePullPolicy -}}
+{{- if and (include "ipu-operator.launcherIsPulled" .) (eq $policy "Never") -}}IfNotPresent{{- else -}}{{ $policy }}{{- end -}}
 {{- end -}}
 
 {{- /* Names of Secrets, with commas between them. */ -}}
