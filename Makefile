@@ -98,6 +98,10 @@ docs: setup ## write the generated reference and manual pages
 dist: setup ## what a site installs on Kubernetes, as one file (DIST=--fresh: with today's packages, for a release)
 	@$(RUN) python scripts/dist.py $(DIST)
 
+.PHONY: scan
+scan: setup ## what of the images is old, or known to be vulnerable (SCAN=--fresh: of images with today's packages)
+	@$(RUN) python scripts/scan.py $(SCAN)
+
 ##@ House
 
 .PHONY: clean

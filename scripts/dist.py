@@ -4,7 +4,7 @@
 Images that are not for amd64 make a file of their own, with their architecture in its name.
 
 In it: the definition of IPUJobs, without and with CEL rules (docs/how-to/kubernetes-install.md: which is for whom), the
-documentation, examples, the chart, the images, and checksums for ``sha256sum --check``.
+documentation, examples, the chart, the images, what is in each of them (SBOM), and checksums for ``sha256sum --check``.
 helm is not needed: a chart is a tar file. The same files, and the same layers of images, give the same bytes.
 
 usage: dist.py [--fresh] [--architecture arm64] [--kubectl FILE]
@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -80,11 +81,14 @@ def write(folder: Path, layers: image.Layers) -> Path:
     crds = {name: (DEFINITIONS / name).read_bytes() for name in CRDS}
     files = {**crds, chart_name: chart}
     examples = {f"examples/kubernetes/{path.name}": path.read_bytes() for path in sorted(EXAMPLES.glob("*.yaml"))}
-    files |= examples | documents()
+    with tempfile.TemporaryDirectory() as work:
+        image.write_sboms(Path(work), list(image.IMAGES.values()), layers, version)
+        sboms = {f"sboms/{path.name}": path.read_bytes() for path in sorted(Path(work).iterdir())}
+    files |= examples | sboms | documents()
     with images.open("rb") as stream:
         of_images = hashlib.file_digest(stream, "sha256").hexdigest()
     files["gc-operator.cksm"] = checksums(
-        {name: _sha256(content) for name, content in (crds | examples).items()} | {IMAGES_NAME: of_images}
+        {name: _sha256(content) for name, content in (crds | examples | sboms).items()} | {IMAGES_NAME: of_images}
     )
     files[f"{CHART_NAME}.cksm"] = checksums({chart_name: _sha256(chart)})
     made = folder / f"{top}{'' if layers.architecture == 'amd64' else f'-{layers.architecture}'}.tar.gz"

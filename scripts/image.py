@@ -5,7 +5,7 @@ The recipes are those of deploy/images, which the Dockerfile uses too. Layers ar
 give the same bytes, and ``--fresh`` makes them anew, with today's packages of Debian. Needs apt-get, dpkg-deb, uv and
 python3.11, and no rights; nothing of what is packed is run, so each machine makes the images of all architectures.
 
-usage: image.py [--architecture arm64] [--kubectl FILE] FILE [IMAGE...]
+usage: image.py [--architecture arm64] [--kubectl FILE] [--sboms FOLDER] FILE [IMAGE...]
        images: controller, vipu-proxy, webhook-certgen, launcher (default: all)
 """
 
@@ -34,6 +34,10 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts import sbom  # noqa: E402  # the one beside this file
+
 RECIPES = ROOT / "deploy" / "images"
 UV = str(ROOT / ".tools" / "bin" / "uv")  # `make setup` puts it there
 REPOSITORY = "localhost:5000"
@@ -99,6 +103,7 @@ def main() -> int:
     parser.add_argument("images", nargs="*", default=[], metavar="IMAGE", help=f"of {', '.join(IMAGES)} (default: all)")
     parser.add_argument("--repository", default=REPOSITORY, help="what stands before the names (default: %(default)s)")
     parser.add_argument("--tag", default=version(), help="default: %(default)s")
+    parser.add_argument("--sboms", type=Path, metavar="FOLDER", help="what is in each image goes there, as CycloneDX")
     add_options(parser)
     given = parser.parse_args()
     unknown = [name for name in given.images if name not in IMAGES]
@@ -106,7 +111,10 @@ def main() -> int:
         parser.error(f"there is no image {unknown[0]}: one of {', '.join(IMAGES)}")
     try:
         wanted = [IMAGES[name] for name in given.images] or list(IMAGES.values())
-        write(given.file, wanted, make_layers(given), given.repository, given.tag)
+        layers = make_layers(given)
+        write(given.file, wanted, layers, given.repository, given.tag)
+        if given.sboms is not None:
+            write_sboms(given.sboms, wanted, layers, given.tag)
     except (OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -344,6 +352,19 @@ def write(
             with layers.get(name).open("rb") as layer:
                 archive.addfile(member, layer)
     shutil.move(part, file)
+
+
+def write_sboms(folder: Path, images: Sequence[Image], layers: Layers, tag: str) -> None:
+    """Write what is in each image: ``<image>.cdx.json``, in a folder.
+
+    Raises:
+        OSError: it cannot be written.
+        subprocess.CalledProcessError: a layer cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in images:
+        document = sbom.build(each.name, tag, layers.architecture, [layers.get(name) for name in each.layers])
+        (folder / f"{each.name}.cdx.json").write_text(f"{json.dumps(document, indent=1)}\n")
 
 
 @contextlib.contextmanager

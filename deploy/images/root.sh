@@ -4,25 +4,31 @@
 # The Dockerfile and scripts/image.py both use it.
 # usage: root.sh FOLDER PACKAGE...         in FOLDER: a root with Python; needs python3.11
 #        root.sh --only FROM TO FOLDER PACKAGE    only that file of the package, elsewhere, and its licence
+#        root.sh --newest PACKAGE...      prints the version of each that is the newest, and the suite that has it
 # environment: ARCHITECTURE    amd64, arm64...; without it: this machine's
 #              DEBIAN_MIRROR   without it: http://deb.debian.org/debian
 set -eu
 
 SUITE=bookworm # the Debian that has Python 3.11, and the last one with a kubectl that needs no library
 
-only=
-if [ "$1" = --only ]; then
-	only=$2
-	to=$3
-	shift 3
-fi
+only= newest=
+case $1 in
+	--only)
+		only=$2
+		to=$3
+		shift 3
+		;;
+	--newest)
+		newest=yes
+		;;
+esac
 folder=$1
 shift
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$folder" "$work/debs" "$work/root" "$work/lists/partial" "$work/cache/archives/partial" "$work/parts"
+mkdir -p "$work/debs" "$work/root" "$work/lists/partial" "$work/cache/archives/partial" "$work/parts"
 
 # apt with lists of its own: the newest packages of the suite with its security fixes, whatever this machine has listed.
 : >"$work/status"
@@ -46,6 +52,16 @@ Acquire::Retries "3";
 CONF
 export APT_CONFIG="$work/conf"
 apt-get --quiet --quiet update
+if [ -n "$newest" ]; then
+	# Of "Candidate: V" and, below it, "*** V 500" or "V 500" and "500 URI SUITE/main ARCH Packages".
+	apt-cache policy "$@" | awk '
+		/^[^ ]/ { name = $1; sub(/:$/, "", name); next }
+		$1 == "Candidate:" { wanted = $2; next }
+		NF == 2 || $1 == "***" { at = $1 == "***" ? $2 : $1; next }
+		at == wanted && $4 != "" && !(name in told) { told[name] = 1; sub(/\/.*/, "", $3); print name, wanted, $3 }'
+	exit
+fi
+mkdir -p "$folder"
 (cd "$work/debs" && apt-get --quiet download "$@")
 
 status=$work/root/var/lib/dpkg/status.d # where scanners look for what is in an image without dpkg

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from moorings import __version__
+from scripts import image
 from scripts.dist import DOCS, relink
 from tests.debian import ROOT
 from tests.docs.pages import anchors
@@ -55,6 +56,7 @@ def test_it_is_laid_out_as_documented(package: Path) -> None:
         "CRDs-cel",
         "docs",
         "examples",
+        "sboms",
         CHART_FILE,
         "gc-operator-images.tar.gz",
         "gc-operator.cksm",
@@ -64,6 +66,8 @@ def test_it_is_laid_out_as_documented(package: Path) -> None:
         assert [each.name for each in (package / name).iterdir()] == ["graphcore.ai_ipujobs.yaml"]
         committed = ROOT / "deploy" / "kubernetes" / name / "graphcore.ai_ipujobs.yaml"
         assert (package / name / "graphcore.ai_ipujobs.yaml").read_bytes() == committed.read_bytes()
+    bills = {each.name for each in (package / "sboms").iterdir()}
+    assert bills == {f"{name}.cdx.json" for name in image.IMAGES}
     assert (package / "docs" / "README.md").exists()
     assert (package / "docs" / "helm-chart.md").read_text() == (CHART / "README.md").read_text()
 
@@ -116,6 +120,7 @@ def test_the_checksums_are_right_and_a_change_is_noticed(package: Path) -> None:
         "CRDs/graphcore.ai_ipujobs.yaml",
         "CRDs-cel/graphcore.ai_ipujobs.yaml",
         *(f"examples/kubernetes/{path.name}" for path in (ROOT / "examples" / "kubernetes").iterdir()),
+        *(f"sboms/{name}.cdx.json" for name in image.IMAGES),
     }
     assert "examples/kubernetes/hello.yaml" in listed
     (package / "examples" / "kubernetes" / "hello.yaml").rename(package / "kept")

@@ -126,10 +126,12 @@ def archives(store: Path, architecture: str) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def ours(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What scripts/image.py makes."""
-    file = tmp_path_factory.mktemp("images") / "images.tar"
+    """What scripts/image.py makes of the packages that Debian has now, as the Dockerfile does."""
+    folder = tmp_path_factory.mktemp("images")
+    file = folder / "images.tar"
     words = [sys.executable, str(ROOT / "scripts" / "image.py"), f"--architecture={architecture}", f"--tag={TAG}"]
-    subprocess.run([*words, str(file)], check=True, capture_output=True, timeout=patient(BUILD_S), env=ENV)
+    environment = ENV | {"MOORINGS_CACHE": str(folder)}
+    subprocess.run([*words, str(file)], check=True, capture_output=True, timeout=patient(BUILD_S), env=environment)
     return file
 
 
