@@ -6,23 +6,18 @@
 #        root.sh --only FROM TO FOLDER PACKAGE    only that file of the package, elsewhere, and its licence
 #        root.sh --newest PACKAGE...      prints the version of each that is the newest, and the suite that has it
 # environment: ARCHITECTURE    amd64, arm64...; without it: this machine's
-#              DEBIAN_MIRROR   without it: http://deb.debian.org/debian
+#              DEBIAN_MIRROR   without it: http://deb.debian.org/debian; security fixes come from the same name with -security
 set -eu
 
 SUITE=bookworm # the Debian that has Python 3.11, and the last one with a kubectl that needs no library
 
-only= newest=
-case $1 in
-	--only)
-		only=$2
-		to=$3
-		shift 3
-		;;
-	--newest)
-		newest=yes
-		;;
-esac
-folder=$1
+only= folder=
+if [ "$1" = --only ]; then
+	only=$2
+	to=$3
+	shift 3
+fi
+[ "$1" = --newest ] || folder=$1
 shift
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
@@ -39,6 +34,7 @@ cat >"$work/conf" <<CONF
 APT::Architecture "${ARCHITECTURE:-$(dpkg --print-architecture)}";
 APT::Architectures { "${ARCHITECTURE:-$(dpkg --print-architecture)}"; };
 APT::Sandbox::User "";
+APT::Update::Error-Mode "any"; # without the security fixes' list it would go on, and pack what is old
 Dir::Etc::SourceList "$work/list";
 Dir::Etc::SourceParts "$work/parts";
 Dir::Etc::PreferencesParts "$work/parts";
@@ -52,7 +48,7 @@ Acquire::Retries "3";
 CONF
 export APT_CONFIG="$work/conf"
 apt-get --quiet --quiet update
-if [ -n "$newest" ]; then
+if [ -z "$folder" ]; then
 	# Of "Candidate: V" and, below it, "*** V 500" or "V 500" and "500 URI SUITE/main ARCH Packages".
 	apt-cache policy "$@" | awk '
 		/^[^ ]/ { name = $1; sub(/:$/, "", name); next }

@@ -129,6 +129,15 @@ def test_the_newest_is_looked_for_among_security_fixes_too() -> None:
     assert "bookworm-security" in done.stdout
 
 
+def test_without_the_list_of_security_fixes_nothing_is_made(tmp_path: Path) -> None:
+    words = [str(image.RECIPES / "root.sh"), str(tmp_path / "root"), "netbase"]
+    nowhere = ENV | {"DEBIAN_MIRROR": "http://127.0.0.1:9/debian"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patient(60), env=nowhere)
+    assert done.returncode == 100
+    assert "127.0.0.1:9/debian-security" in done.stderr
+    assert not (tmp_path / "root").exists()
+
+
 @pytest.mark.skipif(not sampling.whole(), reason="makes all images anew; make test-all does")
 def test_no_image_of_today_lacks_a_fix_that_debian_has(tmp_path: Path) -> None:
     done = run("scan.py", "--fresh", PATH=without_scanners(), MOORINGS_CACHE=str(tmp_path))
