@@ -22,6 +22,9 @@ class Certainty(StrEnum):
     UNKNOWN = "Unknown"  # the controllers were asked, and cannot say
 
 
+_MINUTE = 60 * SECOND
+
+
 def estimate(partitions: Iterable[PartitionBody]) -> tuple[Instant | None, Certainty | None]:
     """By when all of these have what they wait for, and how sure that is; None: nothing is known of it."""
     waiting = [one for one in partitions if one.state == shapes.WAITING]
@@ -30,12 +33,16 @@ def estimate(partitions: Iterable[PartitionBody]) -> tuple[Instant | None, Certa
     times = [parse_time(one.starts_at) for one in waiting if one.starts_at]
     if not times or len(times) < len(waiting):  # not all were asked yet
         return None, None
-    return Instant(-(-max(times) // SECOND) * SECOND), Certainty.AT_LATEST  # as the API server keeps times
+    return _rounded_up(max(times), SECOND), Certainty.AT_LATEST  # as the API server keeps times
 
 
 def words(partition: PartitionBody) -> str:
     """What is told of one partition's estimate: half a sentence, or nothing."""
     if partition.starts_at:
-        at = time_text(parse_time(partition.starts_at))
+        at = time_text(_rounded_up(parse_time(partition.starts_at), _MINUTE))
         return f"it starts by {at[:10]} {at[11:16]} UTC, unless others come first"
     return f"when it starts is unknown: {partition.unsure}" if partition.unsure else ""
+
+
+def _rounded_up(at: Instant, step: int) -> Instant:
+    return Instant(-(-at // step) * step)

@@ -161,7 +161,7 @@ def test_by_when_it_starts_is_told_with_how_sure_that_is() -> None:
     told = held(replace(first, starts_at=time_text(at)), replace(second, starts_at=time_text(after(START, 60))))
     _, job = look(job, [], told, START)
     assert (job.status.starts_at, job.status.certainty) == (after(START, 601), "AtLatest")
-    clock = time_text(at)[:16].replace("T", " ")
+    clock = time_text(after(at, 60))[:16].replace("T", " ")
     expected = f"no block of 1 IPUs is free; it starts by {clock} UTC, unless others come first"
     assert job.status.message.startswith(f"waiting for a partition of 1 IPU: {expected}")
     assert parse_status(status_object(job.status)) == job.status, "or it would be written at each look"
