@@ -53,6 +53,7 @@ from tests.packaging.parameters import (
     option,
     pod,
 )
+from tests.pod_security import refused
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
@@ -529,6 +530,16 @@ def test_our_own_pods_are_closed() -> None:
             assert container["securityContext"] == HARD, name
         for volume in spec.get("volumes", ()):
             assert "hostPath" not in volume, name
+
+
+@pytest.mark.parametrize("more", [{}, {"controller": {"hostNetwork": False, "kubeRbacProxy": {"enabled": True}}}])
+def test_pod_security_takes_our_own_pods(more: Obj) -> None:
+    """At its strictest level, and, by the defaults, but for the node's network of the operator."""
+    found = {name: refused(spec) for name, spec in pods(render({"vipuProxy": {"replicas": 2}, **more}))}
+    assert len(found) == 5
+    assert {name: why for name, why in found.items() if why} == (
+        {} if more else {f"{FULL}-controller-manager": ["hostNetwork", "manager: hostPort", "metrics-guard: hostPort"]}
+    )
 
 
 def rules(rendered: Rendered) -> Iterator[tuple[str, str, Obj]]:

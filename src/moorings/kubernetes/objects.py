@@ -35,6 +35,11 @@ PORT_FIRST, PORTS = 20_000, 20_000  # where the tasks of an instance meet
 
 # Idle until told: a shell, for sleep as process 1 would not hear TERM, and deleting the Pod would take half a minute.
 _IDLE = "trap 'exit 0' TERM; sleep {seconds} & wait"
+_CLOSED: Obj = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 _WATCHED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # of the program that the image is for
 
 
@@ -163,7 +168,7 @@ def build_launcher(
         _API_MOUNT,
     ]
     _put_environment([main], _environment(partition, None) | _mpi(instance))
-    spec["initContainers"] = [_init_container(job, instance, options, reset=reset)]
+    spec["initContainers"] = [_init_container(job, instance, options, main, reset=reset)]
     spec["serviceAccountName"] = names.account_name(job.name)
     # A token that ends with its Pod: before 1.24 the usual one is a Secret, and only made after a while.
     spec["automountServiceAccountToken"] = False
@@ -376,7 +381,7 @@ def _mpi(instance: int) -> dict[str, str]:
     }
 
 
-def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: bool) -> Obj:
+def _init_container(job: IPUJob, instance: int, options: PodOptions, main: Obj, *, reset: bool) -> Obj:
     command = ["python3", "-m", "moorings.app.kubernetes_launcher", "--into", BIN_DIR]
     if options.kubectl_version:
         command += ["--kubectl-version", options.kubectl_version]
@@ -396,11 +401,7 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
         "command": command,
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {**_confinement(main), **_CLOSED},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": VOLUMES[0], "mountPath": BIN_DIR},
@@ -408,6 +409,22 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, *, reset: b
             _API_MOUNT,
         ],
     }
+
+
+def _confinement(main: Obj) -> Obj:
+    """What Pod Security's level ``restricted`` asks of the init container, where the container after it has it itself.
+
+    What the Pod says holds for both. Elsewhere it is left out: images of launchers may run as root, and older policies
+    refuse each seccomp profile that they do not name.
+    """
+    context: Obj = main.get("securityContext") or {}
+    found: Obj = {}
+    if context.get("runAsNonRoot") is True:
+        found |= {field: context[field] for field in ("runAsNonRoot", "runAsUser") if field in context}
+    profile = context.get("seccompProfile")
+    if isinstance(profile, Mapping) and profile.get("type") in ("RuntimeDefault", "Localhost"):
+        found["seccompProfile"] = {"type": "RuntimeDefault"}  # a profile of the node is for the program of the image
+    return found
 
 
 def _volumes(job: IPUJob, instance: int, options: PodOptions) -> list[Obj]:

@@ -29,6 +29,7 @@ from moorings.kubernetes.privileges import Limits
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.wire.shapes import BindingBody, GcdBody
+from tests.pod_security import refused
 from tests.unit.kubernetes.ipujobs import a_container, a_spec, a_template, an_object, anything
 from tests.unit.kubernetes.jobs import build_job, build_partition
 
@@ -73,6 +74,39 @@ def test_a_container_that_refuses_privileges_gets_none() -> None:
     assert main(worker(job))["securityContext"] == {"allowPrivilegeEscalation": False, "runAsUser": 7}
     job = a_job(securityContext={"runAsUser": 7})
     assert main(worker(job))["securityContext"] == {"privileged": True, "runAsUser": 7}
+
+
+CLOSED: Obj = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NOBODY: Obj = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def restricted_specs() -> Iterator[Obj]:
+    """Pods' specs that Pod Security's level ``restricted`` takes: what it asks is said of the Pod, or of containers."""
+    yield {"containers": [a_container(securityContext=CLOSED)], "securityContext": NOBODY}
+    yield {"containers": [a_container(securityContext=CLOSED | NOBODY)]}
+    own = {"runAsNonRoot": True, "seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}
+    yield {"containers": [a_container(securityContext=CLOSED | own)], "securityContext": {"runAsUser": 1000}}
+    mixed = {"seccompProfile": {"type": "RuntimeDefault"}}
+    yield {"containers": [a_container(securityContext=CLOSED | {"runAsNonRoot": True})], "securityContext": mixed}
+
+
+@pytest.mark.parametrize("kind", list(JobKind))
+@pytest.mark.parametrize("spec", list(restricted_specs()))
+def test_pod_security_takes_pods_of_a_template_that_it_takes(spec: Obj, kind: JobKind) -> None:
+    assert not refused(spec)
+    job = build_job(kind, template={"spec": spec})
+    closed = PodOptions(privileged=False, host_network=False, proxy_url="https://p", proxy_ca="pem")
+    for options in (closed, PodOptions(privileged_namespaces=frozenset({"other"}))):
+        assert refused(worker(job, options)["spec"]) == []
+        assert refused(worker(job, options, by_file(job))["spec"]) == []
+        if job.has_launcher:
+            assert refused(launcher(job, options)["spec"]) == []
+
+
+def test_the_init_container_runs_as_its_image_says_where_a_template_says_nothing() -> None:
+    for context in ({}, {"runAsUser": 0}, {"runAsNonRoot": False, "seccompProfile": {"type": "Unconfined"}}):
+        (init,) = launcher(a_job(JobKind.TRAINING, securityContext=context))["spec"]["initContainers"]
+        assert init["securityContext"] == CLOSED | {"readOnlyRootFilesystem": True}
 
 
 # -- what idles --------------------------------------------------------------------------------------------------------
