@@ -8,6 +8,7 @@ takes. Bound: the same objects, made by a client that does nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import statistics
@@ -16,20 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.report import Report
-from moorings.kubernetes.connection import build_path
+from moorings.kubernetes.connection import build_path, connect
 from moorings.kubernetes.kube import CONFIG_MAP, EVENT, IPU_JOB, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from tests.kubernetes.bare_writes import AT_ONCE, Written, write_file
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site, template
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 POOLS = """
 [[pool]]
@@ -232,21 +233,28 @@ def _single_ms(site: Site, namespace: str, name: str) -> float:
 
 def _to_running_s(site: Site, namespace: str, name: str, count: int, **spec: Any) -> float:
     """From the first of so many jobs until all of them run."""
-    path = f"{JOBS}/namespaces/{namespace}/ipujobs"
+    return asyncio.run(_make_and_await(site, namespace, name, count, spec))
 
-    def submit(number: int) -> None:
-        site.cluster.api("POST", path, _body(namespace, f"{name}{number}", spec))
 
-    def running() -> int:
-        time.sleep(LOOK_S)  # looking costs the server, too
-        items = site.cluster.api("GET", path)["items"]
-        return sum((one.get("status") or {}).get("status") == "Running" for one in items)
+async def _make_and_await(site: Site, namespace: str, name: str, count: int, spec: dict[str, Any]) -> float:
+    kube = connect(os.environ, path=str(site.cluster.kubeconfig))
+    numbers = iter(range(count))
+
+    async def submit() -> None:
+        for number in numbers:
+            await kube.create(IPU_JOB, _body(namespace, f"{name}{number}", spec))
+
+    async def runs(number: int) -> bool:
+        found = await kube.get(IPU_JOB, f"{name}{number}", namespace)
+        return (found.get("status") or {}).get("status") == "Running"
 
     begun = time.perf_counter()
-    with ThreadPoolExecutor(SUBMITTERS) as threads:
-        list(threads.map(submit, range(count)))
-    until(lambda: running() == count, 600, what=lambda: f"{running()} of {count}")
-    return time.perf_counter() - begun
+    await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
+    for number in range(count):  # one after the other: lists of all of them would keep the server busy
+        await until_async(partial(runs, number), 600, what=f"{name}{number}")
+    took_s = time.perf_counter() - begun
+    await kube.close()
+    return took_s
 
 
 def _clear(site: Site, namespace: str) -> None:
