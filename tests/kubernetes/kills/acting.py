@@ -108,7 +108,8 @@ class Stage:
         spec: dict[str, Any] = {"ipusPerJobInstance": str(job.size)}
         command: list[str] = LIVES
         if job.kind is Kind.TRAINING:
-            spec |= {"workerPerJobInstance": "2", "launcher": {"command": LIVES}}
+            # Workers that stay until their job is deleted would fill the node: it takes 250 Pods.
+            spec |= {"workerPerJobInstance": "2", "launcher": {"command": LIVES}, "cleanPodPolicy": "Workers"}
             command = []
         elif job.kind is Kind.SEVERAL:
             spec |= {"jobInstances": 2}
