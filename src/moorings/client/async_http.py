@@ -23,7 +23,7 @@ import httpx2
 from moorings.client.causes import cause_text
 
 HEAD_BYTES_MAX = 1 << 16
-BUFFER_BYTES = 1 << 18  # of a body that nobody reads yet; then the peer is made to wait
+BUFFER_BYTES = 1 << 18  # of a body that is not read yet; then the peer has to wait
 
 
 class HttpError(Exception):
@@ -111,15 +111,7 @@ class Http(Protocol):
 def connect_http(
     server: str, *, tls: ssl.SSLContext | None, connections: int, kept_s: float, headers: Mapping[str, str]
 ) -> Http:
-    """Calls to a server, through the proxy that the environment names, if it names any.
-
-    Args:
-        server: its URL.
-        tls: for https.
-        connections: at once; a call waits for one.
-        kept_s: how long an idle connection is kept, in seconds.
-        headers: of every call.
-    """
+    """Calls to a server, through the proxy that the environment names, if any; arguments as for ``DirectHttp``."""
     if not getproxies():
         return DirectHttp(server, tls=tls, connections=connections, kept_s=kept_s, headers=headers)
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=kept_s)
@@ -330,7 +322,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without the name
 
     def data_received(self, data: bytes) -> None:
-        if self._is_whole:  # nobody asked for more
+        if self._is_whole:  # unsolicited
             self.abort()
             return
         try:
@@ -357,7 +349,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._is_whole:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("an unsolicited answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)

@@ -34,7 +34,7 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
 _PLAIN = re.compile(r"[A-Za-z0-9.-]*")
-_NOBODY: Mapping[str, str] = {}
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,20 +142,19 @@ class Connection:
         }
         target = f"{build_path(kind, namespace)}?{urlencode(params)}"
         with self._named():
-            who = await self._who()
+            sent = await self._authorization()
             streamed = self._http.stream(
-                "GET", target, headers=who, timeout_s=self._patience.call_s, silence_s=self._patience.silence_s
+                "GET", target, headers=sent, timeout_s=self._patience.call_s, silence_s=self._patience.silence_s
             )
             async with streamed as answer:
                 if answer.status != 200:
                     async with asyncio.timeout(self._patience.call_s):
                         content = b"".join([chunk async for chunk in answer.chunks])
                     if answer.status == 401:
-                        await self._who(who)  # for the next watch
+                        await self._authorization(sent)  # for the next watch
                     raise parse_refusal(answer.status, answer.headers, content, kind)
-                yield Watched(
-                    "BOOKMARK", {"metadata": {"resourceVersion": since}}
-                )  # who waits knows that the watch stands
+                # Who waits knows by it that the watch stands.
+                yield Watched("BOOKMARK", {"metadata": {"resourceVersion": since}})
                 rest = b""
                 async for chunk in answer.chunks:
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -235,9 +234,9 @@ class Connection:
         content = b"" if body is None else msgspec.json.encode(body)
         about = {} if body is None else {"Content-Type": media}
         with self._named():
-            who = await self._who()
-            answer = await self._ask(method, target, who | about, content)
-            if answer.status == 401 and (newer := await self._who(who)) != who:
+            sent = await self._authorization()
+            answer = await self._ask(method, target, sent | about, content)
+            if answer.status == 401 and (newer := await self._authorization(sent)) != sent:
                 answer = await self._ask(method, target, newer | about, content)
         if not 200 <= answer.status < 300:
             raise parse_refusal(answer.status, answer.headers, answer.content, kind)
@@ -246,7 +245,7 @@ class Connection:
     async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         return await self._http.call(method, target, headers=headers, body=body, timeout_s=self._patience.call_s)
 
-    async def _who(self, refused: Mapping[str, str] = _NOBODY) -> dict[str, str]:
+    async def _authorization(self, refused: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
         """The headers that say who we are; others, if there are, than those that were refused."""
         if self._identity is None:
             return {}

@@ -12,7 +12,7 @@ _PASSING = frozenset({"resourceVersion", "managedFields"})  # what every write c
 
 @dataclass(slots=True)
 class LastRead:
-    """One job's; reading a job costs a tenth of all that is done for it.
+    """What was read of one job.
 
     Attributes:
         found: the object.
@@ -43,7 +43,7 @@ class LastRead:
             written: what the API server made of it.
             job: the job with that status.
         """
-        if _beside_status(written) == _beside_status(before):  # nobody has changed anything else meanwhile
+        if _beside_status(written) == _beside_status(before):  # nothing else was changed meanwhile
             self.found, self.job = written, job
 
 
