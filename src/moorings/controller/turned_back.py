@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moorings.core import claims, partitions
-from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
+from moorings.core.claims import SERVED, Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical
 from moorings.core.instants import SECOND, Instant
@@ -44,7 +44,6 @@ ATTEMPT_GAP = 1000
 BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 TURNED_BACK = "database.turned_back"
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
-_HELD = (ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING)  # a run may be on its partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +251,7 @@ def _within(
     store: Store, living: Iterable[Living], claimed: Iterable[Claim], held: Iterable[Partition]
 ) -> Iterable[Within]:
     """The runs that live in a claim of the records, and that no record knows."""
-    on = {claim.partition: claim.id for claim in claimed if claim.state in _HELD}
+    on = {claim.partition: claim.id for claim in claimed if claim.state in SERVED}
     used = [partition for partition in held if partition.id in on]
     for one in sorted(living, key=lambda living: living.run):
         # By its id alone: a name may have been given to another's partition since.
@@ -347,7 +346,7 @@ class _Learning:
         if claim is None:
             return
         partition = self._partitions.get(claim.partition) if claim.partition is not None else None
-        if claim.state in _HELD and started.is_on(partition):
+        if claim.state in SERVED and started.is_on(partition):
             self._ready(claim)
         else:
             self._served(claim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.claims import BROKEN_BLOCKS_MAX, Claim, ClaimEvent, ClaimState
+from moorings.core.claims import BROKEN_BLOCKS_MAX, USABLE, Claim, ClaimEvent, ClaimState
 from moorings.core.devices import DeviceEvent
 from moorings.core.hardware import Answer, Seen, Verdict
 from moorings.core.inputs import DriverAnswered
@@ -77,7 +77,7 @@ class Answers(Overlay):
         else:
             return
         claim = self._holder(partition)
-        if claim is not None and claim.state in (ClaimState.READY, ClaimState.RECLAIMING, ClaimState.MIGRATING):
+        if claim is not None and claim.state in USABLE:
             reason = Reason(
                 "claim.lost",
                 f"partition {partition.name} was lost: {detail}",

@@ -50,7 +50,6 @@ class ClaimState(StrEnum):
     READY = "READY"  # the partition is ACTIVE; the job may run
     RECLAIMING = "RECLAIMING"  # its holder was asked to checkpoint and give back; still holds the partition
     YIELDING = "YIELDING"  # the job has stopped for a reclaim; the partition is being removed
-    MIGRATING = "MIGRATING"  # its job moves to another block; holds both
     LOST = "LOST"  # the partition vanished under it; the block stays its own until the job ends
     RELEASING = "RELEASING"  # its owner is done; the partition is being removed
     RELEASED = "RELEASED"  # ended: held a block, holds nothing now
@@ -61,7 +60,6 @@ class ClaimState(StrEnum):
 class ClaimEvent(StrEnum):
     """What can happen to a claim."""
 
-    STARTED = "started"  # its scheduler starts the announced job
     GRANT = "grant"
     READY = "ready"
     BROKE = "broke"
@@ -70,21 +68,15 @@ class ClaimEvent(StrEnum):
     RECLAIM = "reclaim"
     YIELD = "yield"
     REQUEUE = "requeue"
-    ANNOUNCE = "announce"
-    MOVE = "move"
     LOSE = "lose"
     FREED = "freed"
 
 
+# An ANNOUNCED claim is made anew in each turn that counts it, and never saved: it has no moves.
 NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
-    ClaimState.ANNOUNCED: {
-        ClaimEvent.STARTED: ClaimState.PENDING,
-        ClaimEvent.RELEASE: ClaimState.CANCELLED,
-    },
     ClaimState.PENDING: {
         ClaimEvent.GRANT: ClaimState.GRANTED,
         ClaimEvent.RELEASE: ClaimState.CANCELLED,
-        ClaimEvent.REJECT: ClaimState.FAILED,  # no pool can serve it any more
     },
     ClaimState.GRANTED: {
         ClaimEvent.READY: ClaimState.READY,
@@ -94,7 +86,6 @@ NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
     },
     ClaimState.READY: {
         ClaimEvent.RECLAIM: ClaimState.RECLAIMING,
-        ClaimEvent.MOVE: ClaimState.MIGRATING,
         ClaimEvent.LOSE: ClaimState.LOST,
         ClaimEvent.RELEASE: ClaimState.RELEASING,
     },
@@ -105,12 +96,6 @@ NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
     },
     ClaimState.YIELDING: {
         ClaimEvent.REQUEUE: ClaimState.PENDING,
-        ClaimEvent.ANNOUNCE: ClaimState.ANNOUNCED,
-        ClaimEvent.RELEASE: ClaimState.RELEASING,
-    },
-    ClaimState.MIGRATING: {
-        ClaimEvent.READY: ClaimState.READY,
-        ClaimEvent.LOSE: ClaimState.LOST,
         ClaimEvent.RELEASE: ClaimState.RELEASING,
     },
     ClaimState.LOST: {
@@ -126,6 +111,9 @@ NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
 
 ENDED = ends(NEXT)
 WAITING = frozenset({ClaimState.ANNOUNCED, ClaimState.PENDING})
+USABLE = frozenset({ClaimState.READY, ClaimState.RECLAIMING})  # its job may use its partition
+SERVED = USABLE | {ClaimState.GRANTED}  # its partition works, or is being made
+LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})  # its devices will be free soon
 
 
 class QueueMode(StrEnum):

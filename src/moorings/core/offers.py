@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from moorings.core.ageing import aged_by
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import Claim, ClaimSpec, ClaimState
+from moorings.core.claims import SERVED, Claim, ClaimSpec
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet, PoolState, Reservation
 from moorings.core.instants import Instant
@@ -15,8 +15,6 @@ from moorings.core.placement import OUT_OF_SERVICE, trial
 from moorings.core.policy import Policy
 from moorings.core.serving import why_never
 from moorings.core.topology import Block
-
-_HOLDS = frozenset({ClaimState.GRANTED, ClaimState.READY, ClaimState.RECLAIMING})
 
 
 def offers_of(
@@ -101,7 +99,7 @@ def held_by(fleet: Fleet, told: Announced) -> dict[PoolName, dict[int, int]]:
     held: dict[PoolName, dict[int, int]] = {}
     for partition in fleet.partitions.values():
         claim, state = fleet.claims.get(partition.claim), fleet.pools.get(partition.pool)
-        if claim is None or claim.state not in _HOLDS or claim.partition != partition.id or not told.owns(claim.owner):
+        if claim is None or claim.state not in SERVED or claim.partition != partition.id or not told.owns(claim.owner):
             continue
         if state is None or state.problem or any(index in state.out for index in partition.block):
             continue

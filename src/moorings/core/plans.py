@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.access import LOCAL_OWNER
 from moorings.core.announced import Announced, Offer
-from moorings.core.claims import PRIORITY_MAX, Claim, ClaimId, ClaimSpec, ClaimState, Spot
+from moorings.core.claims import LEAVING, PRIORITY_MAX, Claim, ClaimId, ClaimSpec, ClaimState, Spot
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import PoolState, Reservation
@@ -17,19 +17,6 @@ from moorings.core.partitions import Partition
 from moorings.core.projects import Projects
 from moorings.core.serving import pools_for
 from moorings.core.topology import Block
-
-HOLDS = frozenset(
-    {
-        ClaimState.GRANTED,
-        ClaimState.READY,
-        ClaimState.RECLAIMING,
-        ClaimState.YIELDING,
-        ClaimState.MIGRATING,
-        ClaimState.LOST,
-        ClaimState.RELEASING,
-    }
-)
-_LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +138,7 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
         preemptible=spec.preemptible and (runs or claim.state is ClaimState.GRANTED),
         movable=runs and resumable,
         resumable=resumable,
-        leaving=claim.state in _LEAVING,
+        leaving=claim.state in LEAVING,
         since=claim.ready_at,
         saved=claim.checkpoint_at,
         waited_s=waited_s(claim, claim.granted_at),

@@ -299,17 +299,11 @@ def test_the_moments_of_a_claims_life_are_kept():
     assert claim.ended
 
 
-def test_a_claim_that_comes_back_from_a_move_keeps_when_it_was_first_ready():
-    claim = a_claim(state=ClaimState.MIGRATING, ready_at=NOW)
-    assert step(claim, ClaimEvent.READY, LATER).ready_at == NOW
-
-
 @pytest.mark.parametrize(
     ("state", "event"),
     [
         (ClaimState.GRANTED, ClaimEvent.BROKE),
         (ClaimState.YIELDING, ClaimEvent.REQUEUE),
-        (ClaimState.YIELDING, ClaimEvent.ANNOUNCE),
     ],
 )
 def test_a_claim_that_waits_again_holds_nothing_but_its_place(state, event):
@@ -317,10 +311,6 @@ def test_a_claim_that_waits_again_holds_nothing_but_its_place(state, event):
     again = step(claim, event, LATER)
     assert (again.pool, again.partition, again.granted_at, again.ready_at) == (None, None, None, None)
     assert (again.arrival, again.order, again.attempt) == (claim.arrival, claim.order, claim.attempt + 1)
-
-
-def test_an_announced_claim_that_starts_has_made_no_attempt_yet():
-    assert step(a_claim(state=ClaimState.ANNOUNCED), ClaimEvent.STARTED, LATER).attempt == 0
 
 
 def test_a_step_leaves_the_claim_it_began_from_as_it_was():

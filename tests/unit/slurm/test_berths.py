@@ -11,12 +11,13 @@ import pytest
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
+from moorings.core.claims import USABLE
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host import berths as module
 from moorings.slurm.host.berths import WAITS, Berths, RefusedError
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import HOLDS, awaiting, in_use_beside
+from moorings.slurm.host.gate import awaiting, in_use_beside
 from moorings.slurm.host.ledger import Start
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
@@ -70,7 +71,7 @@ class Controller:
         self.asked += 1
         if self.keeps is not None:
             raise self.keeps
-        if self.state not in HOLDS:
+        if self.state not in USABLE:
             raise MooringsError("claim.not_ready", f"claim {ident} is {self.state}", retryable=self.state in WAITS)
         return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
 

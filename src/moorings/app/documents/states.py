@@ -48,7 +48,7 @@ def _picture(states: type[StrEnum], moves: _Moves) -> str:
     for state in states:
         row = moves.get(state, {})
         if not row:
-            lines.append(f"{state:<{width}}  (ended)")
+            lines.append(f"{state:<{width}}  ({'ended' if state in moves else 'never stored'})")
         for number, (event, to) in enumerate(row.items()):
             lines.append(f"{state if number == 0 else '':<{width}}  --{event:-<{longest}}--> {to}")
     return "\n".join(lines) + "\n"

@@ -34,7 +34,6 @@ _PHASES = {
     "GRANTED": Phase.GRANTED,
     "READY": Phase.READY,
     "RECLAIMING": Phase.RECLAIMING,
-    "MIGRATING": Phase.READY,
     "YIELDING": Phase.RELEASING,
     "LOST": Phase.LOST,
     "RELEASING": Phase.RELEASING,

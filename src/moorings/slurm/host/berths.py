@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from moorings.client.requests import ClaimFilter
 from moorings.core.bindings import Binding, GcdBinding
+from moorings.core.claims import USABLE
 from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import HOLDS
 from moorings.slurm.host.ledger import Home, Start, is_over, request_for, start_of
 from moorings.wire.shapes import BindingBody, ClaimBody
 
@@ -93,7 +93,7 @@ class Berths:
     def note(self, claim: ClaimBody) -> None:
         """Take in a claim as it is now. A binding is good as long as its claim holds the partition."""
         self.claims[claim.owner] = claim
-        if claim.state not in HOLDS:
+        if claim.state not in USABLE:
             self._unbind(claim.owner)
         self._settle(claim.owner)
 
@@ -131,7 +131,7 @@ class Berths:
 
     def _holds(self, owner: str) -> bool:
         claim = self.claims.get(owner)
-        return claim is not None and claim.state in HOLDS
+        return claim is not None and claim.state in USABLE
 
     async def _try(self, owner: str, job: JobRecord, patience_s: float) -> tuple[Binding | None, str]:
         """The binding; none if the time is over, and why."""
@@ -146,12 +146,12 @@ class Berths:
                 claim = self.claims.get(owner) or await self._make(owner, job, long_name)
                 if claim.state in WAITS:
                     body, claim = await self._await(claim, min(HELD_S, left))
-                elif claim.state in HOLDS:
+                elif claim.state in USABLE:
                     body = await self.calls(lambda client, ident=claim.id: client.binding(ident))  # type: ignore[misc]
                 if body is not None:
                     log.info("start.served", extra={"owner": owner, "partition": body.partition})
                     return binding_of(body), ""
-                if claim.state in HOLDS:
+                if claim.state in USABLE:
                     continue
                 why = claim.reason.message if claim.reason is not None else f"its claim is {claim.state}"
                 if claim.state not in WAITS:

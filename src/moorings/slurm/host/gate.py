@@ -11,11 +11,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moorings.core.claims import SERVED
 from moorings.slurm.formats import GATE, LICENSE, License
 from moorings.wire.shapes import ClaimBody, ReasonBody
 
-HOLDS = ("READY", "RECLAIMING", "MIGRATING")  # states of a claim that has its partition
-HAS_DEVICES = ("GRANTED", *HOLDS)
 _TWIN = re.compile(rf"{LICENSE}_([1-9][0-9]{{0,6}})")
 
 
@@ -66,13 +65,13 @@ def in_use_beside(claims: Iterable[ClaimBody], live: Collection[str], releasing:
         live: owners of the jobs that have their licenses.
         releasing: ids of the claims whose jobs are over.
     """
-    held = [claim for claim in claims if claim.owner not in live and claim.state in HAS_DEVICES]
+    held = [claim for claim in claims if claim.owner not in live and claim.state in SERVED]
     return [claim.size for claim in held if claim.id not in releasing]
 
 
 def awaiting(claims: Iterable[ClaimBody], live: Collection[str]) -> list[int]:
     """The sizes of the live jobs whose claims have no devices yet."""
-    return [claim.size for claim in claims if claim.owner in live and claim.state not in HAS_DEVICES]
+    return [claim.size for claim in claims if claim.owner in live and claim.state not in SERVED]
 
 
 def to_reserve(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moorings.controller.turns import Outcome
-from moorings.core.claims import Claim, ClaimId, ClaimState, QueueMode
+from moorings.core.claims import LEAVING, Claim, ClaimId, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, PoolState
@@ -42,7 +42,6 @@ FAULTS_S = {
     "namesake": 120.0,
 }
 VENDOR_FAULT_S = 120.0
-_LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})
 
 
 @dataclass(slots=True)
@@ -261,7 +260,7 @@ class Guarantees:
                 astray.update(claim.id for claim in claims)
         for claim, block in tenants:
             lent = claim.spec.preemptible and claim.state is not ClaimState.LOST
-            if (claim.cell is None or claim.id in astray) and claim.state not in _LEAVING and not lent:
+            if (claim.cell is None or claim.id in astray) and claim.state not in LEAVING and not lent:
                 firm.update(block)
         sizes = [size for (_, size), count in unbound.items() for _ in range(count)]
         return _Estate(unbound, firm, astray, _fit(pool.topology, firm, sizes))

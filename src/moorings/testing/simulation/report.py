@@ -17,7 +17,7 @@ from moorings.testing.simulation.odds import KINDS
 from moorings.workloads.runs import RunState
 
 COLUMNS = 3
-_NO_CODE_YET = {ClaimState.ANNOUNCED, ClaimState.MIGRATING}
+_NEVER_STORED = {ClaimState.ANNOUNCED}
 _NEVER_SAVED = {PartitionState.REMOVED}
 _NOT_HERE = {
     "key.created",
@@ -28,7 +28,7 @@ _NOT_HERE = {
 
 TO_REACH: tuple[str, ...] = (
     *(f"fault {kind}" for kind in KINDS),
-    *(f"claim {state}" for state in ClaimState if state not in _NO_CODE_YET),
+    *(f"claim {state}" for state in ClaimState if state not in _NEVER_STORED),
     *(f"partition {state}" for state in PartitionState if state not in _NEVER_SAVED),
     *(f"device {state}" for state in DeviceState),
     *(f"run {state}" for state in RunState),

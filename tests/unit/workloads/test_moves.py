@@ -1,0 +1,189 @@
+"""Each entry of each state table is reached by what turns do: an entry that no code enters is a lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import pytest
+
+from moorings.core import claims, devices, partitions
+from moorings.core.claims import CheckpointContract, Claim, ClaimState, PartitionId
+from moorings.core.devices import Device, DeviceState
+from moorings.core.hardware import Seen, Verdict
+from moorings.core.inputs import (
+    CheckpointSeen,
+    DrainDevice,
+    MakeRoom,
+    ReleaseClaim,
+    ResetPartition,
+    ResumeDevice,
+    RetryRemoval,
+    YieldClaim,
+)
+from moorings.core.instants import SECOND, Instant
+from moorings.testing.records import NOW, a_claim, a_run
+from moorings.workloads import runs
+from moorings.workloads.runs import Ending, EndRecord, Phase, RunSighting, RunState
+from moorings.workloads.turn import CancelRun, Runs, RunTurn
+from tests.unit.core.worlds import POD, World
+
+MACHINES: Sequence[ModuleType] = (claims, partitions, devices, runs)
+Move = tuple[str, str, str]
+Entered = set[Move]
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> Entered:
+    """The moves made while the test runs: the file of the table, the state and the event."""
+    made: Entered = set()
+    for module in MACHINES:
+        monkeypatch.setattr(module, "advance", _noting(module, made))
+    return made
+
+
+def _noting(module: ModuleType, made: Entered) -> Callable[..., str]:
+    real = module.advance
+
+    def advance(table, kind, ident, state, event, story):
+        after = real(table, kind, ident, state, event, story)
+        made.add((module.__name__, str(state), str(event)))
+        return after
+
+    return advance
+
+
+def test_each_move_is_made_by_a_turn(entered: Entered) -> None:
+    for life in (_granted, _ready, _asked_to_yield, _resetting, _not_removed, _out_of_service, _runs):
+        life()
+    known = {
+        (module.__name__, str(state), str(event))
+        for module in MACHINES
+        for state, row in module.NEXT.items()
+        for event in row
+    }
+    assert sorted(known - entered) == []
+
+
+def _says(world: World, claim: Claim, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
+    world.says(world.partition(claim), seen, verdict, order)
+
+
+def _granted() -> None:
+    world = World(POD)
+    world.step(ReleaseClaim(world.create(1).id, "changed my mind"))
+    _says(world, world.create(1), Seen.UNKNOWN, Verdict.REJECTED, "create")
+    _says(world, world.create(1), Seen.ERROR)
+    claim = world.create(1)
+    partition = world.partition(claim)
+    world.says(partition, Seen.UNKNOWN, Verdict.BROKEN, "create")
+    world.ready(8)
+    world.step(ReleaseClaim(world.create(8).id, "it waited"))
+
+
+def _ready() -> None:
+    world = World(POD)
+    world.end(world.ready(4))
+    claim = world.ready(4)
+    _says(world, claim, Seen.ABSENT)
+    world.end(claim)
+
+
+def _asked_to_yield() -> None:
+    for goes in (_yields, _yields_and_ends, _ends, _is_lost):
+        world = World(POD)
+        jobs = [
+            world.ready(4, owner=f"local/run-{n}", name=f"job-{n}", preemptible=True, checkpoint=KEEPS)
+            for n in range(4)
+        ]
+        for one in (jobs[0], jobs[2]):
+            world.end(one)
+        world.step(*(CheckpointSeen(one.id, world.now) for one in (jobs[1], jobs[3])), MakeRoom(size=8))
+        [asked] = [one for one in world.fleet.claims.values() if one.state is ClaimState.RECLAIMING]
+        goes(world, asked)
+
+
+KEEPS = CheckpointContract(resumable=True)
+
+
+def _yields(world: World, claim: Claim) -> None:
+    world.step(YieldClaim(claim.id, "stopped"))
+    _says(world, claim, Seen.ABSENT, order="remove")
+
+
+def _yields_and_ends(world: World, claim: Claim) -> None:
+    world.step(YieldClaim(claim.id, "stopped"))
+    world.step(ReleaseClaim(claim.id, "done"))
+
+
+def _ends(world: World, claim: Claim) -> None:
+    world.step(ReleaseClaim(claim.id, "done"))
+
+
+def _is_lost(world: World, claim: Claim) -> None:
+    _says(world, claim, Seen.ABSENT)
+
+
+def _resetting() -> None:
+    for then in (Seen.ACTIVE, Seen.ERROR, None):
+        world = World(POD)
+        claim = world.ready(4)
+        world.step(ResetPartition(world.partition(claim).id))
+        if then is None:
+            world.end(claim)
+        else:
+            _says(world, claim, then, order="reset")
+
+
+def _not_removed() -> None:
+    world = World(POD)
+    claim = world.ready(4)
+    ident = world.partition(claim).id
+    world.step(ReleaseClaim(claim.id, "done"))
+    world.says(world.fleet.partitions[ident], Seen.UNKNOWN, Verdict.BROKEN, "remove")
+    world.step(RetryRemoval(PartitionId(ident)))
+    world.says(world.fleet.partitions[ident], Seen.ABSENT, order="remove")
+
+
+def _out_of_service() -> None:
+    """A device that was put out of service while a partition is on it, and what becomes of it when that breaks."""
+    for state in DeviceState:
+        for removed in (False, True):
+            world = World(POD)
+            claim = world.ready(1)
+            ident = world.partition(claim).id
+            # Two of these are what a database that was turned back may hold: see controller/turned_back.py.
+            world.devices[POD.name, 0] = Device(POD.name, 0, state, "", world.now)
+            world.fleet = world._reloaded()
+            if removed:
+                world.step(ReleaseClaim(claim.id, "done"))
+                world.says(world.fleet.partitions[ident], Seen.UNKNOWN, Verdict.BROKEN, "remove")
+            else:
+                _says(world, claim, Seen.ERROR)
+    world = World(POD)
+    world.step(DrainDevice(POD.name, 0, "look"), DrainDevice(POD.name, 0, "again"), ResumeDevice(POD.name, 0))
+    _says(world, world.ready(1), Seen.ERROR)
+    world.step(DrainDevice(POD.name, 0, "board swap"))
+    world = World(POD)
+    _says(world, world.ready(1), Seen.ERROR)
+    world.step(ResumeDevice(POD.name, 0), DrainDevice(POD.name, 0, "board swap"))
+
+
+def _runs() -> None:
+    later = Instant(NOW + SECOND)
+    run = a_run()
+    ends = [EndRecord(ending, code) for ending in Ending for code in (0, 1)]
+    endings = [RunSighting(run.id, Phase.ENDED, end=end) for end in ends]
+    others = [RunSighting(run.id, phase) for phase in (Phase.STARTING, Phase.RUNNING, Phase.ABSENT)]
+    for state in RunState:
+        inputs: Sequence[RunSighting | CancelRun] = (*endings, *others, CancelRun(run.id, "enough"))
+        for given in inputs:
+            for claim in (None, run.claim):
+                turn = RunTurn(Runs([a_run(state=state, claim=claim)]), lambda _: None, later)
+                turn.take(given)
+        for claim_state in ClaimState:
+            held = a_claim(state=claim_state)
+            RunTurn(Runs([a_run(state=state)]), {held.id: held}.get, later).follow([held])
+    asked = a_claim(state=ClaimState.RECLAIMING)
+    turn = RunTurn(Runs([a_run(state=RunState.YIELDING)]), {asked.id: asked}.get, later)
+    turn.take(RunSighting(run.id, Phase.ABSENT))
