@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moorings.controller.record import AnyInput, Occasion, Remembered
@@ -37,7 +37,6 @@ from moorings.core.instants import SECOND, Instant, after
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, Share
-from moorings.core.records import plain, revive
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Row, Seq
 from moorings.workloads.turn import Runs
@@ -59,12 +58,15 @@ HOUR_S = 3_600.0
 class Story:
     """A fleet, and the events of its turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Sequence[Pool] = POOLS) -> None:
         self.events: list[Event] = []
+        self._pools = pools
+        self._policy = Policy(min_run_s=30.0)
         self._chance = random.Random(SEED)
-        self._fleet = Fleet(POOLS)
+        self._fleet = Fleet(pools)
         self._runs = Runs()
         self._now = Instant(1_700_000_000 * SECOND)
+        self._since: Instant | None = None  # from when on callers could be heard; None: since this moment
         self._loaded: Remembered | None = Remembered.of(self._fleet)
         self._made = 0
 
@@ -81,7 +83,7 @@ class Story:
 
     def _turn(self, *given: AnyInput) -> None:
         self._now = after(self._now, 1.0)
-        occasion = Occasion(self._now, self._now, Policy(min_run_s=30.0), self._loaded)
+        occasion = Occasion(self._now, self._since or self._now, self._policy, self._loaded)
         outcome = decide(self._fleet, self._runs, [Demanded(one) for one in given], occasion)
         self._fleet.apply(outcome.fleet)
         self._runs.apply(outcome.runs)
@@ -92,7 +94,7 @@ class Story:
     def _reload(self) -> None:
         before = self._fleet
         self._fleet = Fleet.load(
-            POOLS,
+            self._pools,
             before.claims.values(),
             before.partitions.values(),
             [device for state in before.pools.values() for device in state.out.values()],
@@ -152,9 +154,37 @@ class Story:
 
 
 def recorded(path: Path) -> list[Row]:
-    """The rows of a log that was frozen."""
-    events = (revive(Event, json.loads(line)) for line in path.read_text().splitlines())
+    """The rows of a log that was frozen. The names of its columns are the data's for ever, whatever ours become."""
+    told = (json.loads(line) for line in path.read_text().splitlines())
+    events = (
+        Event(
+            name=one["name"],
+            at=Instant(one["at"]),
+            claim=one.get("claim"),
+            partition=one.get("partition"),
+            run=one.get("run"),
+            pool=one.get("pool"),
+            device=one.get("device"),
+            data=one["data"],
+        )
+        for one in told
+    )
     return [Row(Seq(number), event) for number, event in enumerate(events, 1)]
+
+
+def line_of(event: Event) -> str:
+    """An event as a line of a frozen log."""
+    told = {
+        "name": event.name,
+        "at": event.at,
+        "claim": event.claim,
+        "partition": event.partition,
+        "run": event.run,
+        "pool": event.pool,
+        "device": event.device,
+        "data": event.data,
+    }
+    return json.dumps({name: value for name, value in told.items() if value is not None}) + "\n"
 
 
 def main() -> None:
@@ -162,7 +192,7 @@ def main() -> None:
     story = Story()
     story.tell()
     for event in story.events:
-        sys.stdout.write(json.dumps(plain(event), sort_keys=True) + "\n")
+        sys.stdout.write(line_of(event))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from moorings.core.instants import Instant
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.plans import Plan
 from moorings.core.policy import Policy
+from moorings.core.pools import parse_pools
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Epoch, Row, Seq
 from moorings.testing.records import a_job
@@ -52,6 +53,7 @@ from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId, RunState
 from moorings.workloads.turn import CreateRun, Runs
 from tests.cases import cases
+from tests.unit.controller.everything import held, paths_of, told_today, values_at
 from tests.unit.controller.recording import POOLS, RELEASED, recorded
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -366,15 +368,47 @@ def test_a_turn_that_cannot_be_read_is_told(text: str) -> None:
     assert caught.value.hint
 
 
-@cases("path", sorted(RELEASED.glob("*.jsonl")), ids=lambda path: path.stem)
+FROZEN = sorted(RELEASED.glob("*.jsonl"))
+WHOLE = [path for path in FROZEN if path.with_suffix(".json").exists()]
+
+
+def pools_of(path: Path) -> tuple[Pool, ...]:
+    told = path.with_suffix(".json")
+    return tuple(one.pool for one in parse_pools(json.loads(told.read_text())["pools"])) if path in WHOLE else POOLS
+
+
+@cases("path", FROZEN, ids=lambda path: path.stem)
 def test_a_log_of_a_release_before_is_decided_again_to_the_byte(path: Path) -> None:
     """What came later (ageing, say) means nothing in it, though claims of low priority waited for weeks."""
     rows = recorded(path)
-    replay = Replay(POOLS)
+    replay = Replay(pools_of(path))
     assert list(replay.take(rows)) == []
-    assert replay.turns > 100
+    assert replay.turns > 80
+
+
+def test_claims_of_low_priority_waited_for_weeks_in_a_log_of_before_ageing() -> None:
+    """Else ageing would have decided nothing in it."""
+    rows = recorded(RELEASED / "before-ageing.jsonl")
     waited = {row.event.claim: row.event.at for row in rows if row.event.name == "claim.created"}
     week = 7 * 86_400 * SECOND
-    assert any(row.event.at - waited[row.event.claim] > week for row in rows if row.event.name == "claim.granted"), (
-        "else ageing would have decided nothing in it"
-    )
+    assert any(row.event.at - waited[row.event.claim] > week for row in rows if row.event.name == "claim.granted")
+
+
+@cases("path", WHOLE, ids=lambda path: path.stem)
+def test_a_frozen_log_holds_every_input_event_and_field(path: Path) -> None:
+    told = json.loads(path.with_suffix(".json").read_text())
+    events = [row.event for row in recorded(path)]
+    assert {event.name for event in events} == set(told["events"])
+    found = paths_of(events)
+    for field, said in told["fields"].items():
+        values = values_at(found, field)
+        assert all(one in values for one in (said if isinstance(said, list) else [said])), (field, said)
+
+
+def test_every_name_of_a_frozen_log_is_still_written() -> None:
+    story = told_today()
+    held(story.events)  # the story leaves nothing out
+    today = paths_of(story.events)
+    for path in WHOLE:
+        lost = set(paths_of(row.event for row in recorded(path))) - set(today)
+        assert not lost, f"names of {path.name} that are written no more"
