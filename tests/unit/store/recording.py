@@ -50,11 +50,16 @@ def _replay_one(engine, transaction):
     gave = []
     with engine.connect() as connection:
         for statement, values in transaction["statements"]:
-            result = connection.exec_driver_sql(statement, tuple(values))
+            result = connection.exec_driver_sql(statement, tuple(map(_value, values)))
             gave.append([tuple(row) for row in result] if result.returns_rows else result.rowcount)
         if transaction["committed"]:
             connection.commit()
     return gave
+
+
+def _value(told):
+    """A value of a statement; JSON has no bytes."""
+    return bytes.fromhex(told["bytes"]) if isinstance(told, dict) else told
 
 
 def live(store):
@@ -130,7 +135,7 @@ def main():
         from moorings.store.sqlite import open_sqlite
 
         store = open_sqlite(Path(tempfile.mkdtemp()) / "moorings.db", installation="recorded")
-    json.dump(record(store), sys.stdout, indent=1)
+    json.dump(record(store), sys.stdout, indent=1, default=lambda value: {"bytes": bytes(getattr(value, "obj", value)).hex()})
     sys.stdout.write("\n")
     store.close()
 
