@@ -19,6 +19,7 @@ import pytest
 
 from moorings.cli.main import main
 from tests.e2e.processes import ControllerProcess
+from tests.released.site import KEEPS_ALL
 from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ def site(tmp_path: Path) -> Iterator[ControllerProcess]:
     folder = tmp_path / "site"
     with tarfile.open(RECORDED) as archive:
         archive.extractall(folder, filter="data")
-    controller = ControllerProcess(folder, (folder / "pools.toml").read_text())
+    controller = ControllerProcess(folder, (folder / "pools.toml").read_text(), flags=KEEPS_ALL)
     yield controller
     if controller.process is not None and controller.process.poll() is None:
         assert controller.stop() == 0

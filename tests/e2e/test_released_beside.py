@@ -106,7 +106,9 @@ def test_living_supervisors_are_taken_over(
         until(lambda run=run: "begun" in output(before, run))  # type: ignore[misc]
     supervisor = json.loads((before.data / "runs" / runs["long"]["id"] / "status.json").read_text())["supervisor"]
     given = Path(f"/proc/{supervisor['pid']}/environ").read_bytes()
-    assert (str(released_code).encode() in given) is (first == RELEASED), "the supervisor is of the code that started it"
+    assert (str(released_code).encode() in given) is (first == RELEASED), (
+        "the supervisor is of the code that started it"
+    )
     runs["queued"] = start_run(before, "queued", "echo ran", size=16)
     held = before.holders()
     before.kill()
@@ -146,7 +148,7 @@ def test_moor_of_one_release_uses_the_controller_of_the_other(
         assert done.returncode == code, (words, done.returncode, done.stderr)
         return done.stdout
 
-    def shown(*words: str) -> Any:  # noqa: ANN401 - JSON
+    def shown(*words: str) -> Any:
         return json.loads(moor(*words, "-o", "json"))
 
     assert "hello" in moor("run", "--ipus", "2", "--", "/bin/sh", "-c", "echo hello")

@@ -30,14 +30,26 @@ CLAIMS = {
     "RELEASING": {"RELEASING", "RELEASED"},
     "PENDING": {"PENDING", "GRANTED", "READY"},
 }
-OF_DEAD_RUNS = {"READY": {"RELEASING", "RELEASED"}, "RECLAIMING": {"YIELDING", "PENDING", "RELEASED"}}
+OF_DEAD_RUNS = {"READY": {"RELEASING", "RELEASED"}, "RECLAIMING": {"YIELDING", "PENDING", "GRANTED", "READY"}}
 RUNS = {
     "RUNNING": {"LOST"},  # nothing of it is left
     "STOPPING": {"LOST", "CANCELLED"},
-    "YIELDING": {"WAITING"},
+    "YIELDING": {"WAITING", "STARTING", "RUNNING"},  # or started again, where its devices are
 }
+GONE = "gone"  # has left the database for an archive
 ALWAYS = {"reason", "position", "claimState", "leaseUntil", "lastUsedAt"}
-MOVES = {"state", "partition", "partitionId", "devices", "pool", "attempt", "readyAt", "grantedAt", "endedAt", "askedUntil"}
+MOVES = {
+    "state",
+    "partition",
+    "partitionId",
+    "devices",
+    "pool",
+    "attempt",
+    "readyAt",
+    "grantedAt",
+    "endedAt",
+    "askedUntil",
+}
 MOVES_OF_RUNS = MOVES | {"exitCode", "taskCodes", "detail", "scheduledAt"}
 
 
@@ -84,12 +96,16 @@ def everything_is_there(controller: ControllerProcess, released: ReleasedSite, *
         runs = items(controller, "runs")
         return all(runs[name]["state"] in RUNS.get(one["state"], {one["state"]}) for name, one in rested.items())
 
-    rested = released.items("runs")
+    rested = {name: run for name, run in released.items("runs").items() if name != GONE}
     until(at_rest, what=lambda: {name: run["state"] for name, run in items(controller, "runs").items()})
     for name, run in items(controller, "runs").items():
+        if name == GONE:  # a backup of before has it
+            continue
         same(run, rested[name], *but, *(MOVES_OF_RUNS if rested[name]["state"] in RUNS else ()))
     claims = items(controller, "claims")
     for name, then in released.items("claims").items():
+        if name == GONE:
+            continue
         may = (OF_DEAD_RUNS if then["id"] in dead else CLAIMS).get(then["state"], {then["state"]})
         assert claims[name]["state"] in may, (name, then["state"], claims[name]["state"])
         same(claims[name], then, *but, *(MOVES if then["state"] in CLAIMS or then["id"] in dead else ()))
@@ -121,6 +137,8 @@ def test_a_site_of_a_release_opens_and_nothing_is_lost(site: ControllerProcess, 
     for claim in ("kept", "waits", "released"):  # the same key gives the same claim, for ever
         again = site.ask("POST", "/v1/claims", released.asked(claim), headers={"Idempotency-Key": claim})
         assert again[1].get("id") == released.items("claims")[claim]["id"], again
+    assert GONE not in items(site, "runs")
+    assert site.ask("POST", "/v1/claims", released.asked(GONE), headers={"Idempotency-Key": GONE})[0] == 410
     assert output(site, "succeeded") == "hello\n"
     assert output(site, "failed") == "oh no\n"
     assert "begun" in output(site, "running")
@@ -167,7 +185,8 @@ def test_logs_of_a_release_are_decided_as_they_were(
     site.start()
     everything_is_there(site, released)
     hand(site, "save", "--file", str(site.folder / "later.tar.gz"))
-    assert main(["replay", str(site.folder / "later.tar.gz")]) == 0, capsys.readouterr()
+    archive = str(site.data / "archive")
+    assert main(["replay", str(site.folder / "later.tar.gz"), "--archive", archive]) == 0, capsys.readouterr()
 
 
 def test_moor_reads_what_a_release_wrote_for_its_user(site: ControllerProcess, released: ReleasedSite) -> None:

@@ -17,10 +17,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import types
 import typing
 from collections.abc import Mapping
@@ -36,12 +38,14 @@ from moorings.drivers.simulated.partition import SimulatedPartition
 from moorings.local.fence import Fence
 from moorings.local.records import CancelOrder, End, Identity, Status, YieldOrder
 from moorings.local.rundir import RunFolder
-from moorings.ports.store import Ended, Epoch, Page, Seq
+from moorings.ports.store import Archive, Ended, Epoch, Seq
 from moorings.store.archive import ArchiveFolder
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.codec import encode
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody
+from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.jobs import Resources
 from moorings.workloads.runs import Ending, EndRecord, Phase
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import until
@@ -119,7 +123,9 @@ times = 1
 """
 FLAGS = ("--keep-runs-days", "0", "--keep-history-days", "0", "--policy", "policy.toml")
 WORKFLOW = "wflow-abcdefghijklmnopqrstuv"
+YIELDS_LATE = "trap '' USR1; echo begun; while :; do sleep 1; done"
 KEEPS_ON = "trap '' TERM USR1; echo begun; while :; do sleep 1; done"
+LEAVES = "gone"  # a claim and a run that have left the database
 NOT_JSON = ("/metrics", "/openapi.json")
 
 
@@ -201,9 +207,18 @@ def await_state(site: Site, path: str, state: str) -> dict[str, Any]:
     return until(there, 10.0, what=lambda: (path, state, site.ask("GET", path)[1]))
 
 
+def output(site: Site, name: str) -> str:
+    """What a run has printed."""
+    return fetch(site, "GET", f"/v1/runs/{name}/logs", None, None, {})[2]
+
+
 def _projects_and_keys(site: Site) -> None:
     lab = {
-        "shares": [{"pool": "lent", "blocks": {"4": 1}}, {"pool": "leaving", "blocks": {"1": 3}}],
+        "shares": [
+            {"pool": "lent", "blocks": {"4": 1}},
+            {"pool": "leaving", "blocks": {"1": 3}},
+            {"pool": "pod16", "blocks": {"4": 1}},
+        ],
         "weight": 2.0,
         "devicesMax": 64,
         "userDevicesMax": 32,
@@ -224,6 +239,8 @@ def _projects_and_keys(site: Site) -> None:
         made[role] = site.say("POST", "/v1/keys", {"subject": f"{role}-1", "role": role, "lifetimeS": 0.0, **prefix})[1]
     for name in ("revoked", "rotated"):
         made[name] = site.say("POST", "/v1/keys", {"subject": name, "role": "user", "lifetimeS": 0.0})[1]
+    expires = {"subject": "expires", "role": "viewer", "lifetimeS": 86400.0}
+    made["expires"] = site.say("POST", "/v1/keys", expires)[1]
     site.say("DELETE", f"/v1/keys/{made['revoked']['id']}", of="/v1/keys/{id}")
     rotate = {"graceS": 60.0, "lifetimeS": 0.0}
     made["new"] = site.say("POST", f"/v1/keys/{made['rotated']['id']}/rotate", rotate, of="/v1/keys/{id}/rotate")[1]
@@ -232,8 +249,20 @@ def _projects_and_keys(site: Site) -> None:
 
 def _claims(site: Site) -> None:
     wish = {"warnSignal": "TERM", "resumable": True, "warnS": 60.0, "graceS": 10.0}
-    whole: dict[str, Any] = {"gcds": 2, "replicasPerGcd": 2, "pool": "pod16", "priority": 3, "timeLimitS": 86400.0 * 300}
-    more: dict[str, Any] = {"preemptible": True, "checkpoint": wish, "leaseS": 604800.0, "project": "lab", "queue": "never"}
+    whole: dict[str, Any] = {
+        "gcds": 2,
+        "replicasPerGcd": 2,
+        "pool": "pod16",
+        "priority": 3,
+        "timeLimitS": 86400.0 * 300,
+    }
+    more: dict[str, Any] = {
+        "preemptible": True,
+        "checkpoint": wish,
+        "leaseS": 604800.0,
+        "project": "lab",
+        "queue": "never",
+    }
     kept = claim(site, "kept", 4, owner=f"user/{_subject(site)}/own", accelerator="ipu", **whole, **more)
     site.say("POST", f"/v1/claims/{kept['id']}/renew", of="/v1/claims/{id}/renew")
     site.say("POST", "/v1/claims/kept/checkpoint", {"at": "2026-01-31T12:00:00Z"}, of="/v1/claims/{id}/checkpoint")
@@ -255,12 +284,13 @@ def _claims(site: Site) -> None:
     site.say("POST", "/v1/partitions/part/reset", of="/v1/partitions/{id}/reset")
     await_state(site, "/v1/partitions/part", "ACTIVE")
     site.say("GET", "/v1/partitions/part", of="/v1/partitions/{id}")
-    claim(site, "gone", 1)
-    site.say("DELETE", "/v1/partitions/gone?wait=5s", of="/v1/partitions/{id}")
+    claim(site, LEAVES, 1)
+    site.say("DELETE", f"/v1/partitions/{LEAVES}?wait=5s", of="/v1/partitions/{id}")
 
 
 def _runs(site: Site) -> None:
     run(site, "succeeded", ["/bin/sh", "-c", "echo hello"], "SUCCEEDED")
+    run(site, LEAVES, ["/bin/true"], "SUCCEEDED")
     run(site, "failed", ["/bin/sh", "-c", "echo oh no >&2; exit 3"], "FAILED")
     run(site, "unknown", ["/no/such/command"], "FAILED")
     run(site, "timed-out", ["/bin/sleep", "600"], "TIMED_OUT", {"timeLimitS": 1.0})
@@ -289,11 +319,12 @@ def _runs(site: Site) -> None:
     site.say("POST", "/v1/runs/queued/priority", {"priority": -7}, of="/v1/runs/{id}/priority")
     stops = {"checkpoint": {"graceS": 3600.0}}
     run(site, "stopping", ["/bin/sh", "-c", KEEPS_ON], "RUNNING", stops)
-    until(lambda: "begun" in fetch(site, "GET", "/v1/runs/stopping/logs", None, None, {})[2])
+    until(lambda: "begun" in output(site, "stopping"))
     site.say("POST", "/v1/runs/stopping/cancel", of="/v1/runs/{id}/cancel")
     sparse = {"accelerators": {"size": 1, "pool": "moves"}, "checkpoint": {"resumable": True}}
     for name in ("first", "between", "third"):
-        run(site, name, ["/bin/sleep", "600"], "RUNNING", sparse)
+        run(site, name, ["/bin/sh", "-c", YIELDS_LATE], "RUNNING", sparse)
+        until(lambda name=name: "begun" in output(site, name))  # type: ignore[misc]
     site.say("POST", "/v1/runs/between/cancel?wait=10s", of="/v1/runs/{id}/cancel")
     wafer = {
         "accelerators": {"kind": "csx", "size": 1, "resources": {"memory": 1 << 20}},
@@ -309,10 +340,10 @@ def _lent(site: Site) -> None:
     """What is lent and asked back, at each point of giving it back."""
     claim(site, "reclaiming", 2, pool="lent", preemptible=True)
     asked = {"accelerators": {"size": 2, "pool": "lent"}, "preemptible": True}
-    resumes = {"checkpoint": {"resumable": True, "graceS": 3600.0, "warnSignal": "USR1"}}
-    yields = run(site, "yielding", ["/bin/sh", "-c", KEEPS_ON], "RUNNING", asked | resumes)
+    resumes = {"checkpoint": {"resumable": True, "warnSignal": "USR1"}}
+    run(site, "yielding", ["/bin/sh", "-c", YIELDS_LATE], "RUNNING", asked | resumes)
     claim(site, "yielded", 3, accelerator="gpu", pool="leaving", preemptible=True)
-    until(lambda: "begun" in fetch(site, "GET", f"/v1/runs/{yields['id']}/logs", None, None, {})[2])
+    until(lambda: "begun" in output(site, "yielding"))
     claim(site, "owed", 4, "PENDING", pool="lent", project="lab")
     claim(site, "owed-cards", 3, "PENDING", accelerator="gpu", pool="leaving", project="lab")
     await_state(site, "/v1/claims/reclaiming", "RECLAIMING")
@@ -360,6 +391,7 @@ def _looks(site: Site) -> None:
     site.say("POST", "/v1/estimate", {**wish, "preemptible": True})
     site.say("POST", "/v1/whatif", {"policy": "reserve = false\n"})
     site.say("POST", "/v1/defragment", {"size": 2, "pool": "moves", "dryRun": True, "costMaxS": 1e9})
+    site.say("POST", "/v1/defragment", {"size": 2, "pool": "moves"})
     for path in ("/healthz", "/livez", "/readyz", "/version", *NOT_JSON):
         site.say("GET", path)
     for one in site.exchanges[-len(NOT_JSON) :]:
@@ -427,7 +459,15 @@ def write_forms(site: Site) -> None:
     folder.make()
     order = RunFolder(of).read_order()
     assert order is not None
-    folder.save_order(dataclasses.replace(order, attempt=2))
+    job = dataclasses.replace(
+        order.job,
+        resources=Resources(2, 1 << 30, 2),
+        appliance=ApplianceJob(ApplianceKind.COMPILE, WORKFLOW),
+        checkpoint_directory="/srv/saved",
+    )
+    gcds = tuple(dataclasses.replace(gcd, environment={"A": "b"}) for gcd in order.binding.gcds)
+    binding = dataclasses.replace(order.binding, gcds=gcds)
+    folder.save_order(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
     tasks = (Identity(12, 34), Identity(13, 35))
     at = Instant(1_700_000_000_000_000)
     folder.save_status(Status(2, Phase.RUNNING, "a boot", Identity(11, 33), at, tasks), durable=False)
@@ -475,14 +515,34 @@ def write_home(site: Site) -> None:
 
 
 def write_archive(site: Site) -> None:
-    """The events of the site and its ended records, as they leave a database after a year."""
+    """Some events and one claim leave the database, as all do after a year."""
+    now = Instant(time.time_ns() // 1000)
     with contextlib.closing(open_sqlite(site.data / DATABASE)) as store:
-        rows = store.events(Seq(0), 100_000)
-        folder = ArchiveFolder(site.folder / "archive")
-        folder.write_events(rows[0].seq, rows[-1].seq, rows)
-        claims = [one for one in store.claims(Page(1000)) if one.ended]
-        runs = [one for one in store.runs(Page(1000)) if one.ended]
-        folder.write_ended(Ended(tuple(runs), tuple(claims)), store.jobs)
+        epoch, folder = store.leader().epoch, ArchiveFolder(site.data / "archive")
+        found = store.stretch(20, now)
+        assert found is not None
+        digest = folder.write_events(*found, [row for row in store.events(Seq(0), 1000) if row.seq <= found[1]])
+        store.forget_events(epoch, Archive(*found, digest, "recording", now), 1000)
+        gone = [claim for claim in store.ended(now, 1000).claims if claim.name == LEAVES]
+        run = [run for run in store.ended(now, 1000).runs if run.job.name == LEAVES]
+        folder.write_ended(Ended(run, gone), store.jobs)
+        store.forget_ended(epoch, Ended(run, gone))
+        assert gone
+        assert run
+    with contextlib.closing(sqlite3.connect(site.data / DATABASE)) as database:
+        check_filled(database)
+
+
+def check_filled(database: sqlite3.Connection) -> None:
+    """See that no table is empty, and no column of one.
+
+    Raises:
+        AssertionError: one is.
+    """
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for column in [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]:
+            filled = database.execute(f'SELECT count("{column}") FROM "{table}"').fetchone()[0]
+            assert filled or f"{table}.{column}" == "runs.reference", f"{table}.{column}"  # of another scheduler
 
 
 # -- making it

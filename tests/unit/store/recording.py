@@ -135,7 +135,9 @@ def main():
         from moorings.store.sqlite import open_sqlite
 
         store = open_sqlite(Path(tempfile.mkdtemp()) / "moorings.db", installation="recorded")
-    json.dump(record(store), sys.stdout, indent=1, default=lambda value: {"bytes": bytes(getattr(value, "obj", value)).hex()})
+    json.dump(
+        record(store), sys.stdout, indent=1, default=lambda value: {"bytes": bytes(getattr(value, "obj", value)).hex()}
+    )
     sys.stdout.write("\n")
     store.close()
 

@@ -1,0 +1,94 @@
+"""A database, archives and marks of earlier releases are read: all that their controllers told of them is there."""
+
+import gzip
+import json
+import shutil
+from contextlib import closing
+
+import pytest
+
+from moorings.ports.store import Page, Seq
+from moorings.store.archive import read_events, stretches
+from moorings.store.high_water import HighWaterMark
+from moorings.store.sqlite import open_sqlite
+from tests.released.site import NAMES, ReleasedSite
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def site(request, tmp_path_factory):
+    return ReleasedSite(request.param, tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def store(site, tmp_path):
+    for path in (site.folder / "data").glob("moorings.db*"):
+        shutil.copy(path, tmp_path)
+    with closing(open_sqlite(tmp_path / "moorings.db")) as store:
+        yield store
+
+
+GONE = "gone"
+
+
+def test_every_record_is_in_the_state_that_was_told(store, site):
+    for found, told in ((store.claims(Page(1000)), "claims"), (store.runs(Page(1000)), "runs")):
+        states = {one["id"]: one["state"] for one in site.told[told] if one["name"] != GONE}
+        assert {one.id: one.state for one in found} == states
+    saved = store.load()
+    assert {one.id: one.state for one in saved.partitions} == {
+        one["id"]: one["state"] for one in site.told["partitions"]
+    }
+    assert {one.name: one.version for one in saved.projects} == {
+        one["name"]: one["version"] for one in site.told["projects"]
+    }
+    out = {one["id"]: one["state"] for one in site.told["devices"] if one["state"] != "IN_SERVICE"}
+    assert {one.id: one.state for one in saved.devices} == out
+    keys = {one["id"]: (one["subject"], one["role"]) for one in site.told["keys"]}
+    assert keys.items() <= {one.id: (one.subject, one.role) for one in store.access_keys()}.items()
+
+
+def test_every_state_that_can_rest_was_told(site):
+    claims = {one["state"] for one in site.told["claims"]}
+    assert claims == {
+        *("PENDING", "GRANTED", "READY", "RECLAIMING", "YIELDING", "LOST"),
+        *("RELEASING", "RELEASED", "CANCELLED", "FAILED"),
+    }
+    runs = {one["state"] for one in site.told["runs"]}
+    assert runs == {
+        *("WAITING", "RUNNING", "YIELDING", "STOPPING"),
+        *("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT", "LOST"),
+    }
+
+
+def test_jobs_are_whole(store, site):
+    runs = {one["id"]: one for one in site.told["runs"] if one["name"] != GONE}
+    jobs = store.jobs(list(runs))
+    assert {ident: list(job.command) for ident, job in jobs.items()} == {
+        ident: one["job"]["command"] for ident, one in runs.items()
+    }
+    (whole,) = (job for job in jobs.values() if job.name == "running")
+    assert (whole.lease_s, whole.image, whole.labels["team"]) == (604800.0, "registry.example/train:1", "vision")
+
+
+def test_archives_go_on_where_the_log_begins(store, site):
+    (stretch,) = stretches(site.folder / "data" / "archive")
+    rows = list(read_events(stretch))
+    assert [row.seq for row in rows] == list(range(1, stretch.last + 1))
+    assert store.events(Seq(0), 1)[0].seq == stretch.last + 1
+    (archive,) = store.archives()
+    assert (archive.first, archive.last) == (stretch.first, stretch.last)
+
+
+def test_ended_records_are_read_from_their_archive(site):
+    """Their names there are for ever: nothing of ours reads them, but people do."""
+    (path,) = (site.folder / "data" / "archive").glob("ended-*.jsonl.gz")
+    run, claim = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
+    assert (run["run"]["job"]["name"], run["job"]["command"]) == (GONE, ["/bin/true"])
+    assert claim["claim"]["name"] == GONE
+
+
+def test_a_high_water_mark_is_read(store, site):
+    known = HighWaterMark(site.folder / "data", store.installation()).known()
+    assert known is not None
+    assert known.is_reached_by(store.high_water())
+    assert known.epoch == store.high_water().epoch
