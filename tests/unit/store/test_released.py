@@ -3,14 +3,16 @@
 import gzip
 import json
 import shutil
+import sqlite3
 from contextlib import closing
 
 import pytest
 
-from moorings.ports.store import Page, Seq
+from moorings.ports.store import Changes, Page, Seq
 from moorings.store.archive import read_events, stretches
 from moorings.store.high_water import HighWaterMark
 from moorings.store.sqlite import open_sqlite
+from moorings.testing.records import NEW, NOW, an_event
 from tests.released.site import NAMES, ReleasedSite
 
 
@@ -92,3 +94,43 @@ def test_a_high_water_mark_is_read(store, site):
     assert known is not None
     assert known.is_reached_by(store.high_water())
     assert known.epoch == store.high_water().epoch
+
+
+def test_records_are_written_again_as_the_same_rows(store, site, tmp_path):
+    """A name in a column of JSON is for ever, too: one that is not known is passed over, and lost by the next save."""
+    claims, runs, saved = store.claims(Page(1000)), store.runs(Page(1000)), store.load()
+    with closing(open_sqlite(tmp_path / "again.db")) as again:
+        again.commit(
+            again.lead("again", NOW),
+            Changes(
+                claims=[(claim, NEW) for claim in claims],
+                partitions=[(partition, NEW) for partition in saved.partitions],
+                devices=list(saved.devices),
+                runs=[(run, NEW) for run in runs],
+                jobs=dict(store.jobs([run.id for run in runs])),
+                projects=[(project, NEW) for project in saved.projects],
+                usage=list(saved.usage),
+            ),
+        )
+        for key in store.access_keys():
+            again.add_access_key(key, an_event("key.created"))
+    tables = (
+        "claims",
+        "partitions",
+        "partition_devices",
+        "devices",
+        "runs",
+        "projects",
+        "project_usage",
+        "access_keys",
+    )
+    with (
+        closing(sqlite3.connect(tmp_path / "moorings.db")) as old,
+        closing(sqlite3.connect(tmp_path / "again.db")) as new,
+    ):
+        for table in tables:
+            columns = ", ".join(f'"{row[1]}"' for row in old.execute(f'PRAGMA table_info("{table}")'))
+            asked = f'SELECT {columns} FROM "{table}"'
+            rows = sorted(map(repr, old.execute(asked)))
+            assert rows
+            assert sorted(map(repr, new.execute(asked))) == rows, table
