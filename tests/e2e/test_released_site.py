@@ -17,8 +17,11 @@ import pytest
 from moorings.app.turned_back import why_spared
 from moorings.cli.main import main
 from tests.e2e.processes import ControllerProcess
+from tests.released.code import environment_of, released_code
 from tests.released.site import KEEPS_ALL, NAMES, ReleasedSite
 from tests.waiting import patient, until
+
+__all__ = ("released_code",)
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +178,22 @@ def test_a_folder_restored_by_a_release_is_finished_by_today(site: ControllerPro
     assert "backup.tar.gz was restored" in (why_spared(site.data) or "")
     hand(site, "finish")
     until(lambda: not note.exists())
+
+
+def test_a_restore_that_a_release_began_is_ended_by_today(
+    site: ControllerProcess, released: ReleasedSite, released_code: Path
+) -> None:
+    dies = "orders.put_back = lambda *_, **__: os._exit(9)"
+    argv = ["restore", "--data", str(site.data), "--file", str(site.folder / "backup.tar.gz")]
+    script = f"import os; from moorings.app import backup, backup_orders as orders; {dies}; backup.main({argv!r})"
+    done = subprocess.run([sys.executable, "-c", script], env=environment_of(released_code), check=False)
+    assert done.returncode == 9
+    assert not (site.data / "moorings.db").exists()
+    assert (site.data / "restoring.json").exists()
+    hand(site, "restore", "--file", str(site.folder / "backup.tar.gz"))
+    assert not (site.data / "restoring.json").exists()
+    site.start()
+    everything_is_there(site, released, "attempt")
 
 
 def test_logs_of_a_release_are_decided_as_they_were(
