@@ -103,7 +103,8 @@ def test_living_supervisors_are_taken_over(
         "stops": start_run(before, "stops", "trap 'echo told; exit 0' TERM; " + await_file("never", "")),
     }
     for run in runs.values():
-        until(lambda run=run: "begun" in output(before, run))  # type: ignore[misc]
+        # A stream that has nothing to show yet is cut off.
+        until(lambda run=run: "begun" in output(before, run), not_yet=http.client.HTTPException)  # type: ignore[misc]
     supervisor = json.loads((before.data / "runs" / runs["long"]["id"] / "status.json").read_text())["supervisor"]
     given = Path(f"/proc/{supervisor['pid']}/environ").read_bytes()
     assert (str(released_code).encode() in given) is (first == RELEASED), (
@@ -175,3 +176,10 @@ def test_moor_of_one_release_uses_the_controller_of_the_other(
     assert "run.ended" in moor("events", "--after", "0")
     moor("status")
     moor("get", "claims", "nobody", code=3)
+    data = ("--data", str(controller.data))
+    backup = str(tmp_path / "backup.tar.gz")
+    moor("backup", backup, *data)
+    moor("replay", backup)
+    moor("down", *data)
+    assert controller.process is not None
+    assert controller.process.wait(patient(20)) == 0, "it knows the other's process by its record and its command"

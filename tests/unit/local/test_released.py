@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,20 @@ def test_each_record_is_written_again_as_it_was(site: ReleasedSite) -> None:
                 assert again == json.loads(text), path
                 found.add(name)
     assert found == set(RECORDS)
+
+
+def test_a_folder_of_the_release_before_high_water_marks_is_read(tmp_path: Path) -> None:
+    """Its order says nothing of a partition, and its records have none of the fields that came later."""
+    with tarfile.open(Path(__file__).parents[2] / "e2e" / "release_before.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = (tmp_path / "data" / "runs").glob("run-*")
+    assert "partition" not in json.loads((folder / "order.json").read_text())
+    order, survey = RunFolder(folder).read_order(), RunFolder(folder).survey()
+    assert order is not None
+    assert (order.job.name, order.partition) == ("done", None)
+    assert survey is not None
+    assert survey.end is not None
+    assert (survey.end.record.exit_code, survey.damage) == (0, ())
 
 
 def test_a_folder_with_every_record_is_read(site: ReleasedSite) -> None:
