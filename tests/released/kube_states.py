@@ -1,0 +1,133 @@
+"""What an operator that is started on a recorded state of a cluster decides, in words that outlive the code's names.
+
+A recording holds a job with its Pods and nodes as the API server had them, and its partitions as the proxy told them;
+see ``kube_record``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moorings.client.requests import parse_body
+from moorings.core.instants import Instant
+from moorings.kubernetes.acts import (
+    Act,
+    AddFinalizer,
+    Claim,
+    CreateLauncher,
+    CreateWorker,
+    DeleteJob,
+    DeletePod,
+    DropFinalizer,
+    EnsureBeside,
+    Fence,
+    Release,
+    Reset,
+    Yield,
+)
+from moorings.kubernetes.ipujob import IPUJob
+from moorings.kubernetes.last_read import LastRead
+from moorings.kubernetes.nodes import parse_silence
+from moorings.kubernetes.objects import (
+    PodOptions,
+    build_access,
+    build_config,
+    build_launcher,
+    build_service,
+    build_worker,
+    needs_service,
+)
+from moorings.kubernetes.operator import worker_selector
+from moorings.kubernetes.plan import Partitions, plan
+from moorings.kubernetes.pods import Pod, parse_pod
+from moorings.kubernetes.proxy.shapes import READY, PartitionBody
+from moorings.kubernetes.reading import status_object
+from moorings.kubernetes.status import build_status
+
+KUBE = Path(__file__).with_name("kubernetes")
+
+
+def options_of(recording: Mapping[str, Any]) -> PodOptions:
+    """How Pods were made there."""
+    return PodOptions(proxy_url=recording["proxy_url"], proxy_ca=recording["proxy_ca"], host_network=False)
+
+
+def decide(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator does about a job, and the status that it would have."""
+    options, now = options_of(recording), Instant(recording["now"])
+    job = LastRead().read(recording["job"], options.start_deadline_s)
+    pods = [pod for one in recording["pods"] if (pod := parse_pod(one, options.proxy_mark)) is not None]
+    assert len(pods) == len(recording["pods"]), "a Pod of the release is not taken for one of ours"
+    known = {one["instance"]: parse_body(PartitionBody)(one) for one in recording["partitions"]}
+    silent = {one["metadata"]["name"]: told for one in recording["nodes"] if (told := parse_silence(one)) is not None}
+    partitions = Partitions(known, current=True, standing=True)
+    planned = plan(job, pods, partitions, now, None, None, silent)
+    status = build_status(job, planned, pods, partitions, now)
+    return {
+        "acts": [neutral(act) for act in planned.acts],
+        "save_first": planned.save_first,
+        "again_s": planned.again_s,
+        "deleting": planned.deleting,
+        "status": {**status_object(status), "selector": worker_selector(job.name)},
+        "pods": [_told(pod) for pod in pods],
+        "objects": _objects(job, known, options) if recording["builds"] else [],
+    }
+
+
+def _told(pod: Pod) -> dict[str, Any]:
+    """A Pod as it was read."""
+    return {
+        "name": pod.name,
+        "instance": pod.instance,
+        "worker": pod.worker,
+        "restart": pod.restart,
+        "partition": pod.partition,
+        "phase": pod.phase,
+        "deleting": pod.deleting,
+        "exit_code": pod.exit_code,
+        "outdated": pod.outdated,
+        "node": pod.node,
+    }
+
+
+def _objects(job: IPUJob, known: Mapping[int, PartitionBody], options: PodOptions) -> Sequence[Any]:
+    """All that is made for the first instance of a job."""
+    partition = known[0]
+    assert partition.state == READY
+    found: list[Any] = []
+    if job.has_launcher:
+        found += [build_config(job), *build_access(job), build_launcher(job, 0, 0, partition, options, reset=True)]
+    if needs_service(job):
+        found.append(build_service(job))
+    return [*found, *(build_worker(job, number, 0, partition, options) for number in range(job.workers))]
+
+
+def neutral(act: Act) -> list[Any]:
+    """An act as a kind and what it is done to."""
+    match act:
+        case AddFinalizer():
+            return ["add finalizer"]
+        case DropFinalizer():
+            return ["drop finalizer"]
+        case DeleteJob():
+            return ["delete job"]
+        case Claim(instance):
+            return ["claim", instance]
+        case Release(instance):
+            return ["release", instance]
+        case Fence(instance, nodes):
+            return ["fence", instance, sorted(nodes)]
+        case Reset(instance):
+            return ["reset", instance]
+        case Yield(instance):
+            return ["yield", instance]
+        case EnsureBeside():
+            return ["ensure beside"]
+        case CreateWorker(number, restart):
+            return ["create worker", number, restart]
+        case CreateLauncher(instance, restart, reset):
+            return ["create launcher", instance, restart, reset]
+        case DeletePod(name, _, grace_s):
+            return ["delete pod", name, grace_s]

@@ -1,0 +1,226 @@
+"""What an agent that is started on a recorded state of a Slurm decides, in words that outlive the code's names.
+
+A recording holds what Slurm and the controller answered, byte for byte, and the agent's files (``slurm_record``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moorings.client.requests import parse_body
+from moorings.core.instants import Instant
+from moorings.core.records import plain
+from moorings.slurm.engine.rundir import RunFolder
+from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look
+from moorings.slurm.formats import build_order, parse_jobs, parse_licenses
+from moorings.slurm.host.gate import Offer
+from moorings.slurm.host.instance import read_instance
+from moorings.slurm.host.ledger import Home, Start
+from moorings.slurm.host.node_notes import load_notes
+from moorings.slurm.host.plan import (
+    Act,
+    AllowRequeue,
+    Announce,
+    Cancel,
+    ListDevices,
+    ListSteps,
+    PreemptJobs,
+    Release,
+    ReleaseIfGone,
+    Report,
+    Requeue,
+    Reserve,
+    ServeJob,
+    SetAside,
+    StopUnbound,
+    View,
+    WriteNote,
+    plan,
+)
+from moorings.slurm.host.plugged import PluggedMemory, plan_plugged
+from moorings.slurm.host.reclaim import Warn
+from moorings.slurm.host.steps import Steps
+from moorings.slurm.node_records import parse_show_nodes
+from moorings.wire.codec import encode
+from moorings.wire.shapes import ClaimBody, QueueBody
+
+SLURM = Path(__file__).with_name("slurm")
+CLUSTER = "moorings"
+LISTINGS = 12  # one a second, all of them alike
+
+
+def put_files(recording: Mapping[str, Any], folder: Path) -> None:
+    """The files of StateSaveLocation as they were left."""
+    for name, text in recording["files"].items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def read_files(folder: Path, shares: Collection[tuple[Start, int]] = ()) -> dict[str, Any]:
+    """What the agent's files say.
+
+    Args:
+        folder: StateSaveLocation.
+        shares: steps to ask for: what each of them holds.
+    """
+    steps, notes = Steps(folder / "moorings_steps"), load_notes(folder / "moorings_nodes")
+
+    async def held(start: Start, step: int) -> list[Any]:
+        async def unasked() -> Any:
+            raise AssertionError(f"what step {step} of job {start.job_id} holds is not read")
+
+        share = await steps.take(start, step, 1, 2, unasked, unasked)
+        return [start.job_id, step, list(share.gcds), share.master, share.port]
+
+    async def all_held() -> list[list[Any]]:
+        return [await held(*one) for one in shares]
+
+    return {
+        "instance": read_instance(folder),
+        "asked": sorted([start.job_id, start.nonce, start.restarts, sorted(who)] for start, who in steps.asked.items()),
+        "held": asyncio.run(all_held()),
+        "reported": {name: [one.run, one.loaded_s] for name, one in sorted(notes.hellos.items())},
+        "started": {
+            name: [one.started_s, one.seen_s, one.before_s, one.sure] for name, one in sorted(notes.starts.items())
+        },
+        "drained": dict(sorted(notes.drained.items())),
+    }
+
+
+def shares_of(recording: Mapping[str, Any]) -> list[tuple[Start, int]]:
+    """The steps that hold something, as the files name them."""
+    found = []
+    for name, text in recording["files"].items():
+        folder, _, file = name.partition("/")
+        if folder == "moorings_steps" and not file.endswith(".draft"):
+            job, nonce, restarts = file.split("-")
+            found += [(Start(int(job), nonce, int(restarts)), one["step"]) for one in json.loads(text)["steps"]]
+    return found
+
+
+def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What an agent finds on that state, and what it does about it within ``LISTINGS`` alike listings."""
+    files = read_files(folder, shares_of(recording))
+    home = Home(CLUSTER, files["instance"])
+    now = Instant(recording["now"])
+    jobs = {job.job_id: job for text in recording["jobs"] for job in parse_jobs(text.encode())}
+    claims = {one["owner"]: parse_body(ClaimBody)(one) for one in recording["claims"]}
+    queue = parse_body(QueueBody)(recording["queue"])
+    sums: dict[str, dict[int, int]] = {"offer": {}, "held": {}}
+    for kind, told in (("offer", queue.offer), ("held", queue.held)):
+        for sizes in told.values():
+            for size, count in sizes.items():
+                sums[kind][int(size)] = sums[kind].get(int(size), 0) + count
+    notes = load_notes(folder / "moorings_nodes")
+    nodes = parse_show_nodes(recording["nodes"].encode())
+    memory = PluggedMemory(starts=notes.starts, drained=notes.drained)
+    plugged = plan_plugged(nodes, notes.hellos, memory, now / 1e6)
+    view = View(
+        home=home,
+        at_s=1000.0,
+        jobs=jobs,
+        listed_at=1000.0,
+        claims_before=claims,
+        claims=claims,
+        claims_listed=True,
+        accepted=True,
+        licenses=parse_licenses(recording["licenses"].encode()),
+        asked=Steps(folder / "moorings_steps").asked,
+        plugged=plugged.plugged,
+        n_nodes=len(nodes),
+        offer=Offer(
+            counts=sums["offer"],
+            asked_at=1000.0,
+            held=sums["held"],
+            alone=not queue.others_wait,
+            reasons={job.owner: job.reason for job in queue.jobs if job.reason is not None},
+            offered=frozenset(job.owner for job in queue.jobs if job.offered),
+        ),
+    )
+    acts: list[list[Any]] = []
+    for number in range(LISTINGS):
+        at_s = 1000.0 + number
+        found = plan(replace(view, at_s=at_s, listed_at=at_s, licenses_at=at_s), now)
+        view = replace(view, memory=found.memory)
+        acts += [told for told in map(neutral, found.acts) if told not in acts]
+    return {
+        "files": files,
+        "comments": {job.job_id: build_order(job.order, job.asked, job.note) for job in jobs.values() if job.order},
+        "acts": acts,
+        "drain": sorted(plugged.drain),
+        "take_back": sorted(plugged.take_back),
+    }
+
+
+def neutral(act: Act) -> list[Any]:
+    """An act as a kind and what it is done to."""
+    match act:
+        case ServeJob(job):
+            assert job.order is not None
+            return ["claim a partition", job.job_id, job.order.nonce, job.restarts]
+        case Release(claim, why):
+            return ["release", claim.owner, why]
+        case ReleaseIfGone(claim, why):
+            return ["release if gone", claim.owner, why]
+        case Announce(queue):
+            return ["announce", encode(queue)]
+        case Reserve(licenses, closed):
+            return ["reserve", dict(licenses), dict(closed)]
+        case Warn(job, asked, note):
+            assert job.order is not None
+            return ["warn", job.job_id, build_order(job.order, asked, note)]
+        case WriteNote(job, text):
+            return ["note", job.job_id, text]
+        case Report():
+            return ["report", act.event, act.claim]
+        case StopUnbound(job, on_nodes):
+            return ["stop unbound", job.job_id, sorted(on_nodes)]
+        case ListSteps(numbers):
+            return ["list steps", sorted(numbers)]
+        case _:
+            of = getattr(act, "job", None)
+            return [KINDS[type(act)], *([of.job_id] if of is not None else [])]
+
+
+KINDS: Mapping[type, str] = {
+    AllowRequeue: "allow requeue",
+    Requeue: "requeue",
+    Cancel: "cancel",
+    SetAside: "set aside",
+    PreemptJobs: "preempt",
+    ListDevices: "list devices",
+}
+
+
+def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What the engine sees of a recorded run, and what end it would write down if it is over."""
+    for name, file in recording["files"].items():
+        path = folder / recording["run"] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["text"], errors="surrogateescape")
+        os.utime(path, ns=(file["at_ns"], file["at_ns"]))
+    attempt = RunFolder(folder / recording["run"]).newest()
+    assert attempt is not None
+    facts = attempt.facts()
+    job = next(iter(parse_jobs(recording["jobs"].encode())), None)
+    seen = look(facts, job)
+    end = facts.end
+    if seen is Look.OVER:
+        word = JobEnd(job.job_id, job.state, job.ends) if job is not None and not has_ended(facts) else None
+        end = judge(facts, attempt.tasks(facts.asked), word, attempt.complaint(), Instant(recording["now"]))
+    return {
+        "asked": plain(facts.asked),
+        "job": facts.job,
+        "cancel": facts.cancel,
+        "began": {str(number): at for number, at in sorted(facts.began.items())},
+        "seen": str(seen),
+        "end": plain(end) if end is not None else None,
+        "logs": {file.name: file.read_text() for file in sorted((attempt.path / "logs").glob("*"))},
+    }
