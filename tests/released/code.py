@@ -19,9 +19,9 @@ import pytest
 ARCHIVE = Path(__file__).with_name("moorings-0.1.0.tar.xz")
 
 
-def environment_of(code: Path) -> dict[str, str]:
-    """Variables with which ``python -m moorings...`` is the code in that folder."""
-    return {**os.environ, "PYTHONPATH": str(code / "src")}
+def environment_of(code: Path | None) -> dict[str, str]:
+    """Variables with which ``python -m moorings...`` is the code in that folder; None: today's."""
+    return {**os.environ, **({"PYTHONPATH": str(code / "src")} if code is not None else {})}
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -56,6 +59,12 @@ def said(self, payload, *, for_uid=None):
     return encode(self, payload, for_uid=for_uid)
 Munge.decode, Munge.encode = heard, said
 raise SystemExit(main())
+"""
+_ASKS = """
+import asyncio, os, sys
+from moorings.slurm.commands import Commands
+from moorings.slurm.host.asking import ask_why
+print(asyncio.run(ask_why(Commands(os.environ), int(sys.argv[1]))))
 """
 STEPS = """
 srun -n1 --exact sh -c 'echo $MOORINGS_DEVICES >> seen.$SLURM_JOB_ID; sleep 3600' &
@@ -129,9 +138,6 @@ def clear(site: IpuSite) -> None:
 def record_agent(site: IpuSite) -> None:
     """The states of an agent's cluster."""
     cluster = site.cluster
-    said = tap(site)
-    until(site.is_open, what=site.log)
-
     # Nothing to do; a node without the plugin was drained.
     until(lambda: "n3" in cluster.check("sinfo", "-h", "-t", "drain", "-o", "%N"), 120, what=site.log)
     site.end_agent()
@@ -167,9 +173,6 @@ def record_agent(site: IpuSite) -> None:
     cluster.check("scontrol", "requeue", str(lent))
     cluster.wait_job(lent, "PENDING")
     capture(site, "requeued-without-an-agent", held)
-    clear(site)
-
-    write(SLURM.with_name("slurm_said.json"), exchanges(said))
 
 
 def record_yield(site: IpuSite) -> None:
@@ -182,6 +185,31 @@ def record_yield(site: IpuSite) -> None:
     until(lambda: "warned" in cluster.output(job), what=site.log)
     site.end_agent()
     capture(site, "asked-to-yield")
+
+
+def record_said(site: IpuSite) -> list[dict[str, Any]]:
+    """What nodes, users and the agent say to each other while jobs run."""
+    cluster, said = site.cluster, tap(site)
+    until(site.is_open, what=site.log)
+    cluster.kill_slurmd(1)  # its init starts it again, and it reports
+    until(lambda: said.exists() and "moorings 1 hello" in said.read_text(), what=site.log)
+    cluster.wait_nodes("n1")
+    program = "echo $MOORINGS_DEVICES >> seen.$SLURM_JOB_ID; sleep 3600"
+    job = cluster.sbatch(f"srun -n2 sh -c '{program}'", "--ipus=16", "-n2", user="games")
+    until(lambda: (cluster.work / f"seen.{job}").exists(), what=lambda: cluster.output(job))
+    waits = cluster.sbatch("true", "--ipus=16")
+    until(lambda: cluster.job(waits)["Reason"] == "Licenses")
+    until(lambda: " -- " in site.comment(waits), 60, what=site.log)
+    environment = {**os.environ, **cluster.env, "PATH": f"{cluster.env['PATH']}:{os.environ['PATH']}"}
+    subprocess.run([sys.executable, "-c", _ASKS, str(waits)], env=environment, cwd=cluster.work, check=True)
+    cluster.check("scancel", str(waits), str(job))
+    until(lambda: not site.claims() and site.is_open(), 60, what=site.log)
+    site.controller.kill()
+    late = cluster.sbatch("true", "--ipus=1")
+    until(lambda: "status=retry" in said.read_text().replace("\\n", "\n"), 60, what=site.log)
+    site.controller.start()
+    cluster.wait_job(late, "COMPLETED")
+    return exchanges(said)
 
 
 def exchanges(file: Path) -> list[dict[str, Any]]:
@@ -319,6 +347,15 @@ def record_install(release: str) -> None:
         write(SLURM.with_name("slurm_installed.json"), {"library": str(library), "files": texts})
 
 
+def record_all_said(release: str) -> None:
+    """With files and without."""
+    with ipu_site(release, nodes=1) as site:
+        said = record_said(site)
+    with ipu_site(release, nodes=1, IpuofDir="") as site:
+        said += [one for one in record_said(site) if one["question"]["payload"].startswith("moorings 1 bind")]
+    write(SLURM.with_name("slurm_said.json"), said)
+
+
 def main() -> None:
     """Write all of them."""
     release = "22.05"
@@ -336,6 +373,7 @@ def main() -> None:
         record_yield(site)
     with ipu_site(release, nodes=2) as site:
         asyncio.run(record_runs(site))
+    record_all_said(release)
     record_install(release)
 
 
