@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes import killed_on_failure, launch
+from tests.released.code import environment_of
 from tests.waiting import patient, until
 
 POOLS = """
@@ -44,6 +44,7 @@ class ControllerProcess:
     flags: tuple[str, ...] = field(default=())
     user: str = ""  # whom it runs as; empty: as the tests
     keeps: str = "+dac_read_search"  # of root's powers; Python may stand where only root reads
+    code: Path | None = None  # of another release, as ``released_code``; None: today's
 
     @property
     def data(self) -> Path:
@@ -75,7 +76,7 @@ class ControllerProcess:
         ]
 
     def environment(self) -> dict[str, str]:
-        return dict(os.environ)
+        return environment_of(self.code)
 
     def start(self) -> None:
         """Start it and wait until it answers."""
@@ -145,7 +146,7 @@ class Twin(ControllerProcess):
     shared: Path = Path()
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "MOORINGS_DATABASE": self.database}
+        return {**super().environment(), "MOORINGS_DATABASE": self.database}
 
     def command(self) -> list[str]:
         return [*super().command(), "--shared", str(self.shared)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -24,6 +23,7 @@ from moorings.kubernetes.certificate_keeper import parse_authorities
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj, new_folder
 from tests.processes import killed_on_failure, launch
+from tests.released.code import environment_of
 from tests.waiting import patient, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +91,7 @@ class Site:
         self.flags: list[str] = []
         self.values: dict[str, str] = {}  # of the chart
         self.program: list[str] = ["-m", "moorings.app.kubernetes_operator"]
+        self.codes: dict[str, Path] = {}  # of parts that are of another release, by what they are called
         self.namespace = cluster.make_namespace("moorings")
         self._of_chart: list[str] = []
 
@@ -237,7 +238,8 @@ class Site:
 
     def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return launch(words, stdout=log, stderr=log, env={**os.environ, "HOME": str(self.folder)})
+            environment = {**environment_of(self.codes.get(name)), "HOME": str(self.folder)}
+            return launch(words, stdout=log, stderr=log, env=environment)
 
     def log(self, name: str) -> str:
         """What a part wrote."""

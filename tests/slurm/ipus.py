@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.e2e.processes import ControllerProcess
 from tests.processes import killed_on_failure, launch
+from tests.released.code import environment_of
 from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.waiting import patient, until
 
@@ -54,6 +55,7 @@ class IpuSite:
         self.port = agent_port(cluster)
         self.ipuof = cluster.folder / "ipuof"
         self.silent_s: float | None = None  # for so long a node may not ask; None: as the agent has it
+        self.agent_code: Path | None = None  # of another release; None: today's
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +98,7 @@ class IpuSite:
                 words,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.cluster.env, "PATH": path},
+                env={**environment_of(self.agent_code), **self.cluster.env, "PATH": path},
                 cwd=self.cluster.work,  # a release in a chroot has this folder, too
             )
 
@@ -197,11 +199,14 @@ def ipu_site(
     wait_s: int = WAIT_S,
     cgroups: str = "",
     bare: Collection[int] = (),
+    controller_code: Path | None = None,
+    agent_code: Path | None = None,
+    plugin_code: Path | None = None,
     **conf: str,
 ) -> Iterator[IpuSite]:
     """A site that runs; ``conf`` are further keys of vipu.conf, ``wait_s`` is how long the plugin waits.
 
-    The nodes of ``bare`` are without plugins.
+    The nodes of ``bare`` are without plugins. What has a ``code`` is of that release (``tests.released.code``).
     """
     cluster = SlurmCluster(
         new_folder(),
@@ -215,7 +220,8 @@ def ipu_site(
         extra_conf=f"JobSubmitPlugins=lua\nRequeueExit=122\n{extra_conf}",
     )
     with site_of(cluster, conf, pools) as site:
-        install(cluster, wait_s)
+        site.controller.code, site.agent_code = controller_code, agent_code
+        install(cluster, wait_s, code=plugin_code)
         site.controller.start()
         site.write_conf()
         cluster.start()
@@ -245,13 +251,17 @@ def agent_port(cluster: SlurmCluster) -> int:
     return cluster.ports[0] + 240
 
 
-def install(cluster: SlurmCluster, wait_s: int = WAIT_S) -> None:
-    """Plugin and submit script, by hand; ``moor slurm install`` has tests of its own."""
-    plugin = cluster.folder / "moorings_spank.so"
+def install(cluster: SlurmCluster, wait_s: int = WAIT_S, code: Path | None = None) -> None:
+    """Plugin and submit script, by hand; ``moor slurm install`` has tests of its own.
+
+    They are today's, or of the release in ``code``.
+    """
+    sources = code / "deploy" / "slurm" if code is not None else SOURCES
+    plugin = cluster.folder / ("moorings_spank.so" if code is None else "moorings_spank_released.so")
     done = subprocess.run(
         [
             *("gcc", "-std=c99", "-shared", "-fPIC", "-O2", f"-I{cluster.programs.headers}"),
-            *("-o", str(plugin), str(SOURCES / "moorings_spank.c"), "-ldl"),
+            *("-o", str(plugin), str(sources / "moorings_spank.c"), "-ldl"),
         ],
         capture_output=True,
         text=True,
@@ -262,6 +272,6 @@ def install(cluster: SlurmCluster, wait_s: int = WAIT_S) -> None:
     folder = f"run_dir={cluster.folder}/run/moorings"  # each cluster of a machine needs its own
     cluster.write_conf("plugstack.conf", f"optional {plugin} {options} {folder}\n")
     for name in ("moorings_submit.lua", "job_submit.lua"):
-        shutil.copy(SOURCES / name, cluster.etc / name)
+        shutil.copy(sources / name, cluster.etc / name)
     sizes = ", ".join(map(str, SIZES))
     cluster.write_conf("moorings_limits.lua", f"return {{ max = {N_IPUS}, sizes = {{ {sizes} }} }}\n")
