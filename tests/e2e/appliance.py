@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 from tests.e2e.processes import ControllerProcess
 from tests.processes import DYING_WITH_US
 from tests.procfs import HEARING
+from tests.released.code import environment_of
 from tests.waiting import patient
 
 POOLS = """
@@ -104,6 +104,7 @@ runconfig:
   eval_steps: 2
 """
 SECRET = "hunter2-of-the-client"
+_HANDED_ON = ("PATH", "HOME", "LANG", "PYTHONPATH")
 
 
 class Way:
@@ -198,8 +199,8 @@ class Started:
 class Site:
     """A controller with four systems, and a folder with the program."""
 
-    def __init__(self, folder: Path) -> None:
-        self.controller = ControllerProcess(folder, POOLS)
+    def __init__(self, folder: Path, code: Path | None = None) -> None:
+        self.controller = ControllerProcess(folder, POOLS, code=code)
         self.controller.start()
         self.cache = folder / "cache"
         self.cache.mkdir()
@@ -233,6 +234,7 @@ class Program:
         self.site = site
         self.folder = folder
         self.model_dir = folder / "model_dir"
+        self.code: Path | None = None  # of another release; None: today's
 
     def change(self, before: str, after: str) -> None:
         file = self.folder / "params.yaml"
@@ -244,7 +246,7 @@ class Program:
         """``python run.py CSX --params params.yaml WORDS``."""
         controller = self.site.controller
         environment = {
-            **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+            **{name: told for name, told in environment_of(self.code).items() if name in _HANDED_ON},
             "XDG_CACHE_HOME": str(self.site.cache),
             "MOORINGS_SERVER": f"http://127.0.0.1:{port or controller.port}",
             "MOORINGS_ACCESS_KEY": controller.key,

@@ -207,13 +207,14 @@ def capture(site: Site, states: dict[str, tuple[str, str]]) -> None:
     now = time.time_ns() // 1000 // 1_000_000 * 1_000_000
     nodes = [_plain(one) for one in cluster.list("nodes")]
     for state, (namespace, name) in states.items():
+        pods = [_plain(one) for one in site.job_pods(namespace, name).values()]
         recording: dict[str, Any] = {
             "now": now,
             "proxy_url": site._url(cluster.host),
-            "proxy_ca": site.proxy_ca(),
+            "proxy_ca": site.proxy_ca() if any("-launcher" in pod["metadata"]["name"] for pod in pods) else "",
             "builds": state.startswith("running-"),
             "job": _plain(cluster.api("GET", f"{JOBS}/namespaces/{namespace}/ipujobs/{name}")),
-            "pods": [_plain(one) for one in site.job_pods(namespace, name).values()],
+            "pods": pods,
             "nodes": nodes if state in ("node-silent", "deleting", "makes-room") else [],
             "partitions": [one for one in partitions if one["job"] == name and one["namespace"] == namespace],
         }

@@ -254,7 +254,7 @@ class _Runs:
         cluster = self.site.cluster
         tree = {}
         for path in sorted((self.folder / run).rglob("*")):
-            if path.is_file():
+            if path.is_file() and (path.suffix != ".sh" or name == "running"):  # scripts are the same for all
                 kept = path.read_text(errors="surrogateescape")[-TREE_BYTES_MAX:]
                 tree[str(path.relative_to(self.folder / run))] = {"text": kept, "at_ns": path.stat().st_mtime_ns}
         recording: dict[str, Any] = {
