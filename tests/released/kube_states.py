@@ -12,6 +12,7 @@ from typing import Any
 
 from moorings.client.requests import parse_body
 from moorings.core.instants import Instant
+from moorings.core.records import plain
 from moorings.kubernetes.acts import (
     Act,
     AddFinalizer,
@@ -27,6 +28,7 @@ from moorings.kubernetes.acts import (
     Reset,
     Yield,
 )
+from moorings.kubernetes.engine.rundir import RunFolder
 from moorings.kubernetes.ipujob import IPUJob
 from moorings.kubernetes.last_read import LastRead
 from moorings.kubernetes.nodes import parse_silence
@@ -131,3 +133,22 @@ def neutral(act: Act) -> list[Any]:
             return ["create launcher", instance, restart, reset]
         case DeletePod(name, _, grace_s):
             return ["delete pod", name, grace_s]
+
+
+def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What the folder of a recorded run of the engine says."""
+    for name, text in recording["files"].items():
+        path = folder / recording["run"] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    attempt = RunFolder(folder / recording["run"]).newest()
+    assert attempt is not None
+    facts = attempt.facts()
+    return {
+        "asked": plain(facts.asked),
+        "alive": facts.alive,
+        "stop": plain(facts.stop) if facts.stop is not None else None,
+        "warned": facts.warned,
+        "end": plain(facts.end) if facts.end is not None else None,
+        "tasks": {str(rank): plain(task) for rank, task in sorted(attempt.tasks().items())},
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from moorings.kubernetes.certificate_keeper import parse_authorities
 from moorings.kubernetes.election import parse_lease
 from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
 from moorings.kubernetes.proxy.tracker import view
+from moorings.kubernetes.reading import parse_ipujob
 from moorings.wire.codec import decode, encode
-from tests.released.kube_states import KUBE, decide
+from tests.released.kube_states import KUBE, decide, read_run
 
 STATES = {path.stem: json.loads(path.read_text()) for path in sorted(KUBE.glob("*.json"))}
+RUNS = {path.stem: json.loads(path.read_text()) for path in sorted(KUBE.with_name("kubernetes_runs").glob("*.json"))}
 SAID = json.loads(KUBE.with_name("kubernetes_said.json").read_text())
 BESIDE = json.loads(KUBE.with_name("kubernetes_beside.json").read_text())
 
@@ -102,3 +105,12 @@ def test_what_stands_beside_a_job_is_what_would_be_made_today() -> None:
             assert one.get(field) == built.get(field)
         assert one["metadata"]["labels"] == built["metadata"]["labels"]
         assert one["metadata"]["ownerReferences"] == built["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize("state", RUNS)
+def test_an_engine_reads_the_same_of_a_recorded_run(state: str, tmp_path: Path) -> None:
+    recording = RUNS[state]
+    assert json.loads(json.dumps(read_run(recording, tmp_path))) == recording["did"]
+    assert len(recording["jobs"]) == (state != "cancelled-ended")  # it has none any more
+    for job in map(parse_ipujob, recording["jobs"]):
+        assert [job.namespace, job.name] == [recording["did"]["asked"][field] for field in ("namespace", "name")]
